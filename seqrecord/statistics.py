@@ -191,7 +191,11 @@ class Statistics(Mapping[str, FeatureStatistics]):
         """The statistics of both datasets together, of the features that both have."""
         return Statistics(
             self.num_frames + other.num_frames,
-            {name: self[name].merged(other[name]) for name in self if name in other},
+            {
+                name: self[name].merged(other[name])
+                for name in self
+                if name in other and len(self[name].sketches) == len(other[name].sketches)
+            },
         )
 
     def check(self, schema: Schema) -> None:

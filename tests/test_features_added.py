@@ -20,6 +20,7 @@ import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
+from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.edits import delete_episodes, rename_episodes
@@ -230,6 +231,8 @@ def test_any_order_of_edits(
             clean(path, older_than=0)
         assert content(path) == model
     assert not seqrecord.verify(path).problems
+    seqrecord.convert(open_source(path), path.parent / "again", workers=1)
+    assert content(path.parent / "again") == model
     shutil.rmtree(path.parent)
 
 

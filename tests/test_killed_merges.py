@@ -29,7 +29,7 @@ Content = dict[str, tuple[dict[str, Any], list[float]]]
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, Path]]:
-    """Two datasets of one schema, and one that stores the same feature otherwise."""
+    """Two datasets of one schema, and one of another."""
     folder = tmp_path_factory.mktemp("sources")
     a, b, c = (folder / name for name in "abc")
     write(a, range(4))
@@ -43,8 +43,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
                     episode.append({"x": frame})
     delete_episodes(a, "e1")
     rename_episodes(a, {"e2": "two"})
-    delete_episodes(c, "e7")
-    split_episodes(c, ["e6", "e9"], "val")
+    split_episodes(a, ["two"], "val")
+    split_episodes(b, ["e5"], "val")
     before = [state(path) for path in (a, b, c)]
     yield a, b, c
     assert [state(path) for path in (a, b, c)] == before
@@ -58,11 +58,11 @@ def readable(path: Path) -> Content | None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("how", ["link", "copy", "encode"])
+@pytest.mark.parametrize("how", ["link", "copy"])
 def test_killed_at_some_steps(
     sources: tuple[Path, Path, Path], tmp_path: Path, how: str, thorough: bool
 ) -> None:
-    parts = [sources[0], sources[1 if how != "encode" else 2]]
+    parts = sources[:2]
     expected = {**content(parts[0]), **content(parts[1])}
     merge = partial(merge_datasets, parts, link=how == "link")
     made, step, killed = tmp_path / "made", 0, True
@@ -90,8 +90,7 @@ def test_killed_at_some_steps(
         assert content(made) == expected
         with seqrecord.open(made) as dataset:
             keys = np.array(list(dataset.episodes.keys()))
-            if how == "encode":
-                assert set(keys[dataset.find_episodes(None, "val")]) == {"e6", "e9"}
+            assert set(keys[dataset.find_episodes(None, "val")]) == {"e5", "two"}
         with SeqRecordWriter(made, codecs="raw", mode="resume"):
             pass
         assert content(made) == expected

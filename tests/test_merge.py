@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import stat
 import uuid
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
@@ -26,8 +28,8 @@ from seqrecord.writing.edits import (
     rename_episodes,
     split_episodes,
 )
-from seqrecord.writing.features import add_feature
 from seqrecord.writing.merging import merge_datasets
+from tests.command_line import main
 from tests.places import CLOUDS, Place
 from tests.test_edits import check, content, write
 
@@ -181,20 +183,16 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         r"expected: float32 \[1000\], as in \S*/a; got: float64 \[1000\]$",
     ):
         merge_datasets([a, tmp_path / "c"], made)
-    for name, settings, message in (
-        ("d", {"features": {"x": {"unit": "m"}}}, "feature of other unit.*expected: m.*got: px$"),
-        ("e", {"features": {"x": {"unit": "px", "kind": "flow"}}}, None),
+    write(tmp_path / "d", range(10, 12), features={"x": {"unit": "m"}})
+    write(tmp_path / "e", range(12, 14), features={"x": {"unit": "px"}})
+    with pytest.raises(SchemaError, match=r"feature of other unit.*expected: m.*got: px$"):
+        merge_datasets([tmp_path / "d", tmp_path / "e"], made)
+    with SeqRecordWriter(tmp_path / "f") as writer, writer.episode("other") as episode:
+        episode.append({"y": np.zeros(3)})
+    with pytest.raises(
+        SchemaError, match=r"no feature is in all.*/f: x is only there, y is only here$"
     ):
-        write(tmp_path / name, range(10, 12), **settings)
-        write(tmp_path / f"{name}2", range(12, 14), features={"x": {"unit": "px"}})
-        if message:
-            with pytest.raises(SchemaError, match=message):
-                merge_datasets([tmp_path / name, tmp_path / f"{name}2"], made)
-        else:  # nobody said another kind
-            merge_datasets([tmp_path / name, tmp_path / f"{name}2"], made, dry_run=True)
-    add_feature(b, "y", lambda episode: np.zeros(len(episode)))
-    with pytest.raises(SchemaError, match=r"only one has a feature.*/a; feature: y;.*as in \S*/b"):
-        merge_datasets([a, b], made)
+        merge_datasets([a, tmp_path / "f"], made)
     with pytest.raises(NotFoundError, match="no dataset"):
         merge_datasets([a, tmp_path / "nowhere"], made)
     with pytest.raises(DestinationError, match="nothing to merge"):
@@ -204,62 +202,111 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     assert not [path for path in made.rglob("*") if path.is_file()]
 
 
-def test_what_is_stored_otherwise_is_encoded_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
+def run_as_printed(error: SchemaError) -> None:
+    """Run the command that the error names, as a shell would."""
+    for command in error.message.partition(": ")[2].split(" && "):
+        name, *words = shlex.split(command)
+        assert name == "seqrecord"
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+
+
+def write_frames(path: Path, keys: str, names: list[str], **settings: Any) -> None:
+    """Episodes of 40 frames of the features `names`."""
     frames = [
         {"x": np.full(2000, i, "<f4"), "s": np.int32(i), "text": f"frame {i}"} for i in range(40)
     ]
-    for path, key, codecs in ((a, "a", "raw"), (b, "b", "balanced")):
-        names = ["x", "s", "text"] if path == a else ["text", "x", "s"]
-        with SeqRecordWriter(path, codecs=codecs) as writer:
-            for number in range(3):
-                with writer.episode(f"{key}{number}", metadata={"n": number}, fps=30) as episode:
-                    for i, frame in enumerate(frames):
-                        episode.append({n: frame[n] for n in names if n != "s" or i % 7})
-    split_episodes(b, ["b0", "b2"], "val")
-    delete_episodes(b, ["b1"])
-    rename_episodes(b, {"b2": "renamed"})
-    relabel_episodes(b, ["renamed"], {"n": "two"})
-    before = state(b)
-    report = merge_datasets([a, b], tmp_path / "made", dry_run=True)
-    assert not (tmp_path / "made").exists()
-    [line] = report.encoded
-    assert line.startswith(f"{b}: encoded anew, since it stores otherwise: ")
-    for reason in ("x (codec ", " becomes raw", "order of the features"):
-        assert reason in line
-    assert line in caplog.text
-    done = merge_datasets([a, b], tmp_path / "made")
-    assert (done.encoded, done.encoded_frames) == (report.encoded, 80)
-    assert (done.num_record_files, done.linked_bytes) == (2, report.linked_bytes)
-    assert state(b) == before
-    for _ in range(2):
-        with seqrecord.open(tmp_path / "made") as dataset, seqrecord.open(a) as first:
-            assert dataset.features == first.features
-            assert set(dataset.episodes) == {"a0", "a1", "a2", "b0", "renamed"}
-            keys = np.array(list(dataset.episodes))
-            assert set(keys[dataset.find_episodes(None, "val")]) == {"b0", "renamed"}
-            for key, found in dataset.episodes.items():
-                assert found.metadata == {"n": "two" if key == "renamed" else int(key[1:])}
-                assert found.fps == 30
+    with SeqRecordWriter(path, **settings) as writer:
+        for number, key in enumerate(keys):
+            with writer.episode(key, metadata={"n": number}, fps=30) as episode:
                 for i, frame in enumerate(frames):
-                    got = found[i]
-                    assert got.keys() == frame.keys() - ({"s"} if not i % 7 else set())
-                    assert all(np.array_equal(got[n], frame[n]) for n in got)
-            assert not dataset.statistics  # `b` has none since an episode was deleted
-        assert not seqrecord.verify(tmp_path / "made", deep=True).problems
-        (tmp_path / "made" / "manifest.json").unlink()
-        seqrecord.reindex(tmp_path / "made")
+                    episode.append({n: frame[n] for n in names if n != "s" or i % 7 != 3})
 
 
-def test_nothing_is_encoded_anew_that_would_lose_data(tmp_path: Path) -> None:
-    for name, codec in (("a", "jpeg:quality=90"), ("b", "jpeg:quality=80")):
+def test_the_command_for_what_is_stored_otherwise(tmp_path: Path) -> None:
+    """It merges what is alike, and appends the rest, in the codecs of the first."""
+    a, b, c, d = (tmp_path / name for name in ("a", "b b", "c", "d"))
+    names = ["x", "s", "text"]
+    write_frames(a, "ij", names, codecs="raw")
+    write_frames(b, "klm", ["text", "x", "s"], features={"x": {"kind": "state"}})
+    write_frames(c, "p", names, codecs="raw")
+    write_frames(d, "q", ["x", "text", "s"], codecs="raw")
+    split_episodes(b, ["k", "m"], "val")
+    split_episodes(c, ["p"], "val")
+    delete_episodes(b, ["l"])
+    rename_episodes(b, {"m": "renamed"})
+    relabel_episodes(b, ["renamed"], {"n": "two"})
+    before = [state(path) for path in (a, b, c, d)]
+    made = tmp_path / "made"
+    with pytest.raises(SchemaError, match="this packs them into one: seqrecord merge"):
+        merge_datasets([a, b, c, d], made, dry_run=True)
+    assert not made.exists()
+    with pytest.raises(SchemaError, match="this packs them into one: seqrecord merge") as found:
+        merge_datasets([a, b, c, d], made)
+    assert not [path for path in made.rglob("*") if path.is_file()]
+    assert found.value.message.partition(": ")[2] == (
+        f"seqrecord merge {a} {c} -o {made} && seqrecord write --src '{b}' --dst {made} --append"
+        f" && seqrecord write --src {d} --dst {made} --append"
+    )
+    for what in ("x (kind state, not None, codec ", ", not raw, group 1, not 0)", f"{d}: another"):
+        assert what in str(found.value.got)
+    run_as_printed(found.value)
+    assert [state(path) for path in (a, b, c, d)] == before
+    expected: dict[str, Any] = {}
+    for path in (a, b, c, d):
+        with seqrecord.open(path) as dataset:
+            expected |= everything(dataset)
+    for _ in range(2):
+        with seqrecord.open(made) as dataset, seqrecord.open(a) as first:
+            assert dataset.features == first.features
+            assert list(dataset.episodes)[3:] == ["k", "renamed", "q"]
+            assert everything(dataset) == expected
+            keys = np.array(list(dataset.episodes))
+            assert set(keys[dataset.find_episodes(None, "val")]) == {"k", "renamed", "p"}
+            assert not dataset.statistics or dataset.statistics.num_frames == dataset.num_frames
+        assert not seqrecord.verify(made, deep=True).problems
+        (made / "manifest.json").unlink()
+        seqrecord.reindex(made)
+
+
+def everything(dataset: seqrecord.SeqRecordReader) -> dict[str, Any]:
+    """All frames, metadata and rates, by key."""
+    return {
+        key: (
+            dict(episode.metadata),
+            episode.fps,
+            [{n: np.asarray(v).tolist() for n, v in episode[i].items()} for i in range(40)],
+        )
+        for key, episode in dataset.episodes.items()
+    }
+
+
+@pytest.mark.parametrize("first", ["more", "fewer"])
+def test_the_command_takes_features_that_all_have(tmp_path: Path, first: str) -> None:
+    a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"
+    write_frames(a, "ij", ["x", "s", "text"] if first == "more" else ["x", "s"])
+    write_frames(b, "k", ["x", "s"] if first == "more" else ["x", "text", "s"])
+    with pytest.raises(SchemaError, match="this packs those that all have into one") as found:
+        merge_datasets([a, b], made)
+    assert f"text is only {'there' if first == 'more' else 'here'}" in str(found.value.got)
+    run_as_printed(found.value)
+    with seqrecord.open(made) as dataset:
+        assert list(dataset.features) == ["x", "s"]
+        assert list(dataset.episodes) == ["i", "j", "k"]
+        assert dataset.statistics.num_frames == 120
+
+
+def test_the_command_says_what_loses_data(tmp_path: Path) -> None:
+    for name, codec in (("a", "jpeg:quality=90"), ("b", "jpeg:quality=80"), ("c", "raw")):
         writer = SeqRecordWriter(tmp_path / name, codecs={"image": codec})
         with writer, writer.episode(name) as episode:
             episode.append({"image": np.zeros((8, 8, 3), np.uint8)})
-    with pytest.raises(SchemaError, match=r"would lose data; file: \S*/b; feature: image"):
+    with pytest.raises(
+        SchemaError, match=r"quality=80\), not \S*quality=90\)\)$"
+    ):  # which are copied
         merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "made")
+    with pytest.raises(SchemaError, match=r"codec raw, not \S*quality=90\), which loses data\)$"):
+        merge_datasets([tmp_path / "a", tmp_path / "c"], tmp_path / "made")
     assert not [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
 
 

@@ -17,7 +17,7 @@ import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names, open_source
-from seqrecord.sources.registry import BUILT_IN
+from seqrecord.sources.registry import BUILT_IN, DATASET
 from tests.command_line import main
 from tests.trees import make_frames, write_v1
 
@@ -87,7 +87,7 @@ def test_names_of_formats_are_plain_and_those_of_their_modules() -> None:
     names = [*BUILT_IN]
     assert [each.name for each in OWN] == names
     assert all(name == name.lower() and name.replace("_", "a").isalnum() for name in names)
-    assert format_names()[: len(names)] == names
+    assert format_names() == [DATASET, *names]
     assert [each.name for each in OWN if each.is_fallback] == ["videos", "folders"]
 
 
@@ -96,7 +96,7 @@ def test_docs_list_every_format() -> None:
     table = page.read_text().partition("| format |")[2].partition("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     listed = [row.split("`")[1] for row in rows]
-    assert sorted(listed) == sorted(BUILT_IN)
+    assert sorted(listed) == sorted([DATASET, *BUILT_IN])
 
 
 def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
@@ -107,7 +107,9 @@ def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="nothing here of the format folders") as caught:
         open_source(tmp_path / "a" / "Easy" / "P000" / "image_left", format="folders")
     assert "000000_left.png" in str(caught.value.got)
-    with pytest.raises(SourceError, match=r"no such format; .*one of tartanair, .*folders"):
+    with pytest.raises(
+        SourceError, match=r"no such format; .*one of seqrecord, tartanair, .*folders"
+    ):
         open_source(tmp_path, format="tartan")
 
 
@@ -120,6 +122,7 @@ def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install
     with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
         open_source(folder)
     expected = str(caught.value.expected)
+    assert f"{DATASET} (manifest.json of a dataset)" in expected
     for each in [*OWN, NUMBERS]:
         assert f"{each.name} ({each.layout})" in expected
     assert "broken (the format broken of another package cannot be loaded" in expected

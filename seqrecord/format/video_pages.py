@@ -27,6 +27,7 @@ from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.schema import FeatureSpec
 
 __all__ = [
+    "KeptPage",
     "VideoPageCodec",
     "VideoReader",
     "VideoTable",
@@ -47,6 +48,15 @@ class VideoTable:
     order: npt.NDArray[np.int64]  # [packets], in the page
     first_packet: npt.NDArray[np.int64]  # [groups + 1]
     first_frame: npt.NDArray[np.int64]  # [groups + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPage:
+    """A page of another dataset, to be stored as it is: `present`, bool [frames of its chunk], says
+    which of them it shows."""
+
+    data: memoryview
+    present: npt.NDArray[np.bool_]
 
 
 class VideoPageCodec:

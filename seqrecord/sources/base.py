@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from seqrecord.schema import Frame, Schema
+from seqrecord.statistics import Statistics
 
-__all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat"]
+__all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat", "StoredSource"]
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class EpisodeInfo:
         metadata: JSON: text, numbers, booleans, `None`, lists and dicts of them. The dataset keeps
             it, and `episodes=` of the loaders can choose by it.
         fps: frames a second, `None` if nobody knows.
+        split: the name of the split that it is in, if it is in one.
     """
 
     key: str
     num_frames: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fps: float | None = None
+    split: str | None = None
 
 
 @runtime_checkable
@@ -39,6 +42,8 @@ class Source(Protocol):
     `info.num_frames` frames, and `frames` leaves these features out; where there are no others, it
     yields an empty dict for each frame. The schema has such a feature's codec, see
     `seqrecord.codecs.video.decoding.describe`.
+
+    A source that is a dataset has three more, see `StoredSource`.
 
     It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
     sources, and docs/reference/writing.md has an example of one's own.
@@ -71,6 +76,25 @@ class Source(Protocol):
         be filled again for the next frame. Raises `SourceError` that names the file and the episode
         for an original that is missing or broken, which `skip_bad_episodes` leaves out.
         """
+        ...
+
+
+class StoredSource(Source, Protocol):
+    """A source that is a dataset: a new dataset stores its features as it does, by default."""
+
+    @property
+    def stored(self) -> Schema:
+        """The features of `schema()` with the codecs and groups that they have."""
+        ...
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those of all its episodes; empty where it has none."""
+        ...
+
+    def fitted(self, schema: Schema) -> StoredSource:
+        """The same source, which keeps encoded what `schema` stores in the same codec, and decodes
+        everything else."""
         ...
 
 

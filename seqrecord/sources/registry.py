@@ -18,7 +18,11 @@ from seqrecord.sources.remote_files import remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 
-__all__ = ["BUILT_IN", "ENTRY_POINTS", "format_names", "open_source"]
+__all__ = ["BUILT_IN", "DATASET", "ENTRY_POINTS", "format_names", "open_source"]
+
+DATASET = "seqrecord"
+"""The format of datasets of this package, which are looked for first, and on any storage."""
+
 
 BUILT_IN: Mapping[str, str] = {
     "tartanair": "tartanair",
@@ -59,7 +63,7 @@ def open_source(
         format: the name of its format, of those in docs/reference/sources.md or of an installed
             package. By default the one that fits what lies there.
         features: names of the features to read, in that order; by default all.
-        keep_encoded: leave PNG and JPEG images as they are.
+        keep_encoded: leave PNG and JPEG images as they are; a dataset's are always left so.
         storage_options: of a URL, as for `seqrecord.open`.
         options: what only some formats take, such as TartanAir's `cameras` and `difficulty`;
             `None` means that an option is not given.
@@ -73,16 +77,25 @@ def open_source(
         opening = _Opening(original, features, keep_encoded, given)
         return opening.find() if format is None else opening.named(format)
 
-    if is_url(path) or not isinstance(path, (str, os.PathLike)):
-        return open_remote(path, storage_options, found)
-    if storage_options:
-        raise SourceError("storage_options are of a URL alone", file=os.fspath(path))
-    return found(find_original(path))
+    is_remote = is_url(path) or not isinstance(path, (str, os.PathLike))
+    if storage_options and not is_remote:
+        raise SourceError("storage_options are of a URL alone", file=str(path))
+    if format in (None, DATASET):
+        # By its name: it is above this room, for it reads datasets.
+        find = importlib.import_module("seqrecord.writing.dataset_source").find_dataset
+        dataset: Source | None = find(path, features, storage_options, is_named=format is not None)
+        if dataset is not None:
+            for name in given:
+                raise SourceError(f"{name} cannot be chosen for the format {DATASET}", got=name)
+            return dataset
+    if isinstance(path, (str, os.PathLike)) and not is_url(path):
+        return found(find_original(path))
+    return open_remote(path, storage_options, found)
 
 
 def format_names() -> list[str]:
     """The names of all formats, those of this package first."""
-    return [*BUILT_IN, *sorted(point.name for point in _points())]
+    return [DATASET, *BUILT_IN, *sorted(point.name for point in _points())]
 
 
 class _Opening:
@@ -97,7 +110,7 @@ class _Opening:
     ) -> None:
         self._path, self._options = path, options
         self._common: dict[str, Any] = {"features": features, "keep_encoded": keep_encoded}
-        self._tried: list[str] = []
+        self._tried = [f"{DATASET} (manifest.json of a dataset)"]
 
     def named(self, name: str) -> Source:
         wanted = _format(name)
@@ -182,7 +195,8 @@ def _format(name: str) -> SourceFormat:
 
 def _points() -> Iterable[EntryPoint]:
     """Those of other packages: a name of this package's own formats cannot be taken."""
-    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN]
+    own = (DATASET, *BUILT_IN)
+    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
 
 
 def _built_in(name: str) -> SourceFormat:

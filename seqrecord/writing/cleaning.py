@@ -18,8 +18,7 @@ from seqrecord.reading.record_footers import record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.committing import Base, commit, read_base
-from seqrecord.writing.left_files import LeftFiles, is_note, left_files
-from seqrecord.writing.merge_notes import is_merge_note
+from seqrecord.writing.notes import LeftFiles, is_left_note, is_merge_note, left_files
 from seqrecord.writing.small_files import SmallFiles, put_file
 from seqrecord.writing.writer_ids import new_writer_id, writer_of
 
@@ -138,7 +137,7 @@ def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
     named = {*base.files, *(file.path for file in base.manifest.small_files)}
     for folder in (RECORDS, INDEX, EDITS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
-            if _is_ours(upload.path) or is_note(upload.path):
+            if _is_ours(upload.path) or is_left_note(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):

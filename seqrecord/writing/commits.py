@@ -30,8 +30,7 @@ from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, looked_at, read_base
-from seqrecord.writing.left_files import put_note
-from seqrecord.writing.merge_notes import merges, note_path, of_merges
+from seqrecord.writing.notes import merge_note_path, merges, of_merges, put_left_note
 from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.writer_ids import new_commit_id, new_writer_id
 
@@ -195,7 +194,7 @@ def put_version(
         version = replace(version, statistics=own.put(path, text))
     left = base.files.keys() - {file.path for file in version.record_files}
     if left and (there := left & record_sizes(storage).keys()):
-        put_note(own, commit_id, sorted(there))
+        put_left_note(own, commit_id, sorted(there))
     removed = _still_there(storage, base.manifest.removed if base.manifest else ())
     manifest = Manifest(
         schema=version.index.schema,
@@ -293,7 +292,7 @@ def _pass_over(
                 "files are taken",
                 file=storage.url,
                 expected="no record files that are a merge's",
-                got=", ".join(note_path(writer) for writer in sorted(merges(storage))),
+                got=", ".join(merge_note_path(writer) for writer in sorted(merges(storage))),
             )
     _logger.warning(
         "%s: %s of a merge that is at work or was interrupted are not taken", storage.url, what

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from seqrecord.cores import usable_cores
-from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
+from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.sources.base import StoredSource
+from seqrecord.statistics import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
+from seqrecord.writing.splits import check_split_name
 from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -60,6 +64,11 @@ def convert(
 ) -> ConvertReport:
     """Pack all episodes of a source.
 
+    A source that is a dataset keeps its codecs and groups, unless `codecs` or the dataset that is
+    appended to says otherwise; what is then stored in the same codec is copied as it is, video
+    chunk by chunk and images one by one. Splits come along, and the statistics of what is not
+    decoded.
+
     Episodes are written in jobs of about a record file, each job by one worker into record
     files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
     whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
@@ -99,8 +108,16 @@ def convert(
         processes = workers or (runner and runner.count) or usable_cores()
         target = begin(open_storage(destination, storage_options), mode)
         try:
-            work = frame_work(schema)
-            schema = stored_schema(schema, codecs, target.schema)
+            known: Statistics | None = None
+            if hasattr(source, "stored"):
+                dataset = cast("StoredSource", source)
+                known = dataset.statistics
+                schema = _schema_of(dataset, schema, codecs, target.schema)
+                source = dataset.fitted(schema)
+                work = frame_work(source.schema())
+            else:
+                work = frame_work(schema)
+                schema = stored_schema(schema, codecs, target.schema)
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)
@@ -121,9 +138,23 @@ def convert(
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            return _report(target, episodes, todo, written, unlisted)
+            return _report(target, episodes, todo, written, unlisted, known)
         finally:
             target.release()
+
+
+def _schema_of(
+    dataset: StoredSource, schema: Schema, codecs: Codecs | None, there: Schema | None
+) -> Schema:
+    """The schema to write a dataset's `schema` under: its own codecs where nothing else is asked
+    for, and then its groups."""
+    if there is not None or isinstance(codecs, str):
+        return stored_schema(schema, codecs, there)
+    own = {name: spec.codec for name, spec in dataset.stored.items()}
+    if codecs is not None:
+        return stored_schema(schema, {**own, **codecs}, None)
+    groups = {name: {"group": spec.group} for name, spec in dataset.stored.items()}
+    return stored_schema(schema, own, None, groups)
 
 
 def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
@@ -152,7 +183,9 @@ def _checked(
             check_key(info.key)
             encode_metadata(dict(info.metadata))
             check_fps(info.fps)
-        except (FormatError, SchemaError) as error:
+            if info.split is not None:
+                check_split_name(info.split)
+        except (FormatError, SchemaError, ClipError) as error:
             refused = SourceError(error.message, **{"episode": info.key, **error.facts()})
             if not skip_bad:
                 raise refused from error
@@ -173,6 +206,7 @@ def _report(
     todo: Sequence[tuple[int, EpisodeInfo]],
     jobs: Sequence[Written],
     unlisted: Sequence[BadEpisode],
+    known: Statistics | None,
 ) -> ConvertReport:
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = [episode for job in jobs for episode in job.bad]
@@ -184,10 +218,13 @@ def _report(
             f"no episode could be written; the first was left out because of this: {bad[0].error}",
             file=target.storage.url,
         )
+    statistics = merged([job.statistics for job in jobs])
+    if known and statistics is not None and len(written) == len(episodes) and not unlisted:
+        # What was kept encoded was not looked at.
+        statistics = Statistics(known.num_frames, {**known, **statistics})
+    splits = {info.key: info.split for info in episodes if info.split is not None}
     return ConvertReport(
-        manifest=target.commit(
-            CREATED_BY, {*target.finished, *written}, merged([job.statistics for job in jobs])
-        ),
+        manifest=target.commit(CREATED_BY, {*target.finished, *written}, statistics, splits),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=(*unlisted, *bad),

@@ -160,17 +160,21 @@ def _write_frames(
 ) -> None:
     count = 0
     videos = getattr(job.source, "videos", None)
+    kept = videos(info) if videos is not None else {}
     with _misfits():
-        for name, gops in (videos(info) if videos is not None else {}).items():
-            for gop in gops:
-                files.append_video(name, gop)
+        for name, parts in kept.items():
+            for part in parts:
+                files.append_video(name, part)
                 advance(0)  # or nothing would stop it
+    has_others = len(kept) < len(job.schema.kept)
     for frame in job.source.frames(info):
         count += 1
         if count > info.num_frames:
             break
-        if frame or not videos:
-            with _misfits():
+        with _misfits():
+            if not frame and videos is None:
+                raise FrameError("a frame without any feature", episode=info.key, frame=count - 1)
+            if has_others:
                 files.append(frame)
         advance(1)
     if count != info.num_frames or count == 0:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.forks import cached_property
 from seqrecord.format import RECORDS, Footer
@@ -24,11 +26,12 @@ from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted, repr_of
-from seqrecord.writing.commits import appended, edits_of, put_version, rebuilt
+from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.leftovers import recover
-from seqrecord.writing.merge_notes import merges, of_merges
+from seqrecord.writing.notes import merges, of_merges
 from seqrecord.writing.small_files import SmallFiles, tidy
+from seqrecord.writing.splits import put_splits
 from seqrecord.writing.statistics import statistics_of
 from seqrecord.writing.writer_ids import new_writer_id, writer_of
 
@@ -65,12 +68,17 @@ class Destination:
         return self.committed | self.recovered.keys()
 
     def commit(
-        self, created_by: str, keys: Collection[str], statistics: Statistics | None = None
+        self,
+        created_by: str,
+        keys: Collection[str],
+        statistics: Statistics | None = None,
+        splits: Mapping[str, str] | None = None,
     ) -> Manifest:
         """Make all that has been written under this writer's id, and recovered, the dataset.
 
         `keys` are those of the episodes that must be in it, `statistics` those of what has been
-        written under this id. Raises `ConflictError` if another
+        written under this id, `splits` names of splits by keys of episodes that come into one; of
+        those that are in the dataset already nothing changes. Raises `ConflictError` if another
         writer has committed since this one began, and `DestinationError` if an episode of `keys` is
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
         removed.
@@ -102,9 +110,19 @@ class Destination:
         version = replace(version, removed=tuple(unused))
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
+            version = self._split(small, version, splits or {})
             manifest = put_version(small, self._base, version, created_by, together)
         tidy(self.storage, unused)
         return manifest
+
+    def _split(self, own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
+        """With the episodes that are new in their splits."""
+        places = version.index.positions
+        new = [key for key in splits if key in places and key not in self.committed]
+        names = tuple(dict.fromkeys((*version.splits, *(splits[key] for key in new))))
+        numbers = version.index.split.astype(np.int64)
+        numbers[[places[key] for key in new]] = [names.index(splits[key]) for key in new]
+        return put_splits(own, version, numbers, names) if new else version
 
     def release(self) -> None:
         """Close the storage. What is not committed stays there."""

@@ -18,19 +18,19 @@ from seqrecord.errors import ClipError, FormatError, NotFoundError
 from seqrecord.format import Footer
 from seqrecord.format.edits import Delete, Edit, Edits, Relabel, Rename, Split
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME, Manifest
+from seqrecord.format.manifest import MAX_SPLITS, Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.reading.edits import read_edits
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.record_footers import read_footer, record_sizes
 from seqrecord.storage import Storage
-from seqrecord.text import repr_of
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.merge_notes import merges, of_merges
+from seqrecord.writing.notes import merges, of_merges
 from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.splits import check_split_name
 from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = [
@@ -198,10 +198,8 @@ def split_episodes(
     `split_dataset` draws them. Raises as `delete_episodes` does, and `ClipError` for what is no
     name of a split.
     """
-    if split is not None and not SPLIT_NAME.fullmatch(split):
-        raise ClipError(
-            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(split, 100)
-        )
+    if split is not None:
+        check_split_name(split)
 
     def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
         names = dataset.manifest.splits

@@ -62,6 +62,10 @@ class EpisodeWriter:
                     expected='its arrays by feature, such as {"image": image}',
                     got=type(frame).__name__,
                 )
+            if not frame:
+                raise FrameError(
+                    "a frame without any feature", episode=self.key, frame=self.num_frames
+                )
             if self._files is None and self._packing.schema is not None:
                 self._begin()
             if self._files is not None:

@@ -1,9 +1,7 @@
-"""Merges datasets: one of all episodes, in the same record files where schemas are equal."""
+"""Merges datasets of one schema: one of all episodes, in the same record files."""
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,15 +10,11 @@ from typing import Any
 
 from seqrecord.errors import DestinationError
 from seqrecord.format import RECORDS, Footer
-from seqrecord.format.edits import Edit, Split
-from seqrecord.format.index import NO_SPLIT, Index
+from seqrecord.format.index import Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
-from seqrecord.format.text import encode_metadata
 from seqrecord.reading.edits import read_edits
-from seqrecord.reading.index_building import build_index, complete_episodes
-from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.record_footers import read_footers, record_sizes
-from seqrecord.schema import Schema
+from seqrecord.reading.index_building import build_index
+from seqrecord.reading.record_footers import record_sizes
 from seqrecord.statistics import Statistics
 from seqrecord.storage import (
     Storage,
@@ -33,22 +27,14 @@ from seqrecord.version import CREATED_BY
 from seqrecord.writing.bringing import bring, link_source
 from seqrecord.writing.commits import Version, put_version, read_existing
 from seqrecord.writing.committing import Base, read_base
-from seqrecord.writing.edit_files import edit_path, next_number, put_edits
-from seqrecord.writing.encoding_anew import (
-    check_mergeable,
-    difference,
-    encode_episode,
-    encoder_of,
-)
-from seqrecord.writing.merge_notes import merges, of_merges, put_merge_note
-from seqrecord.writing.own_files import own_sizes
+from seqrecord.writing.edit_files import edit_path, next_number
+from seqrecord.writing.merge_schemas import check_schemas
+from seqrecord.writing.notes import merges, of_merges, put_merge_note
 from seqrecord.writing.small_files import SmallFiles, tidy
 from seqrecord.writing.statistics import merged, stored_statistics
 from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["MergeReport", "merge_datasets"]
-
-_logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
@@ -61,8 +47,6 @@ class MergeReport:
     linked_bytes: int  # of record files of which no second copy is made
     copied_bytes: int
     server_bytes: int = 0  # of those copied, that do not come through this machine
-    encoded_frames: int = 0  # of datasets that store features otherwise than the first
-    encoded: tuple[str, ...] = ()  # which datasets these are, which features, and why
 
 
 @dataclass(frozen=True)
@@ -88,22 +72,20 @@ def merge_datasets(
 
     Record files are hard-linked where they lie on the destination's disk, for they never change;
     elsewhere, and without `link`, they are copied: by the service where source and destination lie
-    in one bucket or container, else through this machine. A dataset that has the same features as
-    the first one, but stores them otherwise (codec, group, order), is encoded anew as that; the
-    report says which and why. Splits of one name are
-    one split. Statistics are those of all together, where each of the datasets has some. Episodes
-    come in the order of the ordinals that they were written with. With `dry_run` all is checked and
-    nothing written.
+    in one bucket or container, else through this machine. Splits of one name are one split.
+    Statistics are those of all together, where each of the datasets has some. Episodes come in the
+    order of the ordinals that they were written with. With `dry_run` all is checked and nothing
+    written.
 
     `sources` and `destination` are local paths, URLs or open storages, which are closed in the end;
     `storage_options` are for the filesystems that serve URLs.
 
-    Raises `NotFoundError` where a source is no dataset, `SchemaError` where features differ in more
-    than how they are stored (dtype, shape, kind, unit, or that one has it), or would lose data when
-    they are encoded anew, `DestinationError` where two of them have an episode of one key, or
-    the same record file, and where the destination is not empty: what other merges have left there
-    is passed over, and `clean` removes it later. Raises `ConflictError` where another writer, such
-    as another merge, has committed there meanwhile; then what this one brought stays for `clean`.
+    Raises `NotFoundError` where a source is no dataset, `SchemaError` where schemas differ, which
+    says how and names the command that packs them into one dataset, `DestinationError` where two of
+    them have an episode of one key, or the same record file, and where the destination is not
+    empty: what other merges have left there is passed over, and `clean` removes it later. Raises
+    `ConflictError` where another writer, such as another merge, has committed there meanwhile; then
+    what this one brought stays for `clean`.
     """
     with ExitStack() as stack:
         every = (*sources, destination)
@@ -122,7 +104,7 @@ def merge_datasets(
         base = read_base(made)
         _check_empty(made, base)
         if dry_run:
-            return _report(*_parts(opened), made, link)
+            return _report(_parts(opened, made), made, link)
         return _merge(opened, made, base, link)
 
 
@@ -140,29 +122,24 @@ def _merge(opened: Sequence[Storage], made: Storage, base: Base, link: bool) -> 
     """
     with SmallFiles(made, new_writer_id()) as own:
         note = put_merge_note(own)
-        same, others = _parts(opened)
-        report = _report(same, others, made, link)
+        parts = _parts(opened, made)
+        report = _report(parts, made, link)
         own.keep()
-        num_files = _write(same, others, own, base, link)
+        num_files = _write(parts, own, base, link)
     tidy(made, [note])
     return replace(report, num_record_files=num_files)
 
 
-def _parts(opened: Sequence[Storage]) -> tuple[list[_Part], list[_Part]]:
-    """The datasets that store features as the first one, and those that do not."""
+def _parts(opened: Sequence[Storage], made: Storage) -> list[_Part]:
     parts = [_open(storage) for storage in opened]
     _check(parts)
-    first = parts[0].manifest.schema
-    same = [part for part in parts if part.manifest.schema == first]
-    return same, [part for part in parts if part.manifest.schema != first]
+    check_schemas([(part.storage.url, part.manifest.schema) for part in parts], made.url)
+    return parts
 
 
-def _report(
-    same: Sequence[_Part], others: Sequence[_Part], made: Storage, link: bool
-) -> MergeReport:
+def _report(parts: Sequence[_Part], made: Storage, link: bool) -> MergeReport:
     """What a merge of these makes."""
-    first = same[0].manifest.schema
-    files = [(part, file) for part in same for file in part.manifest.record_files]
+    files = [(part, file) for part in parts for file in part.manifest.record_files]
     linked = [
         link and link_source(part.storage, made, file.path) is not None for part, file in files
     ]
@@ -170,18 +147,13 @@ def _report(
         not is_linked and can_copy_on_server(part.storage, made)
         for (part, _), is_linked in zip(files, linked, strict=True)
     ]
-    encoded = tuple(difference(p.storage.url, p.manifest.schema, first) for p in others)
-    for text in encoded:
-        _logger.warning("%s", text)
     return MergeReport(
-        sum(part.manifest.num_episodes for part in (*same, *others)),
-        sum(part.manifest.num_frames for part in (*same, *others)),
+        sum(part.manifest.num_episodes for part in parts),
+        sum(part.manifest.num_frames for part in parts),
         len(files),
         sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if is_),
         sum(file.size for (_, file), is_ in zip(files, linked, strict=True) if not is_),
         sum(file.size for (_, file), is_ in zip(files, sent, strict=True) if is_),
-        sum(part.manifest.num_frames for part in others),
-        encoded,
     )
 
 
@@ -208,11 +180,10 @@ def _check_empty(made: Storage, base: Base) -> None:
 
 
 def _check(parts: Sequence[_Part]) -> None:
-    first, keys, ids = parts[0], dict[str, str](), dict[str, str]()
+    """`DestinationError` where two have the same record file, or an episode of one key."""
+    keys, ids = dict[str, str](), dict[str, str]()
     for part in parts:
         url = part.storage.url
-        schemas = first.manifest.schema, part.manifest.schema
-        check_mergeable(*schemas, first.storage.url, url)
         for file in part.manifest.record_files:
             if (other := ids.setdefault(file.file_id, url)) != url:
                 raise DestinationError(
@@ -229,29 +200,22 @@ def _check(parts: Sequence[_Part]) -> None:
                 )
 
 
-def _write(
-    same: Sequence[_Part], others: Sequence[_Part], own: SmallFiles, base: Base, link: bool
-) -> int:
-    """Write the dataset; returns how many record files it has. `others` are encoded anew."""
-    made, parts = own.storage, [*same, *others]
+def _write(parts: Sequence[_Part], own: SmallFiles, base: Base, link: bool) -> int:
+    """Write the dataset; returns how many record files it has."""
+    made = own.storage
     # Before the record files: whatever is made of a merge that was killed, nothing deleted comes
     # back.
-    edits = _bring_edits(same, own)
+    edits = _bring_edits(parts, own)
     record_files, footers = [], {}
-    for part in same:
+    for part in parts:
         for file in part.manifest.record_files:
             footer = part.footers[file.path]
             ordinal = footer.episodes[0].ordinal if footer.episodes else 0
             brought = bring(part.storage, made, file, ordinal, link, own.writer)
             record_files.append(brought)
             footers[brought.path] = footer
-    new, split = _encode(same[0].manifest.schema, others, made, own.writer)
-    for path, footer in new.items():
-        record_files.append(RecordFile(path, made.size(path), footer.file_id))
-        footers[path] = footer
-    edits = (*edits, *put_edits(own, split, len(edits)))
     names = tuple(dict.fromkeys(name for part in parts for name in part.manifest.splits))
-    left_out = [uid for part in same for uid in part.manifest.left_out]
+    left_out = [uid for part in parts for uid in part.manifest.left_out]
     built = build_index(footers, footers, left_out, read_edits(made, edits), names)
     by_path = {file.path: file for file in record_files}
     paths = dict.fromkeys([*built.files, *by_path])
@@ -283,36 +247,6 @@ def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
                 expected=file.size,
                 got=sizes.get(file.path),
             )
-
-
-def _encode(
-    schema: Schema, parts: Sequence[_Part], made: Storage, writer: str
-) -> tuple[dict[str, Footer], list[Edit]]:
-    """Write the episodes of datasets under another schema; the footers, and what split they are in.
-
-    They have new uids, and the keys and metadata that edits have given them.
-    """
-    if not parts:
-        return {}, []
-    splits: dict[str, list[str]] = {}
-    # Those of this writer that are brought are not among them.
-    brought = own_sizes(made, writer).keys()
-    for part in parts:
-        reader = SeqRecordReader(part.storage, part.manifest, part.index)
-        known = complete_episodes(list(part.footers.items()), part.manifest.schema)
-        with encoder_of(schema, made, writer) as files:
-            for number, episode in enumerate(reader.episodes.values()):
-                said = replace(
-                    known[episode.uid],
-                    key=episode.key,
-                    uid=writer + secrets.token_hex(8),
-                    metadata=encode_metadata(episode.metadata),
-                )
-                encode_episode(files, episode, said)
-                if (split := int(part.index.split[number])) != NO_SPLIT:
-                    splits.setdefault(part.manifest.splits[split], []).append(said.uid)
-    sizes = {path: n for path, n in own_sizes(made, writer).items() if path not in brought}
-    return read_footers(made, sizes), [Split(name, tuple(uids)) for name, uids in splits.items()]
 
 
 def _bring_edits(parts: Sequence[_Part], own: SmallFiles) -> tuple[IndexFile, ...]:

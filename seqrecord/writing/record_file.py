@@ -16,6 +16,7 @@ from seqrecord.errors import CodecError, FormatError, FrameError, SeqRecordError
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import truncated_metadata
+from seqrecord.format.video_pages import KeptPage
 from seqrecord.lags import LagCollector, Lags, with_lags
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
@@ -57,7 +58,6 @@ class RecordFileWriter:
     ) -> None:
         self.schema = schema
         self._names = frozenset(schema.kept)
-        self._is_partial = only is not None
         self._writer = writer
         self._files = RecordFiles(storage, schema, writer, record_bytes)
         self._statistics = statistics
@@ -124,6 +124,8 @@ class RecordFileWriter:
     def append(self, frame: Frame, *, quick: bool = False) -> int:
         """Encode the episode's next frame, if need be `quick`. Returns the bytes that it takes.
 
+        It may lack every feature.
+
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
         self.check()
@@ -141,8 +143,6 @@ class RecordFileWriter:
                 got=", ".join(unknown),
             )
         try:
-            if not frame and not self._is_partial:
-                raise FrameError("a frame without any feature")
             encoders = self._made_quick() if quick else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
@@ -169,7 +169,7 @@ class RecordFileWriter:
             self._write_full_chunks(group)
         return sum(len(blob.data) for blob in blobs.values())
 
-    def append_video(self, name: str, gop: Gop) -> None:
+    def append_video(self, name: str, video: Gop | KeptPage) -> None:
         """Keep the next frames of a video feature as they are encoded.
 
         They are those of the frames that `append` gets without this feature, in the same order,
@@ -186,7 +186,7 @@ class RecordFileWriter:
                     feature=name,
                     expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
                 )
-            group.add_gop(gop)
+            group.keep(video)
         if self._statistics is not None:
             self._statistics.leave_out(name)
         self._write_full_chunks(group)

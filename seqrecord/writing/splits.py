@@ -31,7 +31,7 @@ from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.writer_ids import new_writer_id
 
-__all__ = ["deal_episodes", "split_dataset"]
+__all__ = ["check_split_name", "deal_episodes", "put_splits", "split_dataset"]
 
 
 def split_dataset(
@@ -88,28 +88,50 @@ def _split(
     units = _units(index, by, storage.url)
     new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
     _check_not_empty(shares, new, names, storage.url)
-    changed = np.flatnonzero(new != old)
-    if len(changed):
-        edits = [
-            Split(
-                None if number == NO_SPLIT else names[number],
-                _uids(index, changed[new[changed] == number]),
-            )
-            for number in np.unique(new[changed]).tolist()
-        ]
+    if (new != old).any():
         with SmallFiles(storage, new_writer_id()) as own:
-            files = put_edits(own, edits, len(manifest.edits))
             version = Version(
-                replace(index, split=new.astype(np.uint16)),
+                index,
                 manifest.record_files,
                 manifest.next_ordinal,
                 manifest.left_out,
                 names,
                 manifest.statistics,
-                (*manifest.edits, *files),
+                manifest.edits,
             )
-            put_version(own, base, version, CREATED_BY)
+            put_version(own, base, put_splits(own, version, new, names), CREATED_BY)
     return {name: int((new == names.index(name)).sum()) for name in names}
+
+
+def check_split_name(name: object) -> None:
+    """`ClipError` for what is no name of a split."""
+    if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
+        raise ClipError(
+            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
+        )
+
+
+def put_splits(
+    own: SmallFiles, version: Version, new: npt.NDArray[np.int64], names: tuple[str, ...]
+) -> Version:
+    """The version in which episodes are in the splits `new`, int64 [episodes]: places in `names`,
+    or `NO_SPLIT`. Writes the edits that say so."""
+    index = version.index
+    changed = np.flatnonzero(new != index.split)
+    edits = [
+        Split(
+            None if number == NO_SPLIT else names[number],
+            _uids(index, changed[new[changed] == number]),
+        )
+        for number in np.unique(new[changed]).tolist()
+    ]
+    files = put_edits(own, edits, len(version.edits))
+    return replace(
+        version,
+        index=replace(index, split=new.astype(np.uint16)),
+        splits=names,
+        edits=(*version.edits, *files),
+    )
 
 
 def _check(shares: object) -> None:
@@ -120,10 +142,7 @@ def _check(shares: object) -> None:
             got=repr_of(shares, 100),
         )
     for name, share in shares.items():
-        if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
-            raise ClipError(
-                "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
-            )
+        check_split_name(name)
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             raise ClipError(
                 f"the share of split {name} makes no sense",

@@ -80,8 +80,9 @@ def stored_schema(
     Groups are those of `described` where it names one, or of `schema` where that has several; else
     all small features are one group and all others one, see `is_small`.
 
-    Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units or
-    groups than asked for.
+    The order of features, and a kind or unit of `schema` that the dataset does not say, do not
+    count. Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units
+    or groups than asked for.
     """
     asked = _described(_fresh(schema), described or {})
     is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
@@ -90,12 +91,14 @@ def stored_schema(
         grouped.check_groups()
         return grouped
     there = stored.kept
-    if list(map(str, asked.values())) != list(map(str, there.values())):
+    if set(map(str, asked.values())) != set(map(str, there.values())):
         raise SchemaError("the dataset has other features", expected=there, got=asked)
+    asked = asked.select(list(there))
     for spec, known in zip(asked.values(), there.values(), strict=True):
+        told = (described or {}).get(spec.name, {})
         for what in ("kind", "unit"):
             wanted, said = getattr(spec, what), getattr(known, what)
-            if wanted is not None and wanted != said:
+            if wanted not in (None, said) and (said is not None or what in told):
                 raise SchemaError(
                     f"the dataset has another {what}; leave it out to keep that",
                     feature=spec.name,

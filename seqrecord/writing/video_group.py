@@ -17,7 +17,7 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.pages import Blob
-from seqrecord.format.video_pages import VideoPageCodec
+from seqrecord.format.video_pages import KeptPage, VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import ChunkLength, ReadyChunk
 
@@ -27,7 +27,8 @@ __all__ = ["VideoGroup"]
 class VideoGroup:
     """A video feature's frames that are in no chunk yet, of one episode after the other.
 
-    An episode has its video either frame by frame, as arrays, or as GOPs that are kept as they are.
+    An episode has its video either frame by frame, as arrays, or as GOPs or whole pages that are
+    kept as they are.
     """
 
     def __init__(self, schema: Schema, number: int) -> None:
@@ -83,8 +84,8 @@ class VideoGroup:
         else:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def add_gop(self, gop: Gop) -> None:
-        """The episode's next frames, kept as they are."""
+    def keep(self, video: Gop | KeptPage) -> None:
+        """The episode's next frames, kept as they are: a page is a chunk."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
                 "video is appended to an episode that has frames of the feature, or was flushed "
@@ -93,8 +94,16 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
-        if self._written + self._held + gop.num_frames > MAX_EPISODE_FRAMES:
+        count = len(video.present) if isinstance(video, KeptPage) else video.num_frames
+        if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("a video of too many frames", feature=self.name)
+        if isinstance(video, KeptPage):
+            self._end_chunk_if(bool(self._present))
+            self._add_chunk(video.present, bytes(video.data))
+        else:
+            self._keep_gop(video)
+
+    def _keep_gop(self, gop: Gop) -> None:
         self._end_chunk_if(bool(self._gops) and self._held + gop.num_frames > self._most)
         self._gops.append(gop)
         self._present += [True] * gop.num_frames
@@ -134,9 +143,10 @@ class VideoGroup:
         if not condition:
             return
         self._end_gop()
-        count, present = len(self._present), np.array(self._present, bool)
-        gaps = {} if present.all() else {self.name: present}
-        page = self.codec.join(self._gops)
-        self._ready.append(ReadyChunk.of(self.schema, self._written, count, gaps, [page]))
-        self._written += count
+        self._add_chunk(np.array(self._present, bool), self.codec.join(self._gops))
         self._present, self._gops = [], []
+
+    def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes) -> None:
+        gaps = {} if present.all() else {self.name: present}
+        self._ready.append(ReadyChunk.of(self.schema, self._written, len(present), gaps, [page]))
+        self._written += len(present)

@@ -159,7 +159,8 @@ def merge(
     """Make a dataset of all episodes of several ones; these stay as they are.
 
     On one disk record files are hard-linked, and so take no more room; elsewhere they are copied,
-    in one bucket by the service. What is stored otherwise than in the first is encoded anew.
+    in one bucket by the service. Datasets of other schemas are not merged: the error names the
+    command that packs them into one.
     """
     report = merge_datasets(
         sources, dst, link=not copy, dry_run=dry_run, storage_options=storage_options
@@ -171,7 +172,6 @@ def merge(
         f"{counted(report.num_record_files, 'record file')}; "
         f"{format_size(report.linked_bytes)} linked, {format_size(report.copied_bytes)} copied"
         + (f", {format_size(report.server_bytes)} of it on the server" * (report.server_bytes > 0))
-        + (f", {counted(report.encoded_frames, 'frame')} encoded anew" * bool(report.encoded))
     )
 
 

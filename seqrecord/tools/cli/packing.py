@@ -11,7 +11,7 @@ import click
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
-from seqrecord.sources.registry import BUILT_IN, open_source
+from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
 from seqrecord.sources.remote import is_url
 from seqrecord.sources.tartanair_layout import CAMERAS
 from seqrecord.storage import parse_location
@@ -40,14 +40,14 @@ __all__ = ["reindex", "write"]
     "--src",
     required=True,
     metavar="PATH",
-    help="The originals, of any format of --format: a folder, or a file that holds them; or a URL, "
-    "to which --storage-option applies as well.",
+    help="The originals, of any format of --format: a folder, or a file that holds them, or a "
+    "dataset; or a URL, to which --storage-option applies as well.",
 )
 @click.option(
     "--format",
     "source_format",
     metavar="NAME",
-    help=f"The originals' format: {', '.join(BUILT_IN)}, or one that another "
+    help=f"The originals' format: {', '.join((DATASET, *BUILT_IN))}, or one that another "
     "package adds. [the one that fits]",
 )
 @click.option("--dst", metavar="PATH", help="The dataset. [--src's name with -records, beside it]")
@@ -57,7 +57,7 @@ __all__ = ["reindex", "write"]
     multiple=True,
     metavar="CODEC|FEATURE=CODEC",
     help=f"One of {', '.join(CODEC_NAMES)}, jpeg:quality=90, or a list of codec configurations in "
-    "JSON; for all features or for one; can be repeated. [balanced]",
+    "JSON; for all features or for one; can be repeated. [balanced; of a dataset, those it has]",
 )
 @click.option("--workers", type=AT_LEAST_1, help="Processes. [one for each core]")
 @click.option(

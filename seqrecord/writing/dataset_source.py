@@ -1,0 +1,181 @@
+"""A dataset as a source: to be packed again, or appended to another one.
+
+Video and kept images are passed on as they are encoded; all other features are decoded, and encoded
+again without loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from seqrecord.codecs.images import IMAGE
+from seqrecord.errors import CodecError, FormatError, NotFoundError, SourceError, StorageError
+from seqrecord.format.index import NO_SPLIT
+from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from seqrecord.format.pages import PageCodec
+from seqrecord.format.text import parse_json
+from seqrecord.format.video_pages import KeptPage
+from seqrecord.reading.page import Chunk, Page
+from seqrecord.reading.reader import SeqRecordReader, open_dataset
+from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.sources import EpisodeInfo
+from seqrecord.statistics import Statistics
+from seqrecord.storage import Storage, StorageLike, open_storage
+
+__all__ = ["DatasetSource", "find_dataset", "is_kept"]
+
+
+def find_dataset(
+    location: StorageLike,
+    features: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    is_named: bool = False,
+) -> DatasetSource | None:
+    """The source of the dataset there, if there is one: its manifest says so.
+
+    With `is_named` it must be one: raises as `seqrecord.open` does.
+    """
+    if not is_named and not _is_dataset(location, storage_options):
+        return None
+    return DatasetSource(open_dataset(location, features=features, storage_options=storage_options))
+
+
+def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+    """Whether a feature is passed on as it is encoded to one that is `stored` so: images and video
+    are, of one codec, however well each is encoded."""
+
+    def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
+
+    is_image = bool(spec.codec) and spec.codec[0]["id"] == IMAGE
+    return (spec.is_video or is_image) and decoding(spec.codec) == decoding(stored.codec)
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """The episodes of an open dataset, as they were when it was opened, with its features.
+
+    Those named in `decoded` are not passed on as they are encoded.
+    """
+
+    reader: SeqRecordReader
+    decoded: frozenset[str] = frozenset()
+
+    @property
+    def stored(self) -> Schema:
+        """The features with their codecs and groups."""
+        return self.reader.features
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those of the dataset's features."""
+        known = self.reader.statistics
+        return Statistics(known.num_frames, {n: known[n] for n in self.stored if n in known})
+
+    def schema(self) -> Schema:
+        """The features, with the codecs of those that are passed on as they are encoded."""
+        return Schema(
+            [
+                replace(spec, codec=spec.codec if self._keeps(spec) else (), group=0, added=None)
+                for spec in self.stored.values()
+            ]
+        )
+
+    def fitted(self, schema: Schema) -> DatasetSource:
+        """The same, which passes on what `schema` stores in the same codec."""
+        others = (name for name, spec in self.stored.items() if not is_kept(spec, schema[name]))
+        return replace(self, decoded=frozenset(others))
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        index, splits = self.reader.index, self.reader.manifest.splits
+        return [
+            EpisodeInfo(
+                key,
+                int(index.num_frames[number]),
+                index.episode_metadata(number),
+                float(index.fps[number]) or None,
+                None if index.split[number] == NO_SPLIT else splits[int(index.split[number])],
+            )
+            for number, key in enumerate(index.keys.to_pylist())
+        ]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        names = [n for n, s in self.stored.items() if not (s.is_video and self._keeps(s))]
+        groups = dict.fromkeys(self.stored[name].group for name in names)
+        with _located(info):
+            columns = [self._frames(group, names, info) for group in groups]
+            for _, *parts in zip(range(info.num_frames), *columns, strict=True):
+                yield {name: value for part in parts for name, value in part.items()}
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[KeptPage]]:
+        """The pages of video that is passed on as it is encoded."""
+        kept = [spec for spec in self.stored.values() if spec.is_video and self._keeps(spec)]
+        return {spec.name: self._pages(spec, info) for spec in kept}
+
+    def _keeps(self, spec: FeatureSpec) -> bool:
+        return spec.name not in self.decoded and is_kept(spec, spec)
+
+    def _pages(self, spec: FeatureSpec, info: EpisodeInfo) -> Iterator[KeptPage]:
+        reader = self.reader.chunk_reader()
+        with _located(info):
+            for chunk in self._chunks(spec.group, info):
+                [page] = reader.pages(chunk)
+                [data] = reader.read([page]) if page.num_present else [memoryview(b"")]
+                present = np.ones(chunk.num_frames, bool) if page.present is None else page.present
+                yield KeptPage(data, present)
+
+    def _frames(
+        self, group: int, names: Sequence[str], info: EpisodeInfo
+    ) -> Iterator[dict[str, Any]]:
+        """What each frame has of these features of a group; holds a chunk at a time."""
+        reader = self.reader.chunk_reader()
+        for chunk in self._chunks(group, info):
+            pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
+            read = list(zip(pages, reader.read(pages), strict=True))
+            for frame in range(chunk.num_frames):
+                there = [(page, data) for page, data in read if page.has(frame)]
+                yield {page.feature: self._value(page, data, frame) for page, data in there}
+
+    def _value(self, page: Page, data: memoryview, frame: int) -> Any:
+        reader = self.reader.chunk_reader()
+        spec = self.stored[page.feature]
+        if self._keeps(spec):
+            place = page.position(frame) or 0
+            start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
+            return EncodedImage(bytes(data[start:stop]))
+        [array] = reader.decode_frame([page], [data], frame).values()
+        return reader.value(page, array, frame)
+
+    def _chunks(self, group: int, info: EpisodeInfo) -> Iterator[Chunk]:
+        number, table = self.reader.index.positions[info.key], self.reader.index.groups[group]
+        first = int(table.first_chunk[number])
+        for row in range(first, first + int(table.num_chunks[number])):
+            yield self.reader.chunk_reader().chunk_at(group, row, number)
+
+
+def _is_dataset(location: StorageLike, storage_options: Mapping[str, Any] | None) -> bool:
+    try:
+        storage = open_storage(location, storage_options)
+        try:
+            value = parse_json(storage.read_whole(MANIFEST, MAX_MANIFEST_BYTES)[0])
+        finally:
+            if not isinstance(location, Storage):
+                storage.close()
+    except (StorageError, FormatError):
+        return False
+    return isinstance(value, dict) and value.get("format") == "seqrecord"
+
+
+@contextmanager
+def _located(info: EpisodeInfo) -> Iterator[None]:
+    """What of the episode cannot be read is the original's fault."""
+    try:
+        yield
+    except (FormatError, CodecError, NotFoundError) as error:
+        raise SourceError(error.message, **{**error.facts(), "episode": info.key}) from error

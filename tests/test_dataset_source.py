@@ -1,0 +1,416 @@
+"""A dataset as the source of `convert`: what arrives in the other one, and what is not decoded."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from PIL import Image
+
+import seqrecord
+from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, SeqRecordReader, convert
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
+from seqrecord.sources import format_names, open_source
+from seqrecord.writing.edits import (
+    delete_episodes,
+    relabel_episodes,
+    rename_episodes,
+    split_episodes,
+)
+from seqrecord.writing.features import add_feature, drop_features
+from tests.command_line import main
+from tests.datasets import write_small
+from tests.made_source import MadeSource
+from tests.test_export_again import datasets
+from tests.value_data import write_values
+from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+from tests.web_server import WebFolder
+
+PNG = ({"id": "seqrecord.image", "format": "png"},)
+
+
+def frames_of(dataset: SeqRecordReader) -> dict[str, Any]:
+    """All that the episodes say and hold, with dtypes and shapes."""
+    return {
+        key: (
+            episode.metadata,
+            episode.fps,
+            [
+                {
+                    name: value
+                    if isinstance(value, (str, bytes))
+                    else (value.dtype.str, value.shape, value.tobytes())
+                    for name, value in episode[number].items()
+                }
+                for number in range(len(episode))
+            ],
+        )
+        for key, episode in dataset.episodes.items()
+    }
+
+
+def assert_same(path: Path | str, again: Path | str) -> None:
+    with seqrecord.open(path) as one, seqrecord.open(again) as two:
+        assert frames_of(two) == frames_of(one)
+        for name, spec in one.features.items():
+            other = two.features[name]
+            assert (other.kind, other.unit, other.value) == (spec.kind, spec.unit, spec.value)
+    assert not seqrecord.verify(again, deep=True).problems
+
+
+def pages_of(path: Path, feature: str) -> list[bytes]:
+    """The bytes of all pages of a feature, episode by episode."""
+    with seqrecord.open(path, features=[feature]) as dataset:
+        reader, [group] = dataset.chunk_reader(), {s.group for s in dataset.features.values()}
+        rows = range(len(dataset.index.groups[group].first_frame))
+        pages = [page for row in rows for page in reader.pages(reader.chunk_at(group, row))]
+        return [bytes(reader.read([page])[0]) for page in pages if page.num_present]
+
+
+def blobs_of(path: Path, feature: str) -> list[bytes]:
+    """The images of a feature, as they are encoded."""
+    with seqrecord.open(path, features=[feature]) as dataset:
+        source = open_source(dataset.storage, features=[feature])
+        found = [frame for info in source.episodes() for frame in source.frames(info)]
+    images = [frame[feature] for frame in found if frame]
+    return [image.data for image in images if isinstance(image, EncodedImage)]
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("write", [write_small, write_values])
+def test_every_kind_of_feature(tmp_path: Path, write: Any) -> None:
+    """In worker threads, each of which has a pickled copy of the source."""
+    write(tmp_path / "a")
+    with ThreadPoolExecutor(2) as executor:
+        report = convert(open_source(tmp_path / "a"), tmp_path / "b", executor=executor)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    with seqrecord.open(tmp_path / "a") as one, seqrecord.open(tmp_path / "b") as two:
+        assert report.written == tuple(one.episodes)
+        assert two.features == one.features  # groups and codecs too
+
+
+@given(made=datasets())
+def test_any_dataset(made: tuple[Schema, dict[str, Any]]) -> None:
+    schema, episodes = made
+    with TemporaryDirectory() as folder:
+        a, b = Path(folder, "a"), Path(folder, "b")
+        with seqrecord.SeqRecordWriter(a, schema=schema, chunk_frames=2) as writer:
+            for key, (metadata, frames) in episodes.items():
+                with writer.episode(key, metadata=metadata, fps=12.5) as episode:
+                    for frame in frames:
+                        episode.append(frame)
+        convert(open_source(a), b, workers=1)
+        with seqrecord.open(a) as one, seqrecord.open(b) as two:
+            assert frames_of(two) == frames_of(one)
+        for name in (spec.name for spec in schema.values() if spec.codec):
+            assert blobs_of(b, name) == blobs_of(a, name) != []
+
+
+def test_codecs_stay_unless_others_are_named(tmp_path: Path) -> None:
+    codecs = {"image_left": "raw", "depth_left": "small", "pose": "fast"}
+    write_small(tmp_path / "a", codecs=codecs)
+    with seqrecord.open(tmp_path / "a") as dataset:
+        before = dataset.features
+    assert before["image_left"].is_raw
+    run("write", "--src", tmp_path / "a", "--workers", 1)
+    with seqrecord.open(tmp_path / "a-records") as dataset:
+        assert dataset.features == before
+    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--codec", "depth_left=raw")
+    with seqrecord.open(tmp_path / "b") as dataset:
+        assert dataset.features["depth_left"].is_raw
+        for name in before.keys() - {"depth_left"}:
+            assert dataset.features[name].codec == before[name].codec
+    assert_same(tmp_path / "a", tmp_path / "b")
+    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "c", "--codec", "raw")
+    with seqrecord.open(tmp_path / "c") as dataset:
+        assert [n for n, spec in dataset.features.items() if spec.codec] == ["photo"]  # a PNG
+    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "d", "--codec", "photo=balanced")
+    assert blobs_of(tmp_path / "d", "photo") == []
+    assert_same(tmp_path / "a", tmp_path / "d")
+
+
+def test_features_are_chosen(tmp_path: Path) -> None:
+    write_small(tmp_path / "a")
+    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--features", "pose,photo")
+    with seqrecord.open(tmp_path / "b") as made:
+        assert list(made.features) == ["pose", "photo"]
+        with seqrecord.open(tmp_path / "a", features=["pose", "photo"]) as dataset:
+            assert frames_of(made) == frames_of(dataset)
+        assert list(made.statistics) == ["pose"]
+
+
+def video_schema(name: str = "h264") -> Schema:
+    image = FeatureSpec(
+        "image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=(config_of(name).to_json(),)
+    )
+    return Schema([image, FeatureSpec("x", np.dtype("<f4"), ())])
+
+
+def write_video(path: Path, *, whole: bool = True) -> None:
+    """H.264 in three episodes, of which the first has a packet that does not decode."""
+    with seqrecord.SeqRecordWriter(path, schema=video_schema()) as writer:
+        gops = gops_of("h264", moving(40), 12)
+        broken = Gop((gops[0].packets[0], b"\0\0\0\1\x65" + b"\x55" * 50), (0, 1))
+        with writer.episode("kept", fps=30) as episode:
+            episode.append_video("image", [*gops, broken] if not whole else gops)
+            for i in range(40 if whole else 42):
+                episode.append({"x": np.float32(i)})
+        with writer.episode("gaps") as episode:  # of either feature
+            for i, image in enumerate(moving(40)):
+                frame = {"image": image, "x": np.float32(i)}
+                absent = {"image"} if i in (0, 7, 8, 30, 39) else {"x"} if i == 3 else set()
+                episode.append({n: v for n, v in frame.items() if n not in absent})
+        with writer.episode("none") as episode:
+            for i in range(300):
+                episode.append({"x": np.float32(i)})
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_packets_are_passed_on_undecoded(tmp_path: Path, whole: bool) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_video(a, whole=whole)
+    run("write", "--src", a, "--dst", b, "--workers", 1)
+    assert pages_of(b, "image") == pages_of(a, "image")
+    if whole:
+        assert_same(a, b)
+    else:  # whoever had decoded it would have been told
+        assert seqrecord.verify(b, deep=True).problems
+    with seqrecord.open(a) as one, seqrecord.open(b) as two:
+        assert two.features == one.features
+        for key in one.episodes:
+            for name in ("image", "x"):
+                present = two.episodes[key].present(name)
+                assert present.tolist() == one.episodes[key].present(name).tolist()
+
+
+def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
+    """Their pixels are damaged, which only who decodes them is told."""
+    file = io.BytesIO()
+    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(file, "png")
+    data = file.getvalue().replace(b"IDATx", b"IDAT\0")
+    schema = Schema([FeatureSpec("image", np.dtype("u1"), (4, 4, 3), PNG)])
+    with (
+        seqrecord.SeqRecordWriter(tmp_path / "a", schema=schema) as writer,
+        writer.episode("a") as episode,
+    ):
+        episode.append({"image": EncodedImage(data)})
+    with seqrecord.open(tmp_path / "a") as dataset, pytest.raises(seqrecord.errors.CodecError):
+        dataset.episodes["a"][0]
+    convert(open_source(tmp_path / "a"), tmp_path / "b", workers=1)
+    assert blobs_of(tmp_path / "b", "image") == [data]
+    with pytest.raises(SourceError, match=r"does not decode.*episode: a; feature: image"):
+        convert(open_source(tmp_path / "a"), tmp_path / "c", codecs={"image": "raw"}, workers=1)
+
+
+def test_video_in_another_codec_is_decoded(tmp_path: Path) -> None:
+    write_video(tmp_path / "a")
+    convert(open_source(tmp_path / "a"), tmp_path / "b", codecs={"image": "ffv1"}, workers=1)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    convert(open_source(tmp_path / "b"), tmp_path / "c", codecs="raw", workers=1)
+    with seqrecord.open(tmp_path / "c") as dataset:  # as with any kept video, if it is not named
+        assert dataset.features["image"].codec[0]["codec"] == "ffv1"
+    convert(open_source(tmp_path / "b"), tmp_path / "d", codecs={"image": "raw"}, workers=1)
+    assert_same(tmp_path / "a", tmp_path / "d")
+
+
+def test_only_video(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_video(a)
+    drop_features(a, "x")
+    seqrecord.add_statistics(a)
+    convert(open_source(a), b, workers=1)
+    assert pages_of(b, "image") == pages_of(a, "image")
+    assert_same(a, b)
+    with seqrecord.open(a) as one, seqrecord.open(b) as two:
+        assert list(two.features) == ["image"]
+        assert two.statistics.summary() == one.statistics.summary() != {}
+
+
+def test_edits_and_splits_come_along(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    convert(MadeSource(), a, workers=1, chunk_frames=4, record_bytes="60kB")
+    names = [info.key for info in MadeSource().episodes()]
+    delete_episodes(a, names[1])
+    rename_episodes(a, {names[2]: "other"})
+    relabel_episodes(a, "other", {"number": "two", "new": [1]})
+    split_episodes(a, ["other", names[3]], "val")
+    split_episodes(a, [names[4]], "train")
+    add_feature(a, "sum", lambda episode: [None, *np.arange(len(episode) - 1)], kind="reward")
+    drop_features(a, "flow")
+    convert(open_source(a), b, workers=1)
+    assert_same(a, b)
+    with seqrecord.open(b) as dataset:
+        assert list(dataset.features) == ["image", "sum"]
+        assert list(dataset.episodes) == [names[0], "other", *names[3:]]
+        keys = np.array(list(dataset.episodes))
+        assert keys[dataset.find_episodes(None, "val")].tolist() == ["other", names[3]]
+        assert keys[dataset.find_episodes(None, "train")].tolist() == [names[4]]
+    drop_features(a, "image")  # so that frames have nothing at all
+    (b / "manifest.json").unlink()
+    seqrecord.reindex(b)
+    with seqrecord.open(b) as dataset:
+        assert keys[dataset.find_episodes(None, "val")].tolist() == ["other", names[3]]
+    convert(open_source(a), tmp_path / "c", workers=1)
+    assert_same(a, tmp_path / "c")
+
+
+def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for path, lengths in ((a, (2, 3, 4)), (b, (2, 3, 4, 5, 6))):
+        convert(MadeSource(lengths), path, workers=1)
+    split_episodes(b, ["made/002", "made/003"], "val")
+    split_episodes(b, ["made/004"], "test")
+    split_episodes(a, ["made/000"], "test")
+    report = convert(open_source(b), a, mode="append", workers=1)
+    assert report.skipped == ("made/000", "made/001", "made/002")
+
+    def splits() -> dict[str, set[str]]:
+        with seqrecord.open(a) as dataset:
+            keys = np.array(list(dataset.episodes))
+            names = dataset.manifest.splits
+            return {name: set(keys[dataset.find_episodes(None, name)]) for name in names}
+
+    # What was there stays in no split, or in its own.
+    assert splits() == {"test": {"made/000", "made/004"}, "val": {"made/003"}}
+    with pytest.raises(SourceError, match="not the name of a split"):
+        convert(Part(MadeSource(), split="a/b"), tmp_path / "c", workers=1)
+    convert(Part(MadeSource(), key="new", split="val"), a, mode="append", workers=1)
+    assert splits()["val"] == {"made/003", "new"}
+
+
+def test_statistics_are_those_of_the_source(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_small(a)
+    seqrecord.add_statistics(a)
+    convert(open_source(a), b, workers=1)
+    with seqrecord.open(a) as one, seqrecord.open(b) as two:
+        assert "photo" in two.statistics  # though nobody decoded it
+        assert two.statistics.num_frames == two.num_frames
+        assert set(two.statistics) == set(one.statistics)
+        for name in two.statistics:
+            for what in ("count", "mean", "min", "max"):
+                got, want = (getattr(s[name], what) for s in (two.statistics, one.statistics))
+                np.testing.assert_allclose(got, want)
+    # Of a part of the episodes nothing is known but what was looked at.
+    convert(Part(open_source(a)), tmp_path / "c", workers=1)
+    convert(open_source(a), tmp_path / "c", mode="append", workers=1)
+    with seqrecord.open(tmp_path / "c") as made:
+        assert made.statistics.num_frames == made.num_frames
+        assert "photo" not in made.statistics
+    convert(open_source(a), tmp_path / "d", statistics=False, workers=1)
+    with seqrecord.open(tmp_path / "d") as made:
+        assert not made.statistics
+
+
+class Part:
+    """The first episode of a source, under another key and in a split, and nothing else of it."""
+
+    def __init__(self, source: seqrecord.Source, **changes: Any) -> None:
+        self.source, self.changes = source, changes
+
+    def schema(self) -> Schema:
+        return self.source.schema()
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [replace(self.source.episodes()[0], **self.changes)]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Any]:
+        return self.source.frames(self.source.episodes()[0])
+
+
+def test_appended_to_what_stores_the_same_otherwise(tmp_path: Path) -> None:
+    """Codecs, groups and the order of features are the destination's, and so is what kind they
+    are of."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    features: dict[str, Any] = {"x": {"unit": "m"}, "n": {"group": 1}}
+    for path, names, said in ((a, "xni", {}), (b, "inx", features)):
+        codecs = {"i": "jpeg:quality=90" if path == a else "jpeg:quality=30", "x": "raw"}
+        with (
+            seqrecord.SeqRecordWriter(
+                path, codecs=codecs if path == a else {"i": codecs["i"]}, features=said
+            ) as writer,
+            writer.episode(path.name) as episode,
+        ):
+            for i in range(5):
+                frame = {"x": np.full(2000, i, "<f4"), "n": i, "i": moving(5)[i]}
+                episode.append({name: frame[name] for name in names if name != "n" or i})
+    with seqrecord.open(a) as one, seqrecord.open(b) as two:
+        expected = {"a": frames_of(one)["a"], "b": frames_of(two)["b"]}
+        before = one.features
+    images = [*blobs_of(a, "i"), *blobs_of(b, "i")]
+    run("write", "--src", b, "--dst", a, "--append", "--workers", 1)
+    assert blobs_of(a, "i") == images  # the quality is that of each
+    with seqrecord.open(a) as dataset:
+        assert frames_of(dataset) == expected
+        assert dataset.features == before
+        assert dataset.statistics.num_frames == 10
+    with pytest.raises(SchemaError, match="other features"):
+        convert(open_source(a, features=["x"]), b, mode="append", workers=1)
+
+
+def test_from_other_storages(tmp_path: Path) -> None:
+    write_small(tmp_path / "a")
+    url = f"memory://{uuid.uuid4().hex}"
+    convert(open_source(tmp_path / "a"), url, workers=1)
+    assert_same(tmp_path / "a", url)
+    with ThreadPoolExecutor(2) as executor:
+        convert(open_source(url), f"{url}/again", executor=executor)
+    assert_same(url, f"{url}/again")
+    run("write", "--src", url, "--dst", tmp_path / "b", "--workers", 1)
+    assert_same(url, tmp_path / "b")
+    with WebFolder(tmp_path) as server:  # which lists nothing
+        source = open_source(f"{server.endpoint}/a", storage_options={"deadline": 20})
+        convert(source, tmp_path / "c", workers=1)
+    assert_same(tmp_path / "a", tmp_path / "c")
+
+
+def test_what_is_broken_is_the_episode_s(tmp_path: Path) -> None:
+    a = tmp_path / "a"
+    convert(MadeSource((3, 4)), a, workers=1, record_bytes=1000)
+    record = max((a / "records").iterdir())
+    data = bytearray(record.read_bytes())
+    data[1000] ^= 1
+    record.write_bytes(data)
+    with pytest.raises(SourceError, match=r"checksum.*episode: made/00"):
+        convert(open_source(a), tmp_path / "b", workers=1)
+    report = convert(open_source(a), tmp_path / "c", workers=1, skip_bad_episodes=True)
+    assert (len(report.written), len(report.bad)) == (1, 1)
+    assert str(record) in report.bad[0].error
+
+
+def test_how_a_dataset_is_found(tmp_path: Path) -> None:
+    write_small(tmp_path / "a")
+    assert "seqrecord" in format_names()
+    assert open_source(tmp_path / "a", format="seqrecord").schema() == (
+        open_source(str(tmp_path / "a")).schema()
+    )
+    with pytest.raises(SourceError, match="cameras cannot be chosen for the format seqrecord"):
+        open_source(tmp_path / "a", cameras=("left",))
+    with pytest.raises(SchemaError, match="no such feature"):
+        open_source(tmp_path / "a", features=["gone"])
+    other = shutil.copytree(tmp_path / "a", tmp_path / "other")
+    for text in ('{"name": "an app"}', "no JSON"):
+        (other / "manifest.json").write_text(text)
+        with pytest.raises(SourceError, match=r"nothing here.*seqrecord \(manifest.json"):
+            open_source(other)
+    with pytest.raises(FormatError):
+        open_source(other, format="seqrecord")
+    with pytest.raises(NotFoundError, match="no dataset here"):
+        open_source(tmp_path / "gone", format="seqrecord")
