@@ -13,7 +13,7 @@ import pytest
 import seqrecord
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
-from seqrecord.errors import SourceError
+from seqrecord.errors import SchemaError, SourceError
 from seqrecord.sources import open_source
 from seqrecord.sources.videos import Videos
 from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
@@ -52,6 +52,25 @@ def test_a_file_is_an_episode(tmp_path: Path) -> None:
     with seqrecord.open(tmp_path / "records") as dataset:
         got = dataset.episodes["b/walk10"][1:4]["image"]
     np.testing.assert_array_equal(got, decoded(second)[1][1:4])
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_video_that_is_kept_has_its_own_codec(tmp_path: Path, appends: bool) -> None:
+    """Packets would be stored under a codec that does not decode them."""
+    (tmp_path / "videos").mkdir()
+    write_video(tmp_path / "videos/walk.mp4", pictures(4))
+    source = open_source(tmp_path / "videos", features=["image"])
+    there, codecs = tmp_path / "records", {"image": "ffv1"}
+    if appends:
+        with (
+            seqrecord.SeqRecordWriter(there, codecs=codecs) as writer,
+            writer.episode("other") as episode,
+        ):
+            for frame in np.zeros((4, HEIGHT, WIDTH, 3), np.uint8):
+                episode.append({"image": frame})
+    more: Any = {"mode": "append"} if appends else {"codecs": codecs}
+    with pytest.raises(SchemaError, match=r"keeps video .*feature: image; expected: .*got: .*ffv1"):
+        seqrecord.convert(source, there, workers=1, **more)
 
 
 def test_one_file(tmp_path: Path) -> None:

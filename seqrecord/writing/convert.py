@@ -27,6 +27,7 @@ from seqrecord.writing.stored_schema import (
     Codecs,
     check_codecs,
     check_fps,
+    check_kept,
     check_sizes,
     stored_schema,
 )
@@ -117,7 +118,8 @@ def convert(
                 work = frame_work(source.schema())
             else:
                 work = frame_work(schema)
-                schema = stored_schema(schema, codecs, target.schema)
+                kept, schema = schema, stored_schema(schema, codecs, target.schema)
+                check_kept(kept, schema)
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)

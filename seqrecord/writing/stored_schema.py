@@ -26,6 +26,7 @@ __all__ = [
     "check_codecs",
     "check_described",
     "check_fps",
+    "check_kept",
     "check_sizes",
     "infer_schema",
     "stored_schema",
@@ -118,6 +119,20 @@ def stored_schema(
         if chains != [spec.codec for spec in there.values()]:
             raise SchemaError("the dataset has other codecs; leave them out to keep its own")
     return stored
+
+
+def check_kept(schema: Schema, stored: Schema) -> None:
+    """`SchemaError` where a source of this schema keeps video that would be stored under another
+    codec: its packets are not encoded anew."""
+    for spec in schema.values():
+        if spec.is_video and (found := stored[spec.name].codec) != spec.codec:
+            raise SchemaError(
+                "the source keeps video as it is, which is of another codec",
+                feature=spec.name,
+                expected=f"no codec for it, or one that is {spec.codec[0]}; to encode it anew, "
+                "convert the dataset that is made without one",
+                got=found[0],
+            )
 
 
 def check_codecs(codecs: Codecs | None) -> None:
