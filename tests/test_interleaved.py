@@ -184,8 +184,8 @@ PAIRS = [
 def test_one_in_the_middle_of_another(
     datasets: tuple[Path, Path, Path], tmp_path: Path, one: str, other: str, thorough: bool
 ) -> None:
-    """Before every step, or some that the names draw."""
-    rng = random.Random(f"{one} {other}")
+    """Before steps that the names draw: many, or some."""
+    rng = random.Random(f"{one} {other} {thorough}")
     number, came = rng.randrange(4), True
     while came:
         path = shutil.copytree(datasets[0], tmp_path / "set")
@@ -216,7 +216,7 @@ def test_one_in_the_middle_of_another(
                     assert COMMANDS[name].is_seen(path)
             clean(path, older_than=0)
         shutil.rmtree(path)
-        number += 1 if thorough else rng.randrange(5, 12)
+        number += rng.randrange(1, 5) if thorough else rng.randrange(8, 18)
     assert number > 8
 
 

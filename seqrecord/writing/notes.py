@@ -50,8 +50,9 @@ def merges(storage: Storage) -> set[str]:
 
 
 def of_merges(paths: Iterable[str], writers: Collection[str]) -> set[str]:
-    """Those of the paths that are of these merges, their notes too."""
-    return {path for path in paths if writer_of(path) in writers}
+    """Those of the paths that are of these merges, and the notes of any: a merge that was killed
+    while it wrote its note has left a part of that, and nothing else."""
+    return {path for path in paths if writer_of(path) in writers or is_merge_note(path)}
 
 
 def merge_note_path(writer: str) -> str:
