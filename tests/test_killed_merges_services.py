@@ -59,14 +59,12 @@ def state(url: str, options: dict[str, Any]) -> list[Any]:
 
 
 @PLACES
-@pytest.mark.parametrize("how", ["copy", "encode"])
 def test_merges_killed_at_every_other_change(
-    place: Place, writers: Writers, how: str, after: bool, tmp_path: Path
+    place: Place, writers: Writers, after: bool, tmp_path: Path
 ) -> None:
     root, straight = place.at(place.host)
     a, b = write(tmp_path / "a", range(4)), tmp_path / "b"
-    settings: dict[str, Any] = {"features": {"x": {"unit": "m"}}} if how == "encode" else {}
-    write(b, range(4, 7), **settings)
+    write(b, range(4, 7))
     delete_episodes(a, "e1")
     rename_episodes(a, {"e2": "two"})
     sources = [f"{root}/a", f"{root}/b"]
