@@ -100,7 +100,7 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
         assert [run["clips"] for run in found[name]] == [15]
         assert [run["video_frames_decoded"] for run in found[name]] == [30]
     assert found["seqrecord/16+16 float/warm"][0]["clips_per_second"] > 0
-    assert found["pyav/front"][0]["frames"] == 30
+    assert 0 < found["pyav/front"][0]["frames"] <= 30  # as many as the seconds allow
     assert found["conversion"][0]["source_bytes"] == document["dataset"]["bytes"]
     assert found["lerobot/2+16 uint8/azurite"] == [{"skipped": "reads local files only"}]
     azurite = found["seqrecord/2+16 uint8/azurite"]

@@ -73,6 +73,19 @@ def test_video_that_is_kept_has_its_own_codec(tmp_path: Path, appends: bool) -> 
         seqrecord.convert(source, there, workers=1, **more)
 
 
+def test_video_that_is_kept_may_be_of_another_quality(tmp_path: Path) -> None:
+    """What encodes otherwise decodes the same."""
+    (tmp_path / "videos").mkdir()
+    path = write_video(tmp_path / "videos/walk.mp4", pictures(4))
+    source = open_source(tmp_path / "videos", features=["image"])
+    codec = VideoConfig.from_json(source.schema()["image"].codec[0]).codec
+    seqrecord.convert(
+        source, tmp_path / "records", workers=1, codecs={"image": f"{codec}:quality=9"}
+    )
+    with seqrecord.open(tmp_path / "records") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["walk"][:]["image"], decoded(path)[1])
+
+
 def test_one_file(tmp_path: Path) -> None:
     path = write_video(tmp_path / "walk.mp4", pictures(4))
     source = open_source(path)

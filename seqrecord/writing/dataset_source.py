@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import CodecError, FormatError, NotFoundError, SourceError, StorageError
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
@@ -22,12 +21,13 @@ from seqrecord.format.text import parse_json
 from seqrecord.format.video_pages import KeptPage
 from seqrecord.reading.page import Chunk, Page
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
-from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.writing.stored_schema import is_kept
 
-__all__ = ["DatasetSource", "find_dataset", "is_kept"]
+__all__ = ["DatasetSource", "find_dataset"]
 
 
 def find_dataset(
@@ -44,17 +44,6 @@ def find_dataset(
     if not is_named and not _is_dataset(location, storage_options):
         return None
     return DatasetSource(open_dataset(location, features=features, storage_options=storage_options))
-
-
-def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
-    """Whether a feature is passed on as it is encoded to one that is `stored` so: images and video
-    are, of one codec, however well each is encoded."""
-
-    def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
-
-    is_image = bool(spec.codec) and spec.codec[0]["id"] == IMAGE
-    return (spec.is_video or is_image) and decoding(spec.codec) == decoding(stored.codec)
 
 
 @dataclass(frozen=True)

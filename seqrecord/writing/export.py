@@ -27,6 +27,7 @@ import numpy.typing as npt
 from numpy.lib.format import open_memmap
 from PIL import Image
 
+from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import check_key
@@ -49,7 +50,6 @@ from seqrecord.writing.export_folders import disk_errors, make_empty
 
 __all__ = ["export"]
 
-_IMAGE = "seqrecord.image"
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
 _MAX_PIXELS = 1 << 26  # Pillow warns of larger images
 
@@ -178,7 +178,7 @@ class _Exporter:
                 continue
             spec = self._reader.features[page.feature]
             stem = self._paths[page.feature] / frame_stem(frame)
-            if spec.codec and spec.codec[0]["id"] == _IMAGE:
+            if spec.codec and spec.codec[0]["id"] == IMAGE:
                 start, stop = PageCodec(spec).blob_range(page.num_present, position, data)
                 path = stem.with_suffix(f".{_ENDINGS[spec.codec[0]['format']]}")
                 path.parent.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.in_order import values_in_order
@@ -43,7 +44,7 @@ def loses_data(spec: FeatureSpec) -> bool:
     """Whether frames of a feature are not what they were before they were encoded."""
     config = spec.codec[0] if spec.codec else {"id": "none"}
     return (config["id"] == "video" and config.get("codec") != "ffv1") or (
-        config["id"] == "seqrecord.image" and config.get("format") != "png"
+        config["id"] == IMAGE and config.get("format") != "png"
     )
 
 

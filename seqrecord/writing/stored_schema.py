@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.codecs import check_codec, image_chain, probe, resolve
+from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
@@ -29,6 +30,7 @@ __all__ = [
     "check_kept",
     "check_sizes",
     "infer_schema",
+    "is_kept",
     "stored_schema",
 ]
 
@@ -65,7 +67,9 @@ def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
         {
             spec.name: chain(spec)
             for spec in schema.values()
-            if spec.name in named or not spec.codec or (isinstance(codecs, str) and not _kept(spec))
+            if spec.name in named
+            or not spec.codec
+            or (isinstance(codecs, str) and not _is_encoded(spec))
         }
     )
 
@@ -121,17 +125,28 @@ def stored_schema(
     return stored
 
 
+def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+    """Whether a feature is passed on as it is encoded to one that is `stored` so: images and video
+    are, of one codec, however well each is encoded."""
+
+    def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
+
+    return _is_encoded(spec) and decoding(spec.codec) == decoding(stored.codec)
+
+
 def check_kept(schema: Schema, stored: Schema) -> None:
     """`SchemaError` where a source of this schema keeps video that would be stored under another
     codec: its packets are not encoded anew."""
     for spec in schema.values():
-        if spec.is_video and (found := stored[spec.name].codec) != spec.codec:
+        found = stored[spec.name]
+        if spec.is_video and not is_kept(spec, found):
             raise SchemaError(
                 "the source keeps video as it is, which is of another codec",
                 feature=spec.name,
                 expected=f"no codec for it, or one that is {spec.codec[0]}; to encode it anew, "
                 "convert the dataset that is made without one",
-                got=found[0],
+                got=found.codec[0] if found.codec else "raw",
             )
 
 
@@ -277,5 +292,6 @@ def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> N
         raise SchemaError(message, expected=f"some of {', '.join(schema)}", got=", ".join(unknown))
 
 
-def _kept(spec: FeatureSpec) -> bool:
-    return spec.is_video or spec.codec[0].get("id") == "seqrecord.image"
+def _is_encoded(spec: FeatureSpec) -> bool:
+    """Whether frames are images or video, as their codec has encoded them."""
+    return spec.is_video or (bool(spec.codec) and spec.codec[0].get("id") == IMAGE)
