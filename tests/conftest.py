@@ -52,6 +52,10 @@ multiprocessing.set_forkserver_preload(["torch.utils.data", "torchdata.stateful_
 _SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "new_nginx", "nginx"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-case", action="store_true", help="run each test with one case only")
+
+
 def pytest_configure() -> None:
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -94,9 +98,15 @@ def pytest_collection_modifyitems(
             item.add_marker("service")
     yield  # -m selects
     chosen = {item.nodeid for item in items}
-    if parts := [item for item in items if _whole(item) in chosen]:
-        config.hook.pytest_deselected(items=parts)
-        items[:] = [item for item in items if _whole(item) not in chosen]
+    left_out = {item.nodeid for item in items if _whole(item) in chosen}
+    if config.getoption("--one-case"):
+        first: dict[str, str] = {}  # case by test
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item.nodeid)
+        left_out |= chosen.difference(first.values())
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def _whole(item: pytest.Item) -> str | None:
