@@ -13,18 +13,18 @@ __all__ = ["Buffer", "crc32c", "has_slices", "joined_crc32c"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_QUICK_BYTES = (1 << 20) if hardware_based else (1 << 15)
+_SMALL = (1 << 20) if hardware_based else (1 << 15)
 
 
-def crc32c(*parts: Buffer, start: int = 0, quick: int | None = None) -> int:
+def crc32c(*parts: Buffer, start: int = 0) -> int:
     """CRC32C of the parts as if they were joined; each is C-contiguous.
 
-    `start` is the checksum of what comes before them. Parts of up to `quick` bytes, by default so
-    many as take less time than to get the GIL back may take, are summed with the GIL.
+    `start` is the checksum of what comes before them. Small parts are summed with the GIL: to get
+    it back would take longer.
     """
-    value, most = start, quick or _QUICK_BYTES
+    value = start
     for part in parts:
-        value = extend(part, value, len(part) > most)
+        value = extend(part, value, len(part) > _SMALL)
     return value
 
 

@@ -93,10 +93,6 @@ class ThreadPool(Executor):
             start(thread)
             self._threads.append(thread)
 
-    def allow(self, count: int) -> None:
-        """Have at most so many threads from now on; those that there are stay."""
-        self._count = count
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads, after what is queued or, with `cancel_futures`, without it."""
         with self._lock:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -63,9 +63,6 @@ class NumberedLoader:
 
     def fetch(self, load: Load) -> str:
         return f"chunk {load.chunk} of group {load.group}"
-
-    def is_quick(self, load: Load) -> bool:
-        return load.group == 0
 
     def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> None:
         for load, place in zip(loads, places, strict=True):
@@ -126,23 +123,9 @@ def make_buffers(kind: str, plan: EpochPlan, frames: ClipFrames, memory: Memory)
         plan.first_clip(1) * memory.together if plan.num_batches else 1,
         memory.prefetch + 2,
         torch.device("cpu") if kind == "device" else None,
-        joined=memory.joined,
     )
     with streams_of("cpu", lambda _: make_stream("late")):
         return DeviceBuffers(needs) if kind == "device" else HostBuffers(needs)
-
-
-class Noticing(WorkerPool):
-    """Threads beside others that compute in Python, or alone."""
-
-    def __init__(self, *arguments: Any, beside_python: bool, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._beside_python = beside_python
-
-    def notice_gil(self) -> int:
-        super().notice_gil()
-        self.is_beside_python = self._beside_python
-        return 1 if self._beside_python else self.num_threads
 
 
 @contextmanager
@@ -154,18 +137,15 @@ def running(
     memory: Memory,
     first: int,
     buffers: Any,
-    near: tuple[bool, int] = (False, 8 << 20),  # beside Python; bytes
 ) -> Iterator[tuple[Iterator[Batch], list[tuple[int, int, int]]]]:
     """The batches of a plan from one on, while threads make them; and what is loaded."""
     stats = EngineStats()
     loader: Any = NumberedLoader(plan, table.groups, buffers)
     channel: Channel[Batch] = Channel(memory.prefetch, stats)
     threads: Any = {"num_threads": 2, "memory": memory, "channel": channel, "stats": stats}
-    workers = Noticing(loader, **threads, beside_python=near[0])
+    workers = WorkerPool(loader, **threads)
     make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
     more: Any = {"together": memory.together} if memory.together > 1 else {}
-    if memory.joined > 1:
-        more |= {"joined": memory.joined, "near_bytes": near[1]}
     if kind == "staying":
         more["first_row"] = first_rows(table.num_frames, np.arange(len(table)))
     executor = make(plan, frames, buffers, workers, channel, **more)
@@ -299,11 +279,8 @@ def run(
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
     if all(rows) and plan.num_batches and plan.first_clip(1) == 1:  # single clips
         memory = replace(memory, together=data.draw(st.integers(1, 9)))
-    elif all(rows) and kind != "device":
-        memory = replace(memory, joined=data.draw(st.integers(1, 5)))
     first = data.draw(st.integers(0, plan.num_batches))
     buffers = make_buffers(kind, plan, frames, memory)
-    near = data.draw(st.booleans()), data.draw(st.sampled_from([1, 1_000, 3_000, 8 << 20]))
     before: list[tuple[int, int, int]] = []
     is_whole = True
     if kind == "staying":
@@ -314,23 +291,14 @@ def run(
             for batch in islice(batches, taken):
                 check(batch, other, frames)
             is_whole = taken is None
-    with running(kind, plan, table, frames, memory, first, buffers, near) as (batches, loaded):
+    with running(kind, plan, table, frames, memory, first, buffers) as (batches, loaded):
         found = [check(batch, plan, frames) for batch in batches]
     if kind == "staying" and is_whole:  # no frame twice
         assert len(set(before + loaded)) == len(before) + len(loaded)
     begins = [*range(first, plan.num_batches, memory.together), plan.num_batches]
     positions = [plan.first_clip(number) for number in begins]
     ends = np.cumsum([positions[0], *map(len, found)]).tolist()
-    if memory.joined == 1:
-        assert ends == positions
-    else:
-        at = [positions.index(end) for end in ends]  # whole batches
-        assert ends[-1] == positions[-1]
-        most = memory.joined
-        if not near[0]:
-            sizes = [SPECS[name].nbytes * count for name, count in buffers.needs.lengths.items()]
-            most = min(most, max(1, near[1] // (buffers.needs.batch_size * sum(sizes))))
-        assert all(0 < stop - start <= most for start, stop in pairwise(at))
+    assert ends == positions
     if not first:
         every = [clip for batch in found for clip in batch]
         episode, start = clips.locate(np.arange(clips.num_clips))

@@ -28,7 +28,7 @@ def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
         assert all(plan.disjoint_groups)
         assert memory.prefetch >= plan.most_batches
     together = fitted.together(memory, 32)
-    batches = memory.prefetch + memory.spare + CONSUMER
+    batches = memory.prefetch + CONSUMER
     chunks = memory.max_loads + memory.max_ahead
     batches *= together
     return held_bytes(sizes.frames, memory.num_rows) + batches * sizes.batch + chunks * sizes.chunk

@@ -13,11 +13,10 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
-from seqrecord.engine.jobs import Loading, by_use, start_jobs
 from seqrecord.engine.joined import joined_rounds
 from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
 from seqrecord.engine.resident import Resident, Ring
-from seqrecord.engine.workers import WorkerPool
+from seqrecord.engine.workers import Loading, WorkerPool, by_use
 from seqrecord.sampling import GroupPlan, Plan, Round
 
 __all__ = ["Found", "LoadedRound", "RoundsAhead"]
@@ -69,18 +68,6 @@ class LoadedRound:
             sources = [found.source(first, last) for found in self._places]
             self._found = first, last, sources
         return [replace(s, rows=s.rows[start - first : stop - first]) for s in sources]
-
-    def loaded_up_to(self, stop: int) -> int:
-        """The first clip, not before `stop`, that needs a load which is under way or has failed.
-
-        The loads of clips before `stop` are waited for.
-        """
-        self._wait(bisect_left(self._uses, stop))
-        for number in range(self._waited, len(self._loading)):
-            done = self._loading[number].done
-            if not done.done() or done.cancelled() or done.exception() is not None:
-                return self._uses[number]
-        return len(self.round.clips)
 
     def wait(self) -> None:
         """Until all loads are done."""
@@ -172,7 +159,7 @@ class RoundsAhead:
             else:
                 placed.append((item.first_use, item.load, self._resident.place(item.load)))
         waiting[:] = late
-        return start_jobs(self._workers, placed, self._resident.nbytes_of)
+        return self._workers.start(placed, self._resident.nbytes_of)
 
 
 class _Rounds:

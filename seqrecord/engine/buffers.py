@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -54,7 +53,6 @@ class Needs:
     device: torch.device | None = None  # with its number; `None` for the host, without staging
     shared: bool = False  # batches are sent to another process
     decoded_there: tuple[FeatureSpec, ...] = ()  # videos that the device decodes, if it can
-    joined: int = 1  # batches that may lie side by side
 
 
 class ChunkBuffers:
@@ -115,9 +113,9 @@ class HostBuffers:
             (StayingArena if group.stay else Arena)(group.specs, group.num_rows)
             for group in needs.groups
         ]
-        make = partial(batch_pools, needs.specs, lengths=needs.lengths, keep=needs.num_batches)
-        self._pools = make(size=needs.batch_size, shared=needs.shared)
-        self._joined = make(size=needs.batch_size * needs.joined) if needs.joined > 1 else {}
+        self._pools = batch_pools(
+            needs.specs, needs.batch_size, needs.lengths, needs.num_batches, shared=needs.shared
+        )
 
     def begin(self, stats: EngineStats) -> None:
         """See `Buffers`; there is nothing to do."""
@@ -127,9 +125,8 @@ class HostBuffers:
         return nullcontext(places)
 
     def begin_batch(self, size: int) -> HostBatchBuilder:
-        """See `Buffers`; of more clips than a batch has, several that are joined."""
-        pools = self._pools if size <= self.needs.batch_size else self._joined
-        return HostBatchBuilder(size, self.needs.specs, pools)
+        """See `Buffers`."""
+        return HostBatchBuilder(size, self.needs.specs, self._pools)
 
     def end(self) -> None:
         """See `Buffers`; there is nothing to do."""

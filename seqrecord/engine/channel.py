@@ -27,14 +27,13 @@ class Channel(Generic[_Item]):
 
     The producer calls `reserve` before it makes an item, `put` when it is made, and `end` at last.
     `close`, from any thread, makes `reserve` and `check_open` raise `ClosedError`. The time that
-    one side waits for the other is counted in `stats`. `spare` slots more can be had for a while.
+    one side waits for the other is counted in `stats`.
     """
 
-    def __init__(self, slots: int, stats: EngineStats, spare: int = 0) -> None:
+    def __init__(self, slots: int, stats: EngineStats) -> None:
         # Its lock is reentrant: `close` may be called by a finalizer, inside any other method.
         self._changed = threading.Condition()
-        self._slots, self._spare = slots, spare
-        self._lent = False  # the spare slots
+        self._slots = slots
         self._stats = stats
         self._ready: deque[_Item] = deque()
         self._error: BaseException | None = None
@@ -54,13 +53,6 @@ class Channel(Generic[_Item]):
         end = perf_counter()
         self._stats.add(waiting_for_consumer_seconds=end - begin)
         self._stats.trace.add("wait for consumer", begin, end, batch=number)
-
-    def lend(self, is_wanted: bool) -> None:
-        """Have the spare slots too, or give them back, when their items are taken."""
-        with self._changed:
-            if is_wanted != self._lent:
-                self._lent = is_wanted
-                self._slots += self._spare if is_wanted else -self._spare
 
     def try_reserve(self) -> bool:
         """Take a slot if there is one now."""

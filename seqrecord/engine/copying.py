@@ -53,10 +53,6 @@ class CopyThreads:
             else:
                 _make(copy, done, self._trace)
 
-    def allow(self, count: int) -> None:
-        """Have at most so many threads from now on; no fewer than there are."""
-        self._count = count
-
     def shutdown(self) -> None:
         """Drop the copies that have not begun, and wait until no thread is left."""
         while True:

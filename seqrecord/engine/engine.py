@@ -8,7 +8,6 @@ refer to the engine. Finished batches wait in the channel: the thread never runs
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -62,8 +61,7 @@ class Engine:
             ahead; 0 for a plan whose clips do not overlap: frames are then loaded straight into
             them. `prefetch`: batches that are built or wait, without arenas `plan.most_batches`.
             Chunks to load at a time, and from storage that isn't a local disk more to hold.
-            Of a plan of single clips, `together` of its batches are delivered as one; of small
-            batches, up to `joined` may be.
+            Of a plan of single clips, `together` of its batches are delivered as one.
         num_threads: for copying, and at most so many for loading.
         frame_transform: called once for each frame, before the arena. The plan is that of one
             group, whose arena has what it makes of frames; see `ChunkLoader`.
@@ -105,8 +103,8 @@ class Engine:
         first_row: IntArray | None = None,
     ) -> None:
         self.stats = stats
-        self._plan, self._next = plan, batch
-        self._channel: Channel[Batch] = Channel(memory.prefetch, stats, memory.spare)
+        self._is_together = memory.together > 1
+        self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
         execution = Execution(
             dataset,
             specs,
@@ -139,11 +137,7 @@ class Engine:
     def __next__(self) -> Batch:
         batch = self._channel.take(self._scheduler.process)
         batch.arrive()
-        first_clip, begun = self._plan.first_clip, self._next
-        stop = first_clip(begun) + len(batch)
-        most = min(begun + len(batch), self._plan.num_batches)
-        self._next = bisect_left(range(most), stop, lo=begun + 1, key=first_clip)
-        self.stats.add(batches=self._next - begun, clips=len(batch))
+        self.stats.add(batches=len(batch) if self._is_together else 1, clips=len(batch))
         return batch
 
     def close(self) -> None:
@@ -187,7 +181,7 @@ class Execution:
     ) -> None:
         size = plan.first_clip(1) * memory.together if plan.num_batches else 1
         # Batches that are ever in use: those in the channel and the consumer's last two.
-        batches = memory.prefetch + memory.spare + CONSUMER
+        batches = memory.prefetch + CONSUMER
         groups = tuple(
             GroupNeeds(
                 _of_group(dataset, group.group, specs, frame_transform),
@@ -201,9 +195,7 @@ class Execution:
         video: tuple[FeatureSpec, ...] = ()
         if decode_there and device is not None and frame_transform is None:
             video = tuple(spec for spec in dataset.features.values() if spec.is_video)
-        needs = Needs(
-            groups, made, lengths, size, batches, device, shared, video, joined=memory.joined
-        )
+        needs = Needs(groups, made, lengths, size, batches, device, shared, video)
         on_device = partial(DeviceBuffers, stream=stream)
         self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
         self._kept = weakref.ref(kept)
@@ -226,8 +218,9 @@ class Execution:
         if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
             self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
         else:
-            sizes = {"together": memory.together, "joined": memory.joined}
-            more: dict[str, Any] = {name: count for name, count in sizes.items() if count > 1}
+            more: dict[str, Any] = {}
+            if memory.together > 1:
+                more["together"] = memory.together
             if first_row is not None:
                 more["first_row"] = first_row
             self._executor = make_executor(

@@ -105,11 +105,6 @@ class ChunkLoader:
                 raise
             self._keep(load, fetched)
 
-    def is_quick(self, load: Load) -> bool:
-        """Whether a load takes so little time that several should be done by one thread: a small
-        one of raw frames."""
-        return load.group in self._raw
-
     def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> None:
         """Do loads of one group, each into one place, one after the other.
 

@@ -175,7 +175,7 @@ class _MixExecutor(OverlappingExecutor):
         first = np.repeat(at, length)[inside] + behind
         return first, np.arange(start, stop) - first
 
-    def _begin(self, batch: int, clips: int) -> Any:  # noqa: ARG002
+    def _begin(self, batch: int) -> Any:
         number, slots = self._places.pop(batch)
         opened = self._mix.open(number, self._run.stats)
         return _Segment(self._mix, opened, slots, self._epoch, self._run.stats)

@@ -185,9 +185,6 @@ class SourceEnd:
     def put(self, item: object) -> None:
         """A segment, which has delivered itself."""
 
-    def lend(self, is_wanted: bool) -> None:
-        """A mix has no spare slots."""
-
     def interrupt(self) -> None:
         self._channel.interrupt()
 

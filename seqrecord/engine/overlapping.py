@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -13,20 +13,16 @@ import numpy as np
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound, RoundsAhead
-from seqrecord.engine.batches import Batch, BatchBuilder, Copiers, ThisThread
+from seqrecord.engine.batches import Batch, BatchBuilder
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.gathers import Gathering
 from seqrecord.engine.staying import StayingRounds
 from seqrecord.engine.workers import WorkerPool
-from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Plan
 
 __all__ = ["OverlappingExecutor"]
-
-_NEAR_BYTES = 8 << 20  # of batches that are joined: they are in a processor's cache when they are
-# taken, and little memory is touched for them, which takes long where nobody has used it before
 
 
 class OverlappingExecutor:
@@ -37,11 +33,7 @@ class OverlappingExecutor:
     Args:
         together: so many batches of one clip are built as one batch, from the first on; the last
             of these may be smaller.
-        joined: up to so many small batches are copied at once, into memory side by side, and
-            delivered as one, where the frames of at least half as many are loaded.
         first_row: where frames stay: of each episode, see `StayingRounds`.
-        near_bytes: so much of batches is joined at most, but beside a thread that computes in
-            Python, for which each copy waits.
     """
 
     def __init__(
@@ -54,17 +46,10 @@ class OverlappingExecutor:
         draw: DrawClips | None = None,
         *,
         together: int = 1,
-        joined: int = 1,
         first_row: IntArray | None = None,
-        near_bytes: int = _NEAR_BYTES,
     ) -> None:
         self._draw = draw
-        self._together, self._joined = together, joined
-        self._near = 1  # batches
-        if joined > 1:
-            needs = buffers.needs
-            batch = needs.batch_size * clip_nbytes(needs.specs, needs.lengths)
-            self._near = max(1, near_bytes // max(1, batch))
+        self._together = together
         self._first = 0  # batch
         self._plan = plan
         self._buffers = buffers
@@ -82,7 +67,6 @@ class OverlappingExecutor:
     def run(self, batch: int) -> None:
         """See `Executor`."""
         self._first = batch
-        self._workers.notice_gil()  # before the first loads
         self._execute(*self._plan.locate(batch))
 
     def _execute(self, first_round: int, skip: int) -> None:
@@ -114,17 +98,12 @@ class OverlappingExecutor:
             batch, slots = np.divmod(batch - self._first, self._together)
         edges = (np.flatnonzero(np.diff(batch)) + 1).tolist()
         bounds = [skip, *(e for e in edges if e > skip), len(clips)]
-        stop = skip
-        for at, start in enumerate(bounds[:-1]):
-            if start < stop or start == len(clips):
-                continue  # it is joined to one before it
-            stop = bounds[at + 1]
+        for start, stop in pairwise(bounds):
+            if start == stop:
+                continue
             self._workers.fetch(self._rounds.later())
             if self._builder is None or self._gathering is None:
-                self._gathers.num_threads = self._workers.notice_gil()
-                if self._joined > 1:
-                    stop = self._joined_stop(loaded, bounds[at:])
-                self._builder = self._begin_next(int(batch[start]), stop - start)
+                self._builder = self._begin_next(int(batch[start]))
                 self._gathering = self._gathers.begin()
             sources = loaded.sources(start, stop)
             drawn = Drawn()
@@ -133,56 +112,32 @@ class OverlappingExecutor:
                 sources = [replace(source, crop=drawn.crop) for source in sources]
             begin = perf_counter()
             slot = int(slots[start])
-            copiers: Copiers = self._gathering if self._most_joined == 1 else ThisThread()
-            nbytes = self._builder.gather(slot, sources, copiers, drawn.calls)
+            nbytes = self._builder.gather(slot, sources, self._gathering, drawn.calls)
             self._builder.append(clips.episode[start:stop], clips.start[start:stop])
             self._workers.note_gather(begin, stop - start, nbytes)
             if self._builder.is_full:
                 self._gathering.finish(partial(_deliver, self._channel, self._builder))
                 self._builder = self._gathering = None
 
-    @property
-    def _most_joined(self) -> int:
-        """How many batches are copied at once, at most. One is worth several threads."""
-        return self._joined if self._workers.is_beside_python else min(self._joined, self._near)
-
-    def _joined_stop(self, loaded: LoadedRound, bounds: Sequence[int]) -> int:
-        """Where the batches end that are copied with a round's batch `[bounds[0], bounds[1])`.
-
-        `bounds` are where that one begins, and those after it, and where the round ends. All that
-        are joined are whole and loaded.
-        """
-        clips, ready = loaded.round.clips, loaded.loaded_up_to(bounds[1])
-        most = self._most_joined
-        stops = [stop for stop in bounds[1 : most + 1] if stop <= ready]
-        if stops[-1] == len(clips) and clips.slot[-1] + 1 < self._size(int(clips.batch[-1])):
-            stops.pop()  # the next round has more of it
-        return stops[-1] if 2 * len(stops) >= most else bounds[1]
-
-    def _begin_next(self, batch: int, clips: int) -> BatchBuilder[Any]:
+    def _begin_next(self, batch: int) -> BatchBuilder[Any]:
         """As `_begin`. To wait while copies are made is not to wait for the consumer."""
         stats = self._workers.stats
         stats.add(gather_seconds=self._gathers.lap())
         before = stats.waiting_for_consumer_seconds
-        builder = self._begin(batch, clips)
+        builder = self._begin(batch)
         gathered, waited = self._gathers.lap(), stats.waiting_for_consumer_seconds - before
         stats.add(gather_seconds=gathered, waiting_for_consumer_seconds=-min(gathered, waited))
         return builder
 
-    def _begin(self, batch: int, clips: int) -> BatchBuilder[Any]:
-        """A batch to build, once the consumer has taken enough of those before.
-
-        It is of so many clips where others are joined to it.
-        """
+    def _begin(self, batch: int) -> BatchBuilder[Any]:
+        """A batch to build, once the consumer has taken enough of those before."""
         self._channel.reserve(batch)
         if self._together > 1:
             rest = self._plan.num_batches - self._first - batch * self._together
             return self._buffers.begin_batch(min(self._together, rest))
-        return self._buffers.begin_batch(max(clips, self._size(batch)))
-
-    def _size(self, batch: int) -> int:
-        """Clips of a batch."""
-        return self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
+        return self._buffers.begin_batch(
+            self._plan.first_clip(batch + 1) - self._plan.first_clip(batch)
+        )
 
 
 def _deliver(channel: Channel[Batch], builder: BatchBuilder[Any]) -> None:

@@ -26,9 +26,8 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound
 from seqrecord.engine.arena import Place, StayingArena
 from seqrecord.engine.batches import Source
-from seqrecord.engine.jobs import Loading, start_jobs
 from seqrecord.engine.loads import Load
-from seqrecord.engine.workers import WorkerPool
+from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.grids import numbered
 from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round
 
@@ -113,7 +112,7 @@ class StayingRounds:
             placed += group.place(start, _one_after_other(loads), clips)
             assert group.has(clips), "the plan loads all frames of its clips"
         sizes = {group.number: group.frame_nbytes for group in self._groups}
-        return start_jobs(self._workers, placed, lambda load: load.count * sizes[load.group])
+        return self._workers.start(placed, lambda load: load.count * sizes[load.group])
 
 
 class _Group:

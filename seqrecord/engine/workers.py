@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Copy
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.copying import CopyThreads
 from seqrecord.engine.gathers import Gathers
-from seqrecord.engine.gil import GilWatch
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.turns import Turns
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 from seqrecord.threads import ThreadPool
 
-__all__ = ["THREAD_NAME", "WorkerPool"]
+__all__ = ["THREAD_NAME", "Loading", "WorkerPool", "by_use"]
 
 _Result = TypeVar("_Result")
 
 THREAD_NAME = "seqrecord-engine"  # how the names of all threads of the engine begin
 _MORE_COPIERS = 1  # threads that copy beside `num_threads`, for some wait for the GIL
-_MORE_BESIDE_PYTHON = 4  # … where each waits long,
-_MORE_LOADERS = 2  # … as more that load
+_MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one task bring
+_LEAST_TOGETHER = 128 << 10  # … however little there is for each thread
+
+
+class Loading(NamedTuple):
+    """A task under way: the number of the first clip of its round that needs one of its loads."""
+
+    first_use: int
+    done: Future[None]
+
+
+def by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:
+    """What to sort by."""
+    return item[0]
 
 
 class WorkerPool:
@@ -66,19 +76,14 @@ class WorkerPool:
         if loader.is_local:
             self.num_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
-        self.num_loaders = num_loaders
-        self._most_loaders = num_loaders
-        if loader.is_local:
-            self._most_loaders = min(memory.max_loads, num_loaders + _MORE_LOADERS)
+        self._num_loaders = num_loaders
         self._loader = loader
         self._channel = channel
-        self._gil = GilWatch()
-        self.is_beside_python = False  # as `notice_gil` found it
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
         self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
         self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
-        self._turns = Turns(self._loaders)
+        self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
         copiers = num_threads + _MORE_COPIERS
         self._copiers = CopyThreads(copiers, f"{THREAD_NAME}-copy", stats.trace)
 
@@ -87,43 +92,58 @@ class WorkerPool:
 
     def __exit__(self, *exception: object) -> None:
         self._left = True
-        self._turns.cancel()
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
 
-    def notice_gil(self) -> int:
-        """For how many threads the copies of a batch should do from now on.
+    def start(
+        self, placed: Iterable[tuple[int, Load, Place]], nbytes_of: Callable[[Load], int]
+    ) -> list[Loading]:
+        """Have loads done, after those that were asked for before; the first needed first.
 
-        Beside a thread that computes in Python, each waits for milliseconds after a copy. So there
-        are as few as can be, and more threads make those of more batches; and more threads load.
-        Large batches may be one more then.
+        Each comes with the first clip that needs it and its rows; `nbytes_of` says how many bytes
+        of frames a load brings. Small ones of a group that follow each other are done by one
+        thread, but elsewhere than on a disk, where many that wait are faster than one.
         """
-        self.is_beside_python = is_late = self._gil.is_late()
-        self._copiers.allow(self.num_threads + (_MORE_BESIDE_PYTHON if is_late else _MORE_COPIERS))
-        self._loaders.allow(self._most_loaders if is_late else self.num_loaders)
-        self._channel.lend(is_late)
-        return 1 if is_late else self.num_threads
+        self._channel.check_open()
+        placed = sorted(placed, key=by_use)
+        sizes = [nbytes_of(load) for _, load, _ in placed]
+        most = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
+        started: list[Loading] = []
+        some: list[tuple[int, Load, Place]] = []
+        left = 0
+        for item, size in zip(placed, sizes, strict=True):
+            left -= size
+            if some and (left < 0 or item[1].group != some[0][1].group):
+                started.append(self._start(some))
+                some = []
+            if not some:
+                left = (most if self._may_join(item[1]) else 0) - size
+            some.append(item)
+        if some:
+            started.append(self._start(some))
+        return started
+
+    def _may_join(self, load: Load) -> bool:
+        return self._loader.is_local and load.group not in self._loader.in_pieces
+
+    def _start(self, some: Sequence[tuple[int, Load, Place]]) -> Loading:
+        first_use, load, place = some[0]
+        if len(some) > 1 or self._may_join(load):
+            loads, places = [item[1] for item in some], [item[2] for item in some]
+            do = partial(self._run, self._loader.load_together, loads, places)
+            return Loading(first_use, self._loaders.submit(do))
+        return Loading(first_use, self.load(load, [place]))
 
     def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
         """Have a load done, after those that were asked for before."""
         self._channel.check_open()
-        fetching = self._fetching.pop(load, None)
-        line = None
-        if load.group in self._loader.in_pieces:  # a decoder goes on where the load before ended
-            line = load.group, load.cursor
-        return self._turns.submit(line, partial(self._load, load, places, fetching))
-
-    def kind_of(self, load: Load) -> Literal["alone", "small", "quick"]:
-        """Whether a load is done by itself, or with others: only from a disk, for elsewhere many
-        that wait are faster than one."""
-        if not self._loader.is_local or load.group in self._loader.in_pieces:
-            return "alone"
-        return "quick" if self._loader.is_quick(load) else "small"
-
-    def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> Future[None]:
-        """Have loads of one group done by one thread, one after the other."""
-        self._channel.check_open()
-        return self._loaders.submit(self._run, self._loader.load_together, loads, places)
+        fetching, before = self._fetching.pop(load, None), None
+        if is_piece := load.group in self._loader.in_pieces:
+            before = self._before.get((load.group, load.cursor))
+        done = self._loaders.submit(self._load, load, places, fetching, before)
+        if is_piece:  # a decoder goes on where the load before ended
+            self._before[load.group, load.cursor] = done
+        return done
 
     def fetch(self, loads: Iterable[Load]) -> None:
         """Have chunks read whose frames have no room yet, `num_ahead` of them at most.
@@ -177,12 +197,16 @@ class WorkerPool:
         load: Load,
         places: Sequence[Place],
         fetching: Future[Fetched] | None,
+        before: Future[None] | None,
     ) -> None:
+        # It does not wait for ever: what was asked for before this load has begun.
+        if before is not None:
+            wait([before])
         if fetching is None:
             self._run(self._loader, load, places)
             return
         assert self._ahead is not None
-        try:  # it does not wait for ever: what was asked for before this load has begun
+        try:
             self._run(self._loader, load, places, fetching.result())
         finally:
             self._ahead.release()

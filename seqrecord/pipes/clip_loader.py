@@ -89,11 +89,9 @@ class ClipLoader(Planner):
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             least = 1 if all(memory.num_rows) else plan.most_batches
-            memory = replace(memory, prefetch=min(memory.prefetch, least), spare=0)
+            memory = replace(memory, prefetch=min(memory.prefetch, least))
         if (most := self._most_together) > 1:
             memory = replace(memory, together=fit.together(memory, most))
-        if (most := self._most_joined) > 1:  # beside memory for one alone
-            memory = replace(memory, joined=max(1, fit.together(memory, most + 1) - 1))
         return Engine(
             **self._execution(plan),
             batch=batch,
@@ -108,21 +106,6 @@ class ClipLoader(Planner):
         if self.batch_size is not None or not self._are_alike:
             return 1
         return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
-
-    @property
-    def _most_joined(self) -> int:
-        """How many batches may be copied at once, side by side: a few small ones.
-
-        Not in a worker process, which sends each to another process, nor where functions of users
-        may fail: batches before the one that fails are delivered.
-        """
-        draws = self.selection.draws
-        if self.batch_size is None or not self._are_alike or get_worker_info() is not None:
-            return 1
-        if draws is not None and draws.functions is not None:
-            return 1
-        nbytes = self.batch_size * self._clip_bytes
-        return max(1, min(_MOST_JOINED, _MOST_BYTES_JOINED // max(1, nbytes)))
 
     @property
     def _are_alike(self) -> bool:
@@ -219,22 +202,6 @@ class ClipLoader(Planner):
         divide = _rows if get_worker_info() is not None else _copies
         given = {name: divide(feature) for name, feature in _tensors(batch).items()}
         return self.selection.columns.singles(given, self.columns(batch, plan.epoch))
-
-    def batches(self, joined: Batch, plan: Plan, number: int) -> list[Clip]:
-        """Several batches, from `number` on, which an engine has delivered as one."""
-        arrays = {name: feature.numpy() for name, feature in _tensors(joined).items()}
-        columns = self.columns(joined, plan.epoch)
-        origin, found, stop = plan.first_clip(number), [], 0
-        while stop < len(joined):
-            start, stop = stop, plan.first_clip(number + 1) - origin
-            # Tensors whose storage ends where they do: to save one is not to save all.
-            made: Clip = {n: torch.from_numpy(array[start:stop]) for n, array in arrays.items()}
-            made |= {name: column[start:stop] for name, column in columns.items()}
-            for name, said in plan.columns(number).items():
-                made[name] = torch.from_numpy(said)
-            found.append(made)
-            number += 1
-        return found
 
     def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
         """What is said of a batch's clips beside their features, each a list or tensor of clips."""

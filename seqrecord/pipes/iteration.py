@@ -34,7 +34,7 @@ class Iteration:
     ) -> None:
         self._loader, self._plan = loader, plan
         self._number = batch  # of the batch that is made next
-        self._waiting: list[Any] = []  # made, and nobody has them; the last one comes first
+        self._waiting: list[Any] = []  # single clips that nobody has; the last one comes first
         self._is_single = loader.batch_size is None
         self._trace = loader.trace()
         self.stats = EngineStats(trace=self._trace)
@@ -90,32 +90,21 @@ class Iteration:
         count = len(self._waiting)
         self._number -= count
         # Without the lock, which a fork may never get: only the consumer counts these.
-        self.stats.clips -= self._clips_waiting
-        self.stats.batches -= self._clips_waiting if self._is_single else count
+        self.stats.clips -= count
+        self.stats.batches -= count
         self._waiting.clear()
 
     def report(self) -> dict[str, Any]:
         """What the engine has done, of clips only those that somebody has got."""
         report = self.stats.report()
-        report["clips"] -= self._clips_waiting
-        report["batches"] -= self._clips_waiting if self._is_single else len(self._waiting)
+        report["clips"] -= len(self._waiting)
+        report["batches"] -= len(self._waiting)
         return report
 
-    @property
-    def _clips_waiting(self) -> int:
-        if self._is_single:
-            return len(self._waiting)
-        return sum(len(batch["start"]) for batch in self._waiting)
-
     def _made(self, batch: Any) -> list[Any]:
-        """What users get of a batch, the last one first."""
-        loader, plan, number = self._loader, self._plan, self._number
-        if len(batch) == plan.first_clip(number + 1) - plan.first_clip(number):
-            return [loader.clip(batch, plan, number)]
-        clips: list[Any]
-        if self._is_single:
-            clips = loader.singles(batch, plan)
-        else:
-            clips = loader.batches(batch, plan, number)
+        """What users get of a batch; of several single clips the last one comes first."""
+        if not self._is_single or len(batch) == 1:
+            return [self._loader.clip(batch, self._plan, self._number)]
+        clips: list[Any] = self._loader.singles(batch, self._plan)
         clips.reverse()
         return clips

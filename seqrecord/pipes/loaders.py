@@ -50,8 +50,7 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
     `start` its first frame, or that from which windows count. With `batch_size` the engine
     assembles batches itself: tensors [batch, T, …], `episode` a list of keys, `start` int64
     [batch]. That is the fast path. The memory of a batch is used again when nothing refers to the
-    batch any more: a batch that is kept stays as it is. Small ones lie together, up to 32 batches
-    in 32 MiB, and that memory is used again when all of them are gone.
+    batch any more: a batch that is kept stays as it is.
 
     The order is a function of the dataset, the arguments, the epoch and the part alone. Epochs
     advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe

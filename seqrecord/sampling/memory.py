@@ -27,8 +27,7 @@ from seqrecord.units import format_size
 __all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
-MOST_PREFETCH = 6  # … of small ones: beside a thread that computes in Python, each takes some
-# milliseconds that pass without work, however small it is
+MOST_PREFETCH = 6  # … of small ones
 MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`,
 MORE_BYTES = 256 << 20  # and no more than so many: an epoch's first batches are fresh memory
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
@@ -67,8 +66,6 @@ class Memory:
     max_loads: int  # chunks being read
     max_ahead: int  # chunks more that wait as they are stored
     together: int = 1  # batches of one clip that are built at once, and count as one above
-    joined: int = 1  # batches of several clips that may be, where they are loaded
-    spare: int = 0  # batches more, beside a thread that computes in Python
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,9 @@ class Fit:
         if not all(memory.num_rows):
             return 1
         taken = held_bytes(self.sizes.frames, memory.num_rows)
-        batches = memory.prefetch + memory.spare
-        taken += (batches - self.prefetch) * self.sizes.batch
+        taken += (memory.prefetch - self.prefetch) * self.sizes.batch
         left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
-        more = left // max(1, (batches + CONSUMER) * self.sizes.batch)
+        more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
         return max(1, min(most, 1 + more))
 
     def memory(self, plan: Plan, *, fixed: bool) -> Memory:
@@ -107,10 +103,7 @@ class Fit:
         least = min(self._divide(held, nbytes, 0)[1], MAX_LOADS // 2)
         while more and self._divide(held, nbytes, more)[1] < least:
             more -= 1
-        spare = self._spare_batches(left, more) if fixed else 0
-        if spare and self._divide(held, nbytes, more + spare)[1] < least:
-            spare = 0
-        rows, ahead = self._divide(held, nbytes, more + spare)
+        rows, ahead = self._divide(held, nbytes, more)
         taken = held_bytes(sizes, rows)
         # Where clips do not overlap, an arena's memory is better spent on batches; not where epochs
         # have several phases, for then they would not share their memory.
@@ -123,10 +116,10 @@ class Fit:
             ]
             kept = tuple(0 if s else n for n, s in zip(rows, straight, strict=True))
             freed = taken - held_bytes(sizes, kept)
-            prefetch = self.prefetch + more + spare + freed // max(1, self.sizes.batch)
+            prefetch = self.prefetch + more + freed // max(1, self.sizes.batch)
             if prefetch >= plan.most_batches:
                 return Memory(kept, prefetch, self.max_loads, ahead)
-        return Memory(rows, self.prefetch + more, self.max_loads, ahead, spare=spare)
+        return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
     def staying(self, num_frames: int) -> Memory | None:
         """Memory in which so many frames, of all groups, stay once they were loaded; `None` where
@@ -153,14 +146,6 @@ class Fit:
         what arenas may take."""
         most = min(self._room(left), MORE_BYTES) // max(1, self.sizes.batch)
         return max(0, min(MOST_PREFETCH - self.prefetch, most))
-
-    def _spare_batches(self, left: int, more: int) -> int:
-        """One batch beside `more`, where these are few and leave room for it.
-
-        Beside a thread that computes in Python a large one is worth its memory too.
-        """
-        room = self._room(left) // max(1, self.sizes.batch) - more
-        return max(0, min(1, PREFETCH - more, room))
 
     def _room(self, left: int) -> int:
         """Bytes for batches beside `prefetch`, where so many are left of what arenas may take."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import resource
 import statistics
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,11 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
     """Clips a second of each epoch after the first, and their median.
 
     The consumer reads one byte of every page. `epochs` are rates, each with what `Scaling` said
-    before and after; beside a thread that takes a core nothing can be asked.
+    before and after.
     """
     importlib.import_module("seqrecord.pipes.loaders")  # torch takes seconds, whoever loads
     with Scaling.start() as scaling:
         scaling.now()
-        level = scaling.now()
-        if row.spins:
-            threading.Thread(target=_spin, daemon=True).start()
         begin = time.perf_counter()
         epoch = row.make(folder)
         first, read = 0.0, 0
@@ -38,7 +34,7 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
         for number in range(EPOCHS):
             if row.is_cold:
                 drop_page_cache(folder.rglob("*.seqrec"))
-            before = level if row.spins else scaling.now()
+            before = scaling.now()
             clips, read = 0, _bytes_by_system_calls()
             start = time.perf_counter()
             for batch in epoch():
@@ -52,7 +48,7 @@ def measure(row: Row, folder: Path) -> dict[str, Any]:
             rate = clips / (time.perf_counter() - start)
             read = _bytes_by_system_calls() - read
             if number:
-                epochs.append((rate, before, before if row.spins else scaling.now()))
+                epochs.append((rate, before, scaling.now()))
     stats = epoch.stats() if isinstance(epoch, Streaming) else {}
     if stats.get("bytes_read"):  # nothing where frames stay in memory
         stats["system_ratio"] = read / stats["bytes_read"]
@@ -70,7 +66,3 @@ def _bytes_by_system_calls() -> int:
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
 
-
-def _spin() -> None:
-    while True:
-        pass

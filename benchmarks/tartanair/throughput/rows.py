@@ -34,14 +34,12 @@ class Row:
         of: the row that its rate is compared with.
         wanted: at least this share of it.
         is_cold: the files are dropped from the page cache before each epoch.
-        spins: a thread of pure Python holds the GIL as much as it can.
     """
 
     make: Callable[[Path], Callable[[], Batches]]
     of: str = ""
     wanted: float | None = None
     is_cold: bool = False
-    spins: bool = False
 
 
 class Streaming:
@@ -119,9 +117,6 @@ ROWS = {
     "raw-cold": Row(_streaming("raw"), "copy", is_cold=True),
     "balanced-cold": Row(_streaming("balanced"), "copy", is_cold=True),
     "image": Row(_streaming("raw", **_IMAGE), "copy"),
-    "raw-spinning": Row(_streaming("raw"), "raw", wanted=0.6, spins=True),
-    "image-spinning": Row(_streaming("raw", **_IMAGE), "image", wanted=0.6, spins=True),
-    "balanced-spinning": Row(_streaming("balanced"), "balanced", spins=True),
     "crops-copy": Row(copying("raw", CLIP_LEN, BATCH_SIZE, side=_SIDE), "raw"),
     "crops-read-copy": Row(copying("raw", CLIP_LEN, BATCH_SIZE, side=_SIDE, reads=True), "raw"),
     "crops": Row(_streaming("raw", **_CROP), "raw", wanted=4),
@@ -134,7 +129,6 @@ ROWS = {
     "policy-copy": Row(copying("policy", CLIP_LEN, _POLICY_BATCH)),
     "policy": Row(_streaming("policy", **_POLICY), "policy-copy"),
     "policy-windows": Row(_streaming("policy", **_WINDOWS), "policy"),
-    "policy-spinning": Row(_streaming("policy", **_POLICY), "policy", wanted=0.6, spins=True),
     "take-2MiB": Row(taking(_VECTORS, _2MIB)),
     "vectors-2MiB": Row(_streaming("vectors", **_SMALL_BATCH), "take-2MiB", wanted=0.5),
     "take-32MiB": Row(taking(_VECTORS, _32MIB)),
