@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,19 +124,6 @@ def test_plans_give_them_and_read_only_chunks_that_hold_one(case: ChosenCase) ->
         assert given_clips >= wanted
 
 
-@given(chosen_cases())
-def test_a_clip_that_comes_twice_is_not_alone_with_its_frames(case: ChosenCase) -> None:
-    plan = plan_of(case)
-    if plan is None or not any(plan.disjoint_groups):
-        return
-    clips = [
-        clip
-        for work in plan.rounds()
-        for clip in zip(work.clips.run.tolist(), work.clips.start.tolist(), strict=True)
-    ]
-    assert len(set(clips)) == len(clips)
-
-
 def test_times_are_the_weight_rounded_down_or_up() -> None:
     weight = np.array([0.0, 0.25, 1.0, 2.5, 7.0, 0.999])
     chosen = ChosenClips.of(np.zeros(6, np.int64), np.arange(6), weight)
@@ -197,19 +183,6 @@ def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
     loads = [work.groups[0].loads for work in plan.rounds()]
     assert sum(map(len, loads)) <= 105
     assert sum(int(load.count.sum()) for load in loads) <= 105 * 4
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_single_frames_are_disjoint_unless_one_comes_again(again: bool) -> None:
-    episodes = EpisodeTable(np.array([64]), (ChunkGrid(np.array([8]), np.zeros(1, np.int64)),))
-    starts = np.array([3, 4, 20, 4 if again else 5])
-    chosen = ChosenClips.of(np.zeros(4, np.int64), starts)
-    table = chosen.table(ClipSpec(1), np.arange(1), chosen.most)
-    settings = PlanSettings(num_cursors=1, block_frames=1000, first_block_frames=1000)
-    plan = EpochPlan(table, episodes, settings)
-    assert plan.num_rounds == 1
-    assert table.repeats == again
-    assert all(plan.disjoint_groups) == (not again)
 
 
 def test_frames_between_far_clips_of_one_long_chunk_count() -> None:

@@ -1,4 +1,4 @@
-"""Clips that do not overlap are loaded without an arena, and are the same clips."""
+"""Clips that do not overlap."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from torch.utils.data import DataLoader
 
-import seqrecord
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import ChecksumError
-from seqrecord.sampling.memory import LEAST_STRAIGHT
 from tests.clip_data import (
     STRAIGHT,
     check,
     digest,
     effective,
     leaves_nothing,
-    names,
     possible_clips,
     write_numbered,
 )
@@ -33,8 +29,8 @@ FIXED = ["image", "flow", "id"]
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "small": {"codecs": "raw"},  # goes through an arena
-    "raw": {"codecs": "raw", "shape": STRAIGHT},  # its pages are read straight into batches
+    "small": {"codecs": "raw"},
+    "raw": {"codecs": "raw", "shape": STRAIGHT},  # its pages are read straight into rows
     "balanced": {"codecs": "balanced", "shape": STRAIGHT},
 }
 
@@ -43,16 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("disjoint")
     return write_numbered(folder / "records", **KINDS[request.param])
-
-
-def is_small(path: Path) -> bool:
-    with seqrecord.open(path) as dataset:
-        return dataset.features["image"].nbytes < LEAST_STRAIGHT
-
-
-def was_gathered(pipe: SeqRecordPipe) -> bool:
-    """Whether the last epoch copied frames out of an arena."""
-    return bool(pipe.stats()["gather_seconds"])
 
 
 def make(path: Path, clip_len: int, **settings: Any) -> SeqRecordPipe:
@@ -77,25 +63,22 @@ def test_every_clip_is_right(
         expected = possible_clips(FIXED, clip_len, clip_len)
         assert (sorted(clips) if shuffle else clips) == expected
         assert pipe.stats()["frames_decoded"] == len(expected) * clip_len
-    assert was_gathered(pipe) == is_small(path)
 
 
 @pytest.mark.parametrize(
     "settings", [{"stride": 3}, {"stride": 5, "num_cursors": 1, "shuffle_buffer": 2}]
 )
-def test_frames_of_several_clips_go_through_the_arena(path: Path, settings: dict[str, int]) -> None:
+def test_frames_of_several_clips(path: Path, settings: dict[str, int]) -> None:
     pipe = make(path, 4, **settings)
     clips = [name for batch in pipe for name in check(batch, FIXED, 4)]
     expected = possible_clips(FIXED, 4, settings.get("stride", 4))
     assert sorted(clips) == sorted(expected)
-    assert was_gathered(pipe)
 
 
-def test_features_of_variable_shape_go_through_the_arena(path: Path) -> None:
+def test_features_of_variable_shape(path: Path) -> None:
     pipe = make(path, 4, features=[*FIXED, "note"])
     clips = [name for batch in pipe for name in check(batch, [*FIXED, "note"], 4)]
     assert sorted(clips) == sorted(possible_clips(FIXED, 4, 4))
-    assert was_gathered(pipe)
 
 
 def test_transformed_frames(path: Path) -> None:
@@ -111,7 +94,6 @@ def test_transformed_frames(path: Path) -> None:
             count += 1
         assert batch["image"].shape[2] in (3, 210)
     assert count == len(possible_clips(["id", "image"], 4, 4))
-    assert was_gathered(pipe) == is_small(path)
 
 
 def test_batches_that_are_kept_do_not_change(path: Path) -> None:
@@ -128,8 +110,8 @@ def test_resumes_anywhere(tmp_path: Path, settings: dict[str, Any]) -> None:
     check_resume(lambda: make(path, 2, **settings))
 
 
-def test_as_through_the_arena(path: Path) -> None:
-    """Where another feature is asked for, whose shape varies, all go through it."""
+def test_as_beside_a_feature_of_variable_shape(path: Path) -> None:
+    """As where another feature is asked for, whose shape varies."""
     straight, other = make(path, 4, seed=3), make(path, 4, seed=3, features=[*FIXED, "note"])
     expected = [digest(batch) for batch in straight]
     found = []
@@ -137,8 +119,6 @@ def test_as_through_the_arena(path: Path) -> None:
         del batch["note"]
         found.append(digest(batch))
     assert found == expected
-    assert was_gathered(other)
-    assert was_gathered(straight) == is_small(path)
 
 
 def test_leaving_early_leaves_nothing(path: Path) -> None:
@@ -180,11 +160,3 @@ def test_what_is_read_is_the_page_to_the_byte(path: Path) -> None:
             expected += page.stop - page.start
     assert pipe.stats()["bytes_read"] == expected
     assert np.isfinite(pipe.stats()["fetch_seconds"])
-
-
-def test_a_worker_opens_as_many_batches_as_a_load_fills(path: Path) -> None:
-    """A worker runs ahead as little as it can; less would wait for ever."""
-    pipe = SeqRecordPipe(path, clip_len=2, stride=2, features=["id"], batch_size=1)
-    loader = DataLoader(pipe, batch_size=None, num_workers=1, timeout=60)
-    found = [name for batch in loader for name in names(batch)]
-    assert sorted(found) == possible_clips(["id"], 2, stride=2)

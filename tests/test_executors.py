@@ -1,4 +1,4 @@
-"""Both executors, with plans of several groups and a loader that says whose each frame is."""
+"""The executor, with plans of several groups and a loader that says whose each frame is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
-from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.loads import Load
 from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.stats import EngineStats
@@ -144,11 +143,10 @@ def running(
     channel: Channel[Batch] = Channel(memory.prefetch, stats)
     threads: Any = {"num_threads": 2, "memory": memory, "channel": channel, "stats": stats}
     workers = WorkerPool(loader, **threads)
-    make = OverlappingExecutor if all(memory.num_rows) else DisjointExecutor
     more: Any = {"together": memory.together} if memory.together > 1 else {}
     if kind == "staying":
         more["first_row"] = first_rows(table.num_frames, np.arange(len(table)))
-    executor = make(plan, frames, buffers, workers, channel, **more)
+    executor = OverlappingExecutor(plan, frames, buffers, workers, channel, **more)
 
     def run() -> None:
         error = None
@@ -269,15 +267,8 @@ def run(
     rows = tuple(int(group.max_resident_frames * more) for group in plan.groups)
     if kind == "staying":
         rows = (int(table.num_frames.sum()),) * len(rows)
-    direct = [
-        kind == "host" and is_disjoint and data.draw(st.booleans())
-        for is_disjoint in plan.disjoint_groups
-    ]
-    if any(direct):
-        rows = tuple(0 if is_direct else n for is_direct, n in zip(direct, rows, strict=True))
-        prefetch = max(prefetch, plan.most_batches)
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
-    if all(rows) and plan.num_batches and plan.first_clip(1) == 1:  # single clips
+    if plan.num_batches and plan.first_clip(1) == 1:  # single clips
         memory = replace(memory, together=data.draw(st.integers(1, 9)))
     first = data.draw(st.integers(0, plan.num_batches))
     buffers = make_buffers(kind, plan, frames, memory)

@@ -20,13 +20,8 @@ CONSUMER = 2  # batches that the consumer has
 def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
     """The bytes that an engine of this plan may have at a time, which can hold what it must."""
     memory, sizes = fitted.memory(plan, fixed=fixed), fitted.sizes
-    if any(memory.num_rows):
-        for rows, group in zip(memory.num_rows, plan.groups, strict=True):
-            assert rows >= group.max_resident_frames
-    else:
-        assert fixed
-        assert all(plan.disjoint_groups)
-        assert memory.prefetch >= plan.most_batches
+    for rows, group in zip(memory.num_rows, plan.groups, strict=True):
+        assert rows >= group.max_resident_frames
     together = fitted.together(memory, 32)
     batches = memory.prefetch + CONSUMER
     chunks = memory.max_loads + memory.max_ahead

@@ -118,49 +118,6 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
         assert chunks_of(case, used) <= set(engine.chunks) <= chunks_of(case, spanned)
 
 
-@given(requests(), st.integers(1, 4))
-def test_says_when_no_frame_is_used_twice_or_waits_for_a_later_round(
-    request: Request, blocks: int
-) -> None:
-    case = request.case
-    if case.spec.stride < case.spec.span:  # such plans are many among the others
-        spec = replace(case.spec, stride=case.spec.span, phase=0)
-        case = replace(case, spec=spec)
-        settings = replace(request.settings, block_frames=spec.stride * blocks)
-        request = replace(request, case=case, settings=settings)
-    for plan in parts(request):
-        disjoint, exact, most_batches = True, True, 0
-        kept: set[tuple[int, int]] = set()  # loaded in a round that has no clip of them
-        for work in plan.rounds():
-            batches = set(work.clips.batch.tolist())
-            most_batches = max(most_batches, len(batches))
-            uses = Counter(
-                (run, frame)
-                for run, start in zip(
-                    work.clips.run.tolist(), work.clips.start.tolist(), strict=True
-                )
-                for frame in case.frames(start)
-            )
-            loads = work.groups[0].loads
-            columns = (loads.run, loads.first, loads.count)
-            loaded = {
-                (run, first + i * plan.groups[0].window.frame_step)
-                for run, first, count in zip(*(c.tolist() for c in columns), strict=True)
-                for i in range(count)
-            }
-            disjoint &= loaded >= set(uses) and max(uses.values(), default=1) == 1
-            kept |= loaded - set(uses)
-            disjoint &= not kept & set(uses)
-            exact &= disjoint and loaded == set(uses)
-        assert plan.most_batches == most_batches
-        if (
-            all(plan.disjoint_groups) and not plan.num_dropped
-        ):  # which leaves out clips of the last round
-            assert disjoint
-        if exact and case.spec.length > 1:
-            assert all(plan.disjoint_groups) or not plan.num_clips or request.settings.drop_last
-
-
 @given(requests(), st.data())
 def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
     for plan in parts(request):

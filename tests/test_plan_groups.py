@@ -294,37 +294,6 @@ def test_the_order_is_that_of_the_leading_group_alone(case: Case) -> None:
         assert (work.groups[i].frees.first == same.groups[0].frees.first).all()
 
 
-@given(cases())
-def test_a_group_that_shares_no_frames_is_disjoint(case: Case) -> None:
-    plan = plan_of(case)
-    if plan is None:
-        return
-    rounds = list(plan.rounds())
-    for i, disjoint in enumerate(plan.disjoint_groups):
-        if not disjoint or plan.num_dropped or case.windows[i] != Window.of(case.spec):
-            continue
-        kept: set[tuple[int, int]] = set()
-        for work in rounds:
-            columns = (work.clips.run, work.clips.episode, work.clips.start)
-            uses = Counter(
-                (run, frame)
-                for run, episode, start in zip(*(c.tolist() for c in columns), strict=True)
-                for frame in case.used(i, episode, start)
-            )
-            assert set(uses.values()) <= {1}
-            loads = work.groups[i].loads
-            loaded = {
-                (run, first + k * case.windows[i].frame_step)
-                for run, first, count in zip(
-                    loads.run.tolist(), loads.first.tolist(), loads.count.tolist(), strict=True
-                )
-                for k in range(count)
-            }
-            assert not kept & set(uses)
-            assert set(uses) <= loaded
-            kept |= loaded - set(uses)
-
-
 def test_long_chunks_of_small_features_cost_no_images() -> None:
     """Sixteen actions ahead hold no images, and are read once for all clips."""
     images, actions = ((32,) * 32,), ((1024,),)

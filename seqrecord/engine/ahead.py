@@ -79,10 +79,10 @@ class LoadedRound:
 
 
 class RoundsAhead:
-    """The rounds of a plan in their order, with the loads of those groups that have an arena.
+    """The rounds of a plan in their order, with their loads.
 
     Loads of the next round begin while the clips of this one are gathered, as far as the rings have
-    room. Where all groups have an arena, small rounds are joined: see `joined_rounds`.
+    room. Small rounds are joined: see `joined_rounds`.
     """
 
     def __init__(
@@ -101,20 +101,17 @@ class RoundsAhead:
     def run(self, first_round: int) -> Iterator[LoadedRound]:
         """The rounds from `first_round` on; what a round frees is forgotten when the next is asked
         for, by when its clips have been gathered."""
-        groups = [group if group.group in self._resident else None for group in self._plan.groups]
+        groups = self._plan.groups
         waiting = [
             _Waiting(0, load)
             for group, loads in zip(groups, self._plan.resident(first_round), strict=True)
-            if group is not None
             for load in each_load(group.group, loads)
         ]
         loading = self._load(waiting)
         assert not waiting, "the plan holds more frames than it said"
         # Not a method: what refers to this object would keep its memory beside the next epoch's.
         planned_loads = partial(_plan_loads, groups, self._num_frames)
-        rounds = self._plan.rounds(first_round)
-        if None not in groups:
-            rounds = joined_rounds(rounds, self._resident.rooms())
+        rounds = joined_rounds(self._plan.rounds(first_round), self._resident.rooms())
         self._rounds = _Rounds(map(planned_loads, rounds))
         while (planned := self._rounds.pop()) is not None:
             current = planned.round
@@ -183,17 +180,11 @@ class _Rounds:
         return self._seen[number]
 
 
-def _plan_loads(
-    groups: Sequence[GroupPlan | None], num_frames: IntArray, current: Round
-) -> _Planned:
-    """A round with the loads of these groups, a cursor's in the order in which they fill its ring.
-
-    `None` stands for a group without an arena.
-    """
+def _plan_loads(groups: Sequence[GroupPlan], num_frames: IntArray, current: Round) -> _Planned:
+    """A round with its loads, a cursor's in the order in which they fill its ring."""
     waiting: list[_Waiting] = []
     for group, todo in zip(groups, current.groups, strict=True):
-        if group is not None:
-            uses = first_uses(todo.loads, current.clips, group.window, num_frames)
-            uses_in_order = ordered_uses(uses, todo.loads, group)
-            waiting += map(_Waiting, uses_in_order, each_load(group.group, todo.loads))
+        uses = first_uses(todo.loads, current.clips, group.window, num_frames)
+        uses_in_order = ordered_uses(uses, todo.loads, group)
+        waiting += map(_Waiting, uses_in_order, each_load(group.group, todo.loads))
     return _Planned(current, waiting)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,10 @@ from seqrecord.schema import Schema
 __all__ = [
     "Direct",
     "Slice",
-    "WindowedPage",
     "find_slices",
     "parts_of",
     "spares",
     "whole_pages",
-    "windowed_pages",
 ]
 
 # Raw pages of at least so many bytes are read straight into their rows. Smaller ones are read
@@ -40,7 +38,6 @@ _LEAST_WHOLE_REMOTE = 8 << 20
 _LEAST_SPARED = 256 << 10
 _LEAST_SPARED_REMOTE = 8 << 20
 _SPARED_BY_PART = 64 << 10  # … for each of them: what is read in the time that one more part takes
-_WINDOWED = 1 << 20  # of a page of which windows are copied, at a time
 
 
 class Slice(NamedTuple):
@@ -54,36 +51,14 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """What is read straight into rows: whole pages by feature, parts of others, and windows of the
-    frames of others."""
+    """What is read straight into rows: whole pages by feature, and parts of others."""
 
     whole: Mapping[str, Sequence[memoryview]]
     parts: Sequence[Part]
-    windows: Sequence[WindowedPage] = ()
 
     @property
     def features(self) -> set[str]:
-        parts = (part.page.feature for part in self.parts)
-        return {*self.whole, *parts, *(item.page.feature for item in self.windows)}
-
-
-@dataclass(frozen=True, eq=False)
-class WindowedPage:
-    """A raw page of whose frames rows get windows. `slices` count frames by their positions in it,
-    and ascend."""
-
-    page: Page
-    slices: Sequence[Slice]
-    memory: int  # bytes, of the frames that are read at a time: the processor's cache holds them
-
-    def take(self, first: int, frames: npt.NDArray[Any]) -> None:
-        """Copy what rows get of frames [n, …], of which the first is at this position."""
-        for item in self.slices:
-            start = max(item.first, first)
-            stop = min(item.first + item.length, first + len(frames))
-            if start < stop:
-                target = item.target[self.page.feature]
-                target.put(item.row + start - item.first, frames[start - first : stop - first])
+        return {*self.whole, *(part.page.feature for part in self.parts)}
 
 
 def find_slices(places: Sequence[Place], wanted: npt.NDArray[np.bool_]) -> list[Slice]:
@@ -134,33 +109,6 @@ def whole_pages(
             if item.first < stop and item.first + item.length > start
         ]
         found[page.feature] = [memoryview(p.reshape(-1).view(np.uint8)) for p in parts]
-    return found
-
-
-def windowed_pages(
-    pages: Iterable[Page], features: Schema, inside: npt.NDArray[np.int64], slices: Sequence[Slice]
-) -> list[WindowedPage]:
-    """Raw pages of a local file whose frames' windows rows get.
-
-    `inside` are a load's frames, counted from the chunk's first. Those of `slices` have all
-    features of the pages.
-    """
-    found = []
-    for page in pages:
-        spec, size = features[page.feature], page.stop - page.start
-        if not spec.is_raw or spec.dtype == bool or size != page.num_present * spec.nbytes:
-            continue
-        if size < max(1, _LEAST_WHOLE):
-            continue
-        placed = []
-        for item in slices:
-            positions = page.positions(inside[item.first : item.first + item.length])
-            breaks = (np.flatnonzero(np.diff(positions) != 1) + 1).tolist()
-            for start, stop in pairwise([0, *breaks, item.length]):
-                place = Slice(item.target, int(positions[start]), item.row + start, stop - start)
-                placed.append(place)
-        count = max(1, min(_WINDOWED // spec.nbytes, page.num_present))
-        found.append(WindowedPage(page, placed, count * spec.nbytes))
     return found
 
 

@@ -21,7 +21,6 @@ from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
-from seqrecord.engine.disjoint import DisjointExecutor
 from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.overlapping import OverlappingExecutor
@@ -58,10 +57,9 @@ class Engine:
         clip_frames: which frames clips have of each feature.
         batch: the first batch to deliver.
         memory: rows of each group's arena, at least its `max_resident_frames`, more let loads run
-            ahead; 0 for a plan whose clips do not overlap: frames are then loaded straight into
-            them. `prefetch`: batches that are built or wait, without arenas `plan.most_batches`.
-            Chunks to load at a time, and from storage that isn't a local disk more to hold.
-            Of a plan of single clips, `together` of its batches are delivered as one.
+            ahead. `prefetch`: batches that are built or wait. Chunks to load at a time, and from
+            storage that isn't a local disk more to hold. Of a plan of single clips, `together` of
+            its batches are delivered as one.
         num_threads: for copying, and at most so many for loading.
         frame_transform: called once for each frame, before the arena. The plan is that of one
             group, whose arena has what it makes of frames; see `ChunkLoader`.
@@ -152,7 +150,7 @@ class Execution:
 
     Args:
         channel: where batches go; closing it ends the execution.
-        make_executor: of a plan whose clips are gathered from arenas; `OverlappingExecutor`.
+        make_executor: `OverlappingExecutor`, or one that is made as it is.
         stream: of the device, where several executions share one.
     """
 
@@ -214,18 +212,14 @@ class Execution:
         self._workers = workers = WorkerPool(
             loader, num_threads=num_threads, memory=memory, channel=channel, stats=stats
         )
-        self._executor: Executor
-        if isinstance(buffers, HostBuffers) and not all(memory.num_rows):
-            self._executor = DisjointExecutor(plan, clip_frames, buffers, workers, channel, draw)
-        else:
-            more: dict[str, Any] = {}
-            if memory.together > 1:
-                more["together"] = memory.together
-            if first_row is not None:
-                more["first_row"] = first_row
-            self._executor = make_executor(
-                plan, clip_frames, buffers, workers, channel, draw, **more
-            )
+        more: dict[str, Any] = {}
+        if memory.together > 1:
+            more["together"] = memory.together
+        if first_row is not None:
+            more["first_row"] = first_row
+        self._executor: Executor = make_executor(
+            plan, clip_frames, buffers, workers, channel, draw, **more
+        )
 
     def run(self, batch: int | None) -> None:
         """Deliver the batches from `batch` on; none for `None`."""

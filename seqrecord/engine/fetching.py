@@ -11,15 +11,7 @@ import numpy.typing as npt
 from seqrecord.engine.arena import Place
 from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.engine.chunk_errors import ChunkErrors
-from seqrecord.engine.crop_rows import WindowRows
-from seqrecord.engine.direct import (
-    Direct,
-    WindowedPage,
-    find_slices,
-    parts_of,
-    whole_pages,
-    windowed_pages,
-)
+from seqrecord.engine.direct import Direct, find_slices, parts_of, whole_pages
 from seqrecord.engine.load_frames import LoadFrames, all_present
 from seqrecord.engine.loads import Load
 from seqrecord.format.pages import aligned
@@ -54,7 +46,6 @@ class PageFetcher:
     def read(self, chunk: Chunk, pages: Sequence[Page], direct: Direct) -> Fetched:
         """Read pages of a chunk, what is in `direct` straight into rows; `release` the others."""
         in_part = {part.page.feature for part in direct.parts}
-        in_part |= {item.page.feature for item in direct.windows}
         whole = [page for page in pages if page.feature not in in_part]
         shared = [page for page in whole if page.feature not in direct.whole]
         buffer = self._buffers.acquire(sum(aligned(page.stop - page.start) for page in shared))
@@ -70,8 +61,6 @@ class PageFetcher:
                 data = self._reader.read(whole, into=direct.whole, allocate=allocate)
                 nbytes = sum(page.stop - page.start for page in whole)
                 nbytes += self._reader.read_parts(direct.parts)
-                for item in direct.windows:
-                    nbytes += self._read_windows(item)
         except BaseException:
             self._buffers.release(buffer)
             raise
@@ -92,9 +81,6 @@ class PageFetcher:
         if not places:
             return Direct({}, ())
         features, is_local = self._reader.features, self._reader.is_local
-        cropped = [p for p in pages if isinstance(places[0].target[p.feature], WindowRows)]
-        if cropped:
-            return self._direct_windows(load, chunk, pages, cropped, places)
         if load.count == chunk.num_frames:
             whole = whole_pages(pages, features, places, is_local=is_local)
             if whole:
@@ -105,29 +91,3 @@ class PageFetcher:
             slices = find_slices(places, all_present(chunk, some, frames))
             parts += parts_of(some, features, inside, slices, is_local=is_local)
         return Direct({}, parts)
-
-    def _direct_windows(
-        self,
-        load: Load,
-        chunk: Chunk,
-        pages: Sequence[Page],
-        cropped: Sequence[Page],
-        places: Sequence[Place],
-    ) -> Direct:
-        """Raw pages of a local disk, of which rows get windows: frames go through little memory."""
-        if not self._reader.is_local:
-            return Direct({}, ())
-        frames = self._frames.of(load)
-        slices = find_slices(places, all_present(chunk, pages, frames))
-        inside = frames - chunk.first_frame
-        features = self._reader.features
-        return Direct({}, (), windowed_pages(cropped, features, inside, slices))
-
-    def _read_windows(self, item: WindowedPage) -> int:
-        """Read a page and copy windows of its frames; how many bytes were read."""
-        memory = self._buffers.acquire(item.memory)
-        try:
-            self._reader.read_in_turn(item.page, memory[: item.memory], item.take)
-        finally:
-            self._buffers.release(memory)
-        return item.page.stop - item.page.start

@@ -30,22 +30,14 @@ __all__ = ["Places", "Resident", "Ring", "find_rows"]
 
 
 class Resident:
-    """The frames that arenas hold for one plan: what is loaded, where it is, and what is freed.
-
-    A group whose arena has no rows has no frames here.
-    """
+    """The frames that arenas hold for one plan: what is loaded, where it is, and what is freed."""
 
     def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
         self._places = {group.group: place for place, group in enumerate(plan.groups)}
         self._groups = {
             group.group: _GroupRows(group.window, clip_frames, arena, plan.num_cursors)
             for group, arena in zip(plan.groups, arenas, strict=True)
-            if arena.num_rows
         }
-
-    def __contains__(self, group: int) -> bool:
-        """Whether a group's frames are held here, by its number."""
-        return group in self._groups
 
     @property
     def nbytes(self) -> int:

@@ -30,9 +30,8 @@ __all__ = ["Executor", "Scheduler"]
 class Executor(Protocol):
     """Executes a plan: has chunks loaded, builds batches, and puts them into a channel.
 
-    `OverlappingExecutor` and `DisjointExecutor` do. An executor keeps integers: which loads are
-    under way, and where frames are. Memory is that of `Buffers`, the threads those of the
-    `WorkerPool`.
+    An executor keeps integers: which loads are under way, and where frames are. Memory is that of
+    `Buffers`, the threads those of the `WorkerPool`.
     """
 
     def run(self, batch: int) -> None:

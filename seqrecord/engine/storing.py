@@ -1,4 +1,4 @@
-"""Decoded frames of a page go into rows: of an arena, of batches, or windows of the frames."""
+"""Decoded frames of a page go into rows: of an arena, or of batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.engine.crop_rows import WindowRows
-from seqrecord.engine.crops import frames_in
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.direct import Slice
 from seqrecord.engine.ragged import Padded, clear_rows
@@ -32,9 +30,6 @@ def store(
     for item in slices:
         target = item.target[page.feature]
         frames = inside[item.first : item.first + item.length].tolist()
-        if isinstance(target, WindowRows):
-            _store_windows(reader, page, data, frames, target, item.row)
-            continue
         if isinstance(target, DeviceFrames):
             page.memo.setdefault("open_video", target.open)
         if spec.is_fixed:
@@ -56,29 +51,6 @@ def store(
                 target.put(row, reader.value(page, array, frame))
             except ClipError as error:
                 raise error.located(frame=page.chunk.first_frame + frame) from None
-
-
-def _store_windows(
-    reader: ChunkReader,
-    page: Page,
-    data: memoryview,
-    frames: list[int],
-    target: WindowRows,
-    row: int,
-) -> None:
-    """Copy windows of frames into the rows from `row` on: of raw pages from where they were
-    read, of others from one frame after the other."""
-    spec = reader.features[page.feature]
-    if spec.is_raw and spec.dtype != bool and len(data) == page.num_present * spec.nbytes:
-        shape: Any = (page.num_present, *spec.shape)
-        whole = np.frombuffer(data, spec.dtype).reshape(shape)
-        target.put(row, frames_in(whole, page.positions(frames)))
-        return
-    shape = (1, *spec.shape)
-    decoded = np.empty(shape, spec.dtype)
-    for number, frame in enumerate(frames, row):
-        reader.decode(page, data, [frame], decoded)
-        target.put(number, decoded)
 
 
 def clear(reader: ChunkReader, pages: Iterable[Page], item: Slice) -> None:

@@ -79,17 +79,16 @@ class ClipLoader(Planner):
     ) -> Engine:
         """An engine that runs a plan from `batch` on."""
         self.selection.times_without_frame = 0
-        fixed = self._find_device() is None and self._may_load_straight
         fit = self._fit(plan.part.count, plan.epoch, stages)
-        memory = fit.memory(plan, fixed=fixed)
+        is_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
+        memory = fit.memory(plan, fixed=is_fixed and self._find_device() is None)
         first_row = None
         if self._may_stay and (staying := fit.staying(self._num_frames)) is not None:
             memory = staying
             first_row = first_rows(self.selection.episodes.num_frames, self.selection.selected)
         if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
-            least = 1 if all(memory.num_rows) else plan.most_batches
-            memory = replace(memory, prefetch=min(memory.prefetch, least))
+            memory = replace(memory, prefetch=1)
         if (most := self._most_together) > 1:
             memory = replace(memory, together=fit.together(memory, most))
         return Engine(
@@ -137,24 +136,6 @@ class ClipLoader(Planner):
             "lengths": None if draws is None else draws.lengths,
             "draw": None if draws is None else self._draw_of(draws, plan.epoch),
         }
-
-    @property
-    def _may_load_straight(self) -> bool:
-        """Whether clips that do not overlap can be loaded into batches, without an arena."""
-        selection, draws = self.selection, self.selection.draws
-        if selection.steps is not None:
-            return False
-        if not all(spec.is_fixed for spec in selection.arrays.values()):
-            return False
-        if draws is None:
-            return True
-        # For windows of raw frames, whole pages are read: not where clips use few of their frames.
-        stride = selection.spec.stride
-        windows = selection.windows.of_groups(stride)
-        near = selection.chosen is None and all(2 * w.length > stride for w in windows)
-        features = selection.dataset.features
-        cropped = [features[name] for name in draws.cropped if name in features]
-        return draws.functions is None and near and all(spec.is_fixed for spec in cropped)
 
     @property
     def _may_stay(self) -> bool:

@@ -183,33 +183,6 @@ class ChunkReader(PageDecoder):
             if self.verify:
                 self._verify(page, crc32c(*targets), targets)
 
-    def read_in_turn(
-        self,
-        page: Page,
-        memory: npt.NDArray[np.uint8],
-        take: Callable[[int, npt.NDArray[Any]], None],
-    ) -> None:
-        """Read a raw page, as many frames at a time as fit into `memory`, and verify it.
-
-        `take` is called with the position of the first of them, and with them, [n, …], which are
-        in memory until it returns. If a page does not match its checksum, that is raised when
-        all was taken, or all is taken again, once a cache has let go of a damaged copy.
-        """
-        spec, path, checksum = self.features[page.feature], page.chunk.path, 0
-        shape: Any = (-1, *spec.shape)
-        count = len(memory) // spec.nbytes
-        for first in range(0, page.num_present, count):
-            part = memory[: min(count, page.num_present - first) * spec.nbytes]
-            start = page.start + first * spec.nbytes
-            item = ByteRange(start, start + len(part))
-            self._storage.read_ranges(path, [item], [part.data])
-            if self.verify:
-                checksum = crc32c(part.data, start=checksum)
-            take(first, part.view(spec.dtype).reshape(shape))
-        if self.verify and checksum != page.crc32c:
-            (data,) = self.read([page])
-            take(0, np.frombuffer(data, spec.dtype).reshape(shape))
-
     def read_parts(self, parts: Sequence[Part]) -> int:
         """Read parts of raw pages of one record file into their memory.
 

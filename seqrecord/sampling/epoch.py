@@ -65,7 +65,6 @@ class EpochPlan(Plan):
     def _lay_out(self, table: ClipTable, stage: int) -> None:
         settings, part, episodes = self.settings, self.part, self._episodes
         self._key = key_of_stage(settings, self.epoch, stage)
-        self._repeats = table.repeats
         # Episodes count by their place in the selection: rows may differ between datasets.
         self._selected = table.selected
 

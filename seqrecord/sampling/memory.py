@@ -33,8 +33,6 @@ MORE_BYTES = 256 << 20  # and no more than so many: an epoch's first batches are
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 LOADS_SHARE = 8  # one part in eight of the limit
-LEAST_STRAIGHT = 512 << 10  # bytes that a clip has of a group: smaller ones go through an arena,
-# for a read of its own takes longer than a copy
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest
 STAYING = 8  # bytes beside a frame that stays: whether it is there, and which clip is the first
@@ -60,8 +58,7 @@ class FrameSizes:
 class Memory:
     """What an engine may have at a time."""
 
-    num_rows: tuple[int, ...]  # of each group's arena, a frame each; 0 where chunks are loaded
-    # straight into batches
+    num_rows: tuple[int, ...]  # of each group's arena, a frame each
     prefetch: int  # batches that are filled or wait
     max_loads: int  # chunks being read
     max_ahead: int  # chunks more that wait as they are stored
@@ -83,8 +80,6 @@ class Fit:
 
     def together(self, memory: Memory, most: int) -> int:
         """How many batches can be built at once with what `memory` leaves, up to `most`."""
-        if not all(memory.num_rows):
-            return 1
         taken = held_bytes(self.sizes.frames, memory.num_rows)
         taken += (memory.prefetch - self.prefetch) * self.sizes.batch
         left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
@@ -104,21 +99,6 @@ class Fit:
         while more and self._divide(held, nbytes, more)[1] < least:
             more -= 1
         rows, ahead = self._divide(held, nbytes, more)
-        taken = held_bytes(sizes, rows)
-        # Where clips do not overlap, an arena's memory is better spent on batches; not where epochs
-        # have several phases, for then they would not share their memory.
-        if fixed and self.resident is None and plan.disjoint_groups[plan.leading]:
-            straight = [
-                disjoint and size * group.window.length >= LEAST_STRAIGHT
-                for disjoint, size, group in zip(
-                    plan.disjoint_groups, sizes, plan.groups, strict=True
-                )
-            ]
-            kept = tuple(0 if s else n for n, s in zip(rows, straight, strict=True))
-            freed = taken - held_bytes(sizes, kept)
-            prefetch = self.prefetch + more + freed // max(1, self.sizes.batch)
-            if prefetch >= plan.most_batches:
-                return Memory(kept, prefetch, self.max_loads, ahead)
         return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
     def staying(self, num_frames: int) -> Memory | None:

@@ -101,11 +101,6 @@ class Needs:
         row, start = self._runs.find(np.maximum(clip - 1, 0))
         return self._grid.stop(row, self._stop(row, start) - 1)
 
-    def share_chunk(self, clip: IntArray) -> IntArray:
-        """Those of the clips that need a chunk which the clip before needs too."""
-        row, start = self._runs.find(clip)
-        return clip[self._begin(row, start) < self.past(clip)]
-
     def blocks(self, rows: RowsOfClips, run_first_clip: IntArray) -> Blocks:
         """What the rows need; the first clip of each run's row is `run_first_clip`, int64[rows]."""
         runs, begin, end = self._runs, rows.begin, rows.end

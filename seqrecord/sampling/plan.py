@@ -62,7 +62,6 @@ class Plan(ABC):
     _spec: ClipSpec
     _episodes: EpisodeTable
     _windows: tuple[Window, ...]  # of each group
-    _repeats: bool  # whether any clip comes more than once in this part
     _batch_size: int
     _cursors: Walk
     _before: IntArray  # clips before each round, and before the end
@@ -112,20 +111,6 @@ class Plan(ABC):
                 self._episodes.groups, self._windows, self._resident, strict=True
             )
         )
-
-    @cached_property
-    def disjoint_groups(self) -> tuple[bool, ...]:
-        """Of each group, whether every frame that a round loads is of one clip only, which that
-        round emits."""
-        return tuple(map(self._is_disjoint, range(len(self._windows))))
-
-    @cached_property
-    def most_batches(self) -> int:
-        """The most batches that the clips of one round are part of."""
-        before = self._before[: self.num_rounds + 1]
-        first, last = before[:-1], before[1:] - 1
-        spans = last // self._batch_size - first // self._batch_size
-        return int(spans[last >= first].max(initial=-1)) + 1
 
     def first_clip(self, batch: int) -> int:
         """How many clips the batches before this one hold; `num_clips` for `num_batches`.
@@ -189,11 +174,6 @@ class Plan(ABC):
 
     def _first_clip(self, batch: int) -> int:
         return min(batch * self._batch_size, self.num_clips)
-
-    def _is_disjoint(self, group: int) -> bool:
-        window = self._windows[group]
-        apart = window.span <= self._spec.stride and window.is_dense and not self._repeats
-        return apart and not self._cursors.share_chunks(group)
 
     def _loads(
         self, group: int, blocks: Blocks, start: IntArray, stop: IntArray

@@ -83,7 +83,6 @@ class SequencePlan(Plan):
 
     def _lay_out(self, table: ClipTable, stage: int) -> None:
         settings, episodes = self.settings, self._episodes
-        self._repeats = False  # in one part
 
         rows, full = _rows_of(table, settings, self.epoch, self.part, stage)
         self.num_repeated, self.num_cut = rows.num_repeated, rows.num_cut
@@ -117,11 +116,6 @@ class SequencePlan(Plan):
             "sequences": self.num_sequences,
             "sequences_cut": self.num_cut,
         }
-
-    @property
-    def most_batches(self) -> int:
-        """A round is a batch."""
-        return 1
 
     def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:
         """`is_first` and `is_last`, bool[rows]: whether a row's clip begins, and ends, a sequence.

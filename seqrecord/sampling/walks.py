@@ -56,15 +56,6 @@ class Walk(ABC):
         before = [(clips - self.begin).sum(axis=1) for clips in self._all_first_clips()]
         return np.concatenate(before)
 
-    def share_chunks(self, group: int) -> bool:
-        """Whether any round needs a chunk that a later one needs too, for the same run."""
-        for clips in self._all_first_clips():
-            inner = clips[(clips > self.begin) & (clips < self._end)]
-            shared = self.needs[group].share_chunk(inner)
-            if np.any(shared > self._run_first_clip[self._runs.find(shared)[0]]):
-                return True
-        return False
-
     def held(self, index: int) -> list[Blocks]:
         """Of each group, what cursors hold when round `index` begins, `[held, loaded_before)`."""
         clip = self._first_clips(np.array([index]))[0]

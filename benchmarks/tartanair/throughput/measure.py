@@ -65,4 +65,3 @@ def _bytes_by_system_calls() -> int:
     """What this process has read from files so far, as the kernel counts it."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
-
