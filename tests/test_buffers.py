@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.engine.arena import Arena, Place, page_aligned
+from seqrecord.engine.arena import Arena, page_aligned
 from seqrecord.engine.batch_pools import batch_pools
 from seqrecord.engine.batches import Batch, BatchBuilder, Source, ThisThread
 from seqrecord.engine.buffers import Buffers, ChunkBuffers, GroupNeeds, HostBuffers, Needs
@@ -151,9 +151,8 @@ def test_what_is_gathered_was_loaded(
                     for number in [n for n, at in rows_of.items() if at in rows]:
                         del rows_of[number]
                     rows_of.update(zip(part, rows.tolist(), strict=True))
-                    with buffers.storing([Place(arena, np.arange(count), rows)]) as [target]:
-                        assert target.frames.tolist() == list(range(count))
-                        crossed += write(target.target, target.rows.tolist(), part, group)
+                    with buffers.storing(arena, rows) as (target, places):
+                        crossed += write(target, places.tolist(), part, group)
             common = sorted(set.intersection(*map(set, held)))
             clip = st.lists(st.sampled_from(common), min_size=CLIP_LEN, max_size=CLIP_LEN)
             clips = data.draw(st.lists(clip, min_size=1, max_size=4))
@@ -217,8 +216,7 @@ def test_a_load_that_fails_stores_nothing() -> None:
     with make("late") as buffers:
         stats = EngineStats()
         buffers.begin(stats)
-        place = Place(buffers.arenas[0], np.arange(2), np.arange(2))
-        with pytest.raises(ZeroDivisionError), buffers.storing([place]):
+        with pytest.raises(ZeroDivisionError), buffers.storing(buffers.arenas[0], np.arange(2)):
             raise ZeroDivisionError
         buffers.end()
         assert stats.device_bytes == stats.device_seconds == 0

@@ -201,7 +201,7 @@ def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> Non
     events = json.loads((tmp_path / "epoch.json").read_text())["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     copies = [e for e in events if e["name"] == "device copy"]
-    assert len(copies) == pipe.stats()["loads"]
+    assert 0 < len(copies) <= pipe.stats()["loads"]  # small ones are copied together
     assert {tracks[e["tid"]].split(" ")[-1] for e in copies} == {"copies"}
     rows = 8 * 3 * pipe.stats()["clips"]
     assert sum(e["args"]["bytes"] for e in copies) == pipe.stats()["device_bytes"] - rows

@@ -19,7 +19,6 @@ from seqrecord import ClipSpec
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clip_uses import ClipUse, MissingFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.channel import Channel
@@ -30,7 +29,7 @@ from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.staying import first_rows
 from seqrecord.engine.workers import WorkerPool
-from seqrecord.grids import ChunkGrid
+from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import EpochPlan, PlanSettings, Window
 from seqrecord.sampling.memory import Memory
@@ -52,7 +51,8 @@ class NumberedLoader:
 
     def __init__(self, plan: EpochPlan, grids: Sequence[ChunkGrid], buffers: Buffers[Any]) -> None:
         self.loaded: list[tuple[int, int, int]] = []  # group, episode and frame
-        self.is_local = plan.settings.seed % 2 == 0  # then loads are joined, and none is fetched
+        # Then loads are joined, and none is fetched.
+        self.is_local = self.joins = plan.settings.seed % 2 == 0
         self._steps = {group.group: group.window.frame_step for group in plan.groups}
         self._grids = {grid.group: grid for grid in grids}
         self._buffers = buffers
@@ -63,21 +63,20 @@ class NumberedLoader:
     def fetch(self, load: Load) -> str:
         return f"chunk {load.chunk} of group {load.group}"
 
-    def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> None:
-        for load, place in zip(loads, places, strict=True):
-            self(load, [place])
-
-    def __call__(self, load: Load, places: Sequence[Place], fetched: str | None = None) -> None:
-        assert fetched in (None, self.fetch(load)), "what another load has fetched"
-        frames = load.first + np.arange(load.count) * self._steps[load.group]
-        grid, episode = self._grids[load.group], np.full(len(frames), load.episode)
-        assert (grid.row(episode, grid.place(episode, frames)) == load.chunk).all()
-        self.loaded += [(load.group, load.episode, frame) for frame in frames.tolist()]
-        with self._buffers.storing(places) as targets:
-            for place in targets:
+    def __call__(
+        self, loads: Sequence[Load], target: Any, rows: IntArray, fetched: str | None = None
+    ) -> None:
+        assert fetched is None or [fetched] == list(map(self.fetch, loads)), "of another load"
+        with self._buffers.storing(target, rows) as (out, places):
+            for load in loads:
+                frames = load.first + np.arange(load.count) * self._steps[load.group]
+                grid, episode = self._grids[load.group], np.full(len(frames), load.episode)
+                assert (grid.row(episode, grid.place(episode, frames)) == load.chunk).all()
+                self.loaded += [(load.group, load.episode, frame) for frame in frames.tolist()]
+                mine, places = places[: len(frames)].tolist(), places[len(frames) :]
                 for name in NAMES[load.group]:
-                    for frame, row in zip(frames[place.frames], place.rows.tolist(), strict=True):
-                        place.target[name][row] = (load.group, load.episode, frame)
+                    for frame, row in zip(frames, mine, strict=True):
+                        out[name][row] = (load.group, load.episode, frame)
 
 
 @st.composite

@@ -14,22 +14,62 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordDataset
-from seqrecord.errors import ChecksumError
+from seqrecord import ClipError, FeatureSpec, Schema, SeqRecordDataset, SeqRecordWriter
+from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.clip_sets import sets_of
 from seqrecord.pipes.options import DatasetOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.kept import KeptFrames
 from seqrecord.reading.reader import SeqRecordReader
-from tests.test_scattered import EPISODES, EXPECTED, NAMES, SCHEMA, Counting, open_counting, write
+from seqrecord.storage import LocalStorage
+from tests.storage_doubles import CountingStorage
 
+EPISODES = [703, 1, 40, 555]  # frames
+CHUNK = 61  # frames; no slice but those of single frames ends with a chunk
+SCHEMA = Schema(
+    [
+        FeatureSpec("big", np.dtype("u1"), (5000,)),  # a slice for each frame
+        FeatureSpec("mid", np.dtype("<f4"), (200,), group=1),  # six frames a slice
+        FeatureSpec("flag", np.dtype("?"), (3,), group=1),  # never read so
+        FeatureSpec("small", np.dtype("<i8"), (), group=1),  # 512 frames a slice
+    ]
+)
+NAMES = ["big", "mid", "small"]
+EXPECTED = {
+    "big": np.random.default_rng(0).integers(0, 256, (sum(EPISODES), 5000), np.uint8),
+    "mid": np.random.default_rng(1).normal(size=(sum(EPISODES), 200)).astype("<f4"),
+    "flag": np.random.default_rng(2).integers(0, 2, (sum(EPISODES), 3)).astype(bool),
+    "small": np.arange(sum(EPISODES)) * 1_000_003,
+}
 TOTAL = sum(EPISODES)
+
+
+def write(folder: Path) -> Path:
+    frame = 0
+    with SeqRecordWriter(folder, schema=SCHEMA, codecs="raw", chunk_frames=CHUNK) as writer:
+        for number, length in enumerate(EPISODES):
+            with writer.episode(f"e{number}") as episode:
+                for _ in range(length):
+                    episode.append({name: EXPECTED[name][frame] for name in EXPECTED})
+                    frame += 1
+    return folder
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("kept") / "records")
+
+
+class Counting(CountingStorage):
+    """A local disk."""
+
+    def local_path(self, path: str) -> str | None:
+        return self.inner.local_path(path)
+
+
+def open_counting(root: Path, how: str) -> SeqRecordReader:
+    return seqrecord.open(Counting(LocalStorage(root)), verify=how == "verified")
 
 
 @pytest.fixture(params=["verified", "unverified"])
@@ -39,14 +79,14 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordRead
 
 
 def kept_of(dataset: SeqRecordReader, name: str, **more: int) -> KeptFrames:
-    scattered = dataset.chunk_reader().scattered(name)
-    assert scattered is not None
-    return KeptFrames(scattered, dataset.index.group_of(name), SCHEMA[name], **more)
+    raw = dataset.chunk_reader().raw[SCHEMA[name].group]
+    return KeptFrames(raw, dataset.index.group_of(name), SCHEMA[name], **more)
 
 
 def take(kept: KeptFrames, name: str, rows: Any) -> Any:
     out = np.empty((len(rows), *EXPECTED[name].shape[1:]), EXPECTED[name].dtype)
-    return out if kept.take(np.asarray(rows), out) else None
+    kept.take(np.asarray(rows), out)
+    return out
 
 
 @given(st.data())
@@ -123,12 +163,11 @@ def kept_in(folder: Path, limit: int) -> set[str]:
 
 
 def test_what_fits_is_kept(root: Path) -> None:
-    small, mid, big = (TOTAL * (SCHEMA[name].nbytes + 1) for name in ("small", "mid", "big"))
-    assert kept_in(root, small - 1) == set()
-    assert kept_in(root, small) == {"small"}
-    assert kept_in(root, small + mid) == {"small", "mid"}
-    assert kept_in(root, small + mid + big - 1) == {"small", "mid"}
-    assert kept_in(root, small + mid + big) == {"small", "mid", "big"}
+    names, total = ["flag", "small", "mid", "big"], 0
+    for number, name in enumerate(names):
+        total += TOTAL * (SCHEMA[name].nbytes + 1)
+        assert kept_in(root, total - 1) == set(names[:number])
+        assert kept_in(root, total) == set(names[: number + 1])
 
 
 @pytest.mark.parametrize("limit", [0, TOTAL * 900, "512MiB"])
@@ -147,3 +186,40 @@ def test_clips_are_the_same_with_any_limit(root: Path, limit: int | str) -> None
 def test_a_limit_that_is_none(root: Path) -> None:
     with pytest.raises(ClipError, match="memory_limit"):
         SeqRecordDataset(root, clip_len=4, memory_limit="much")
+
+
+def test_damage_is_named_where_a_clip_has_it_and_nowhere_else(tmp_path: Path) -> None:
+    folder = write(tmp_path / "records")
+    with seqrecord.open(folder, features=["big"]) as dataset:
+        reader, table = dataset.chunk_reader(), dataset.index.group_of("big")
+        row = int(table.first_chunk[3]) + 1
+        [page] = reader.pages(reader.chunk_at(SCHEMA["big"].group, row))
+    frame = 10
+    assert slice_frames(SCHEMA["big"]) == 1
+    with (folder / page.chunk.path).open("r+b") as file:
+        file.seek(page.start + frame * 5000 + 17)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    first = sum(length - 2 for length in EPISODES[:3] if length > 2)  # clip of the episode
+    clips = SeqRecordDataset(folder, clip_len=3, features=["big"])
+    damaged = first + CHUNK + frame
+    for number in (damaged - 2, damaged - 1, damaged):
+        with pytest.raises(ChecksumError, match=page.chunk.path) as caught:
+            clips.__getitems__([0, number, 5])
+        assert "e3" in str(caught.value)
+    for number in (damaged - 3, damaged + 1):
+        [clip] = clips.__getitems__([number])
+        at = sum(EPISODES[:3]) + clip["start"]
+        np.testing.assert_array_equal(clip["big"], EXPECTED["big"][at : at + 3])
+
+
+def test_a_file_that_is_too_short_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "records")
+    clips = SeqRecordDataset(folder, clip_len=3, features=["mid"])
+    assert len(clips.__getitems__([3, 7])) == 2
+    [file] = (folder / "records").iterdir()
+    with file.open("r+b") as opened:
+        opened.truncate(4096)
+    with pytest.raises(StorageError, match=file.name):
+        clips.__getitems__([3, 7, len(clips) - 1])

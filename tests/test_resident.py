@@ -93,10 +93,9 @@ def test_a_ring_finds_what_it_holds(
         while not ring.has_room(count):
             ring.free(1)
             held.pop(0)
-        bounds = ring.load(run, frame, count, step)
-        assert 1 <= len(bounds) <= 2
-        at = [row for begin, stop in bounds for row in range(begin, stop)]
-        held += [(run, frame + i * step, row) for i, row in enumerate(at)]
+        loaded = ring.load(run, frame, count, step)
+        assert len(loaded) == count
+        held += [(run, frame + i * step, row) for i, row in enumerate(loaded.tolist())]
         frame += count * step
         runs, frames, rows = (np.array(column) for column in zip(*held, strict=True))
         origin, first, number = find_rows([ring], runs, frames)

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
-from seqrecord.engine.arena import Place
 from seqrecord.engine.batches import Source
 from seqrecord.engine.joined import joined_rounds
 from seqrecord.engine.loads import Load, each_load, first_uses, ordered_uses
 from seqrecord.engine.resident import Resident, Ring
-from seqrecord.engine.workers import Loading, WorkerPool, by_use
+from seqrecord.engine.workers import Loading, Placed, WorkerPool, by_use
 from seqrecord.sampling import GroupPlan, Plan, Round
 
 __all__ = ["Found", "LoadedRound", "RoundsAhead"]
@@ -137,7 +136,9 @@ class RoundsAhead:
         """The next loads that have no room yet, as many as may be read ahead."""
         count, number = 0, 0
         while count < self._workers.num_ahead and (planned := self._rounds.peek(number)):
-            yield from (item.load for item in sorted(planned.waiting, key=by_use))
+            yield from (
+                item.load for item in sorted(planned.waiting, key=lambda item: item.first_use)
+            )
             count, number = count + len(planned.waiting), number + 1
 
     def _load(self, waiting: list[_Waiting]) -> list[Loading]:
@@ -146,7 +147,7 @@ class RoundsAhead:
         The others stay in `waiting`.
         """
         late: list[_Waiting] = []
-        placed: list[tuple[int, Load, Place]] = []
+        placed: list[Placed] = []
         full: set[Ring] = set()
         for item in waiting:
             ring = self._resident.ring(item.load)
@@ -154,7 +155,7 @@ class RoundsAhead:
                 full.add(ring)  # its loads stay in order
                 late.append(item)
             else:
-                placed.append((item.first_use, item.load, self._resident.place(item.load)))
+                placed.append(Placed(item.first_use, item.load, *self._resident.place(item.load)))
         waiting[:] = late
         return self._workers.start(placed, self._resident.nbytes_of)
 

@@ -21,7 +21,6 @@ __all__ = [
     "BufferPool",
     "FreshRows",
     "ObjectRows",
-    "Place",
     "Rows",
     "StayingArena",
     "VariableRows",
@@ -33,50 +32,6 @@ class Rows(Protocol):
     """Rows of frames by feature: an array [rows, …], or what can `make` arrays in its rows."""
 
     def __getitem__(self, feature: str) -> Any: ...
-
-
-class Place:
-    """Where some of a load's frames go: `frames`, counted in the load, into `rows`; int64[n]."""
-
-    __slots__ = ("_bounds", "_frames", "_rows", "target")
-
-    def __init__(
-        self, target: Rows, frames: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-    ) -> None:
-        self.target = target
-        self._frames: npt.NDArray[np.int64] | None = frames
-        self._rows: npt.NDArray[np.int64] | None = rows
-        self._bounds: Sequence[tuple[int, int]] | None = None
-
-    @classmethod
-    def in_turn(cls, target: Rows, bounds: Sequence[tuple[int, int]]) -> Place:
-        """All frames of a load, one after the other in the rows of these `bounds`."""
-        place = cls.__new__(cls)
-        place.target, place._bounds = target, bounds
-        place._frames = place._rows = None  # most loads do without
-        return place
-
-    @property
-    def frames(self) -> npt.NDArray[np.int64]:
-        if self._frames is None:
-            self._frames = np.arange(len(self.rows))
-        return self._frames
-
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        if self._rows is None:
-            self._rows = np.concatenate([np.arange(*bounds) for bounds in self._bounds or ()])
-        return self._rows
-
-    @property
-    def bounds(self) -> Sequence[tuple[int, int]]:
-        """The rows as bounds of those that follow each other."""
-        if self._bounds is None:
-            rows = self.rows
-            edges = (np.flatnonzero(np.diff(rows) != 1) + 1).tolist()
-            ends = zip([0, *edges], [*edges, len(rows)], strict=True)
-            self._bounds = [(int(rows[a]), int(rows[b - 1]) + 1) for a, b in ends if a < b]
-        return self._bounds
 
 
 class VariableRows:
@@ -141,11 +96,6 @@ class Arena:
         self._arrays: dict[str, Any] = {
             name: _rows_of(spec, num_rows) for name, spec in specs.items()
         }
-        self._memory = {
-            name: array.reshape(-1).view(np.uint8).data
-            for name, array in self._arrays.items()
-            if isinstance(array, np.ndarray)
-        }
 
     def __getitem__(self, feature: str) -> Any:
         """A feature's rows, to be written to."""
@@ -155,10 +105,6 @@ class Arena:
     def nbytes(self) -> int:
         """Bytes of all rows."""
         return sum(array.nbytes for array in self._arrays.values())
-
-    def memory(self, feature: str) -> memoryview:
-        """The bytes of a feature of fixed shape, one row after the other."""
-        return self._memory[feature]
 
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Copy rows, int64[n], of a feature of fixed shape into `out` [n, …]. Without the GIL."""

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.arena import Arena, Place, StayingArena
+from seqrecord.clips import IntArray
+from seqrecord.engine.arena import Arena, Rows, StayingArena
 from seqrecord.engine.batch_pools import batch_pools
 from seqrecord.engine.batches import BatchBuilder
 from seqrecord.engine.host_batches import HostBatchBuilder
@@ -83,17 +84,16 @@ class Buffers(Protocol[_ArenaT]):
     needs: Needs
     chunks: ChunkBuffers
     arenas: Sequence[_ArenaT]
-    """One a group of features: where `Place`s of loads are, and what a `BatchBuilder` gathers
-    from."""
+    """One a group of features: where loads go, and what a `BatchBuilder` gathers from."""
 
     def begin(self, stats: EngineStats) -> None:
         """Called first, by the scheduler's thread. `stats` counts what crosses to a device."""
 
-    def storing(self, places: Sequence[Place]) -> AbstractContextManager[Sequence[Place]]:
-        """A context for the thread that does one load: the places to write its frames to.
+    def storing(self, target: Any, rows: IntArray) -> AbstractContextManager[tuple[Rows, IntArray]]:
+        """A context for the thread that brings frames to rows of an arena, int64[n]: what to write
+        them to, and in which rows, int64[n].
 
-        They are in the rows of `places` when a later `BatchBuilder.gather` reads these, unless the
-        block raises.
+        They are in `rows` when a later `BatchBuilder.gather` reads these, unless the block raises.
         """
 
     def begin_batch(self, size: int) -> BatchBuilder[_ArenaT]:
@@ -120,9 +120,9 @@ class HostBuffers:
     def begin(self, stats: EngineStats) -> None:
         """See `Buffers`; there is nothing to do."""
 
-    def storing(self, places: Sequence[Place]) -> AbstractContextManager[Sequence[Place]]:
-        """See `Buffers`; these places themselves."""
-        return nullcontext(places)
+    def storing(self, target: Any, rows: IntArray) -> AbstractContextManager[tuple[Rows, IntArray]]:
+        """See `Buffers`; these rows themselves."""
+        return nullcontext((target, rows))
 
     def begin_batch(self, size: int) -> HostBatchBuilder:
         """See `Buffers`."""

@@ -1,30 +1,65 @@
-"""Loads: a chunk's pages read, and the frames that clips need decoded into their rows."""
+"""Loads: frames of chunks are read and decoded into their rows.
+
+Frames of raw features are read straight to where they go. The pages of others are read into memory
+first, and decoded from there::
+
+    raw         chunk ------------------> rows
+    others      chunk --> memory -------> rows
+    transform   chunks of all groups --> memory --> frames --> rows
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clip_frames import ClipFrames
-from seqrecord.engine.arena import Place
+from seqrecord.clips import IntArray
+from seqrecord.engine.arena import Rows
 from seqrecord.engine.buffers import Buffers
-from seqrecord.engine.chunk_errors import ChunkErrors
-from seqrecord.engine.decoding import FrameStorer, Transform
-from seqrecord.engine.direct import Direct
-from seqrecord.engine.fetching import Fetched, PageFetcher
-from seqrecord.engine.load_frames import LoadFrames
+from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.loads import Load
-from seqrecord.engine.raw_loads import RawLoads
+from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
-from seqrecord.reading.chunks import Chunk
+from seqrecord.errors import ClipError
+from seqrecord.format.pages import aligned
+from seqrecord.grids import numbered
+from seqrecord.reading.chunks import Chunk, Page
+from seqrecord.reading.frames import (
+    ArraySpec,
+    FrameTransform,
+    add_place,
+    apply_transform,
+    check_arrays,
+    mask_name,
+)
+from seqrecord.reading.raw_frames import FrameRuns, followed
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage.stopping import check_wanted
 
-__all__ = ["ChunkLoader", "Fetched"]
+__all__ = ["ChunkLoader", "Fetched", "Transform"]
+
+Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
+"""A function, and which arrays it makes of a frame."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """Pages of a chunk as they are stored."""
+
+    chunk: Chunk
+    pages: Sequence[Page]
+    data: Mapping[str, memoryview]  # by feature, in `buffer`
+    buffer: npt.NDArray[np.uint8]
+    others: Sequence[Fetched] = ()  # chunks of other groups, for a transform of whole frames
 
 
 class ChunkLoader:
@@ -66,55 +101,44 @@ class ChunkLoader:
         self._dataset = dataset
         self._reader = reader = dataset.chunk_reader()
         self.is_local = reader.is_local
+        self.joins = reader.is_local and transform is None
+        """Whether small loads are better done several by one thread."""
         self._buffers = buffers
-        self._frames = frames = LoadFrames(frame_steps, clip_frames)
+        self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
         self._stats = stats
-        self._errors = errors = ChunkErrors(dataset)
-        self._pages = PageFetcher(reader, buffers.chunks, frames, errors)
-        self._storer = FrameStorer(
-            reader, frames, errors, transform, leading=leading, num_threads=num_threads, stats=stats
-        )
-        self._raw: dict[int, RawLoads] = {}
-        if transform is None:
-            self._raw = {
-                group: RawLoads(
-                    buffers,
-                    raw,
-                    stats,
-                    step=frame_steps.get(group, 1),
-                    is_leading=group == leading,
-                )
-                for group, raw in reader.raw.items()
-            }
+        self._decoding = threading.BoundedSemaphore(num_threads)
 
-    def __call__(self, load: Load, places: Sequence[Place], fetched: Fetched | None = None) -> None:
-        """Read the load's chunk, unless it is `fetched`, and decode its frames into `places`.
+    def __call__(
+        self, loads: Sequence[Load], target: Any, rows: IntArray, fetched: Fetched | None = None
+    ) -> None:
+        """Do loads of one group: their frames go to these rows of `target`, an arena, int64[frames
+        of all loads], one load after the other.
 
-        Frames of the load that have no place are not decoded.
+        The chunk of a single load may have been `fetched` before.
         """
-        with self._buffers.storing(places) as targets:
-            still_open = self._take(load)
-            if fetched is None and still_open is not None:
-                fetched = self._go_on(load, still_open)
-            fetched = fetched or self.fetch(load, targets)
-            try:
-                self._storer.store(load, targets, fetched)
-            except BaseException:
-                self._pages.release(fetched)
-                raise
-            self._keep(load, fetched)
+        group = loads[0].group
+        owner, inside = numbered(np.array([load.count for load in loads]))
+        frame = np.array([load.first for load in loads])[owner] + inside * self._steps[group]
+        chunk = np.array([load.chunk for load in loads])[owner]
+        still_open = self._take(loads[0]) if len(loads) == 1 else None
+        if fetched is None:
+            fetched = still_open
+        elif still_open is not None:
+            self._release(still_open)
+        with self._buffers.storing(target, rows) as (out, places):
+            fetched = self._load(group, chunk, frame, out, places, fetched)
+            if fetched is not None:
+                self._keep(loads[0], fetched)
+        self._stats.add(loads=len(loads))
 
-    def load_together(self, loads: Sequence[Load], places: Sequence[Place]) -> None:
-        """Do loads of one group, each into one place, one after the other.
-
-        Small chunks of raw pages are found together. That spares most of their time.
-        """
-        raw = self._raw.get(loads[0].group)
-        left = range(len(loads)) if raw is None else raw.load(loads, places)
-        for number in left:
-            check_wanted(self._dataset.url)
-            self(loads[number], [places[number]])
+    def load_frames(
+        self, group: int, chunk: IntArray, frame: IntArray, out: Rows, rows: IntArray
+    ) -> None:
+        """Bring frames of a group to these rows: the chunk of each, its number in its episode, and
+        its row; int64[n] each. Frames of one chunk follow each other, and ascend."""
+        if (fetched := self._load(group, chunk, frame, out, rows, None)) is not None:
+            self._release(fetched)
 
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load is certain to need a read: no load before it has kept its chunk open."""
@@ -123,93 +147,334 @@ class ChunkLoader:
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
         return load.first == chunk.first_frame
 
+    def fetch(self, load: Load) -> Fetched:
+        """Read the load's chunk, before its frames have rows."""
+        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
+        fetched = self._read(chunk, self._reader.pages(chunk))
+        if self._transform is None:
+            return fetched
+        frames = load.first + np.arange(load.count) * self._steps[load.group]
+        try:
+            return self._with_others(fetched, frames)
+        except BaseException:
+            self._release(fetched)
+            raise
+
+    def close(self) -> None:
+        """Let go of the chunks that are open, when nothing is loaded any more."""
+        for _, fetched in self._open.values():
+            self._release(fetched)
+        self._open.clear()
+
+    def _load(
+        self,
+        group: int,
+        chunk: IntArray,
+        frame: IntArray,
+        out: Rows,
+        rows: IntArray,
+        fetched: Fetched | None,
+    ) -> Fetched | None:
+        """As `load_frames`; the chunk that was read last, which is to be released.
+
+        What was `fetched` is released where another one is read, and where anything raises.
+        """
+        stored = {spec.name for spec in self._reader.features.values() if spec.group == group}
+        straight: set[str] = set()
+        # Elsewhere than on a disk, pages of others are read along with these.
+        may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
+        if self._transform is None and fetched is None and may_read:
+            straight = self._read_raw(group, chunk, frame, out, rows)
+        if stored == straight and not self._reader.has_gaps(group):
+            self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
+            return None
+        try:
+            for begin, stop in pairwise(followed(same=chunk)):
+                check_wanted(self._dataset.url)
+                if fetched is None or fetched.chunk.row != chunk[begin]:
+                    if fetched is not None:
+                        self._release(fetched)
+                        fetched = None
+                    place = self._reader.chunk_at(group, int(chunk[begin]))
+                    fetched = self._read(place, self._reader.pages(place), straight)
+                some = slice(begin, stop)
+                if self._transform is not None:
+                    fetched = self._with_others(fetched, frame[some])
+                self._decode(fetched, frame[some], out, rows[some])
+        except BaseException:
+            if fetched is not None:
+                self._release(fetched)
+            raise
+        return fetched
+
+    def _read_raw(
+        self, group: int, chunk: IntArray, frame: IntArray, out: Rows, rows: IntArray
+    ) -> set[str]:
+        """Read frames of raw features straight to their rows; which features these are."""
+        raw, table = self._reader.raw[group], self._dataset.index.groups[group]
+        targets = {name: out[name] for name in raw.specs}
+        if not targets:
+            return set()
+        begin = perf_counter()
+        runs = FrameRuns.of(chunk, frame - table.first_frame[chunk], rows)
+        try:
+            nbytes = raw.read(runs, targets, self._buffers.chunks)
+        except Exception as error:
+            if chunk[0] == chunk[-1]:
+                self._name(error, self._reader.chunk_at(group, int(chunk[0])))
+                raise
+            for a, b in pairwise(followed(same=chunk)):  # which is wrong?
+                self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
+            return set(targets)
+        self._note_fetch(begin, nbytes, chunk)
+        return set(targets)
+
+    def _read(self, chunk: Chunk, pages: Sequence[Page], without: Collection[str] = ()) -> Fetched:
+        """Read pages of a chunk into memory; of the features in `without` only where they are."""
+        begin = perf_counter()
+        wanted = [page for page in pages if page.feature not in without]
+        nbytes = sum(aligned(page.stop - page.start) for page in wanted)
+        buffer = self._buffers.chunks.acquire(nbytes)
+        used = 0
+
+        def allocate(length: int) -> memoryview:
+            nonlocal used
+            used += length
+            return buffer[used - length : used].data
+
+        try:
+            with self._naming(chunk):
+                data = self._reader.read(wanted, allocate)
+        except BaseException:
+            self._buffers.chunks.release(buffer)
+            raise
+        if wanted:
+            self._note_fetch(begin, sum(page.stop - page.start for page in wanted), [chunk.row])
+        names = (page.feature for page in wanted)
+        return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
+
+    def _release(self, fetched: Fetched) -> None:
+        """Give back the memory of chunks that were read together."""
+        for part in (fetched, *fetched.others):
+            self._buffers.chunks.release(part.buffer)
+
     def _take(self, load: Load) -> Fetched | None:
         """The load's chunk, where the cursor's load before has left it open."""
         run, fetched = self._open.pop((load.group, load.cursor), (-1, None))
         if fetched is None or (run == load.run and fetched.chunk.row == load.chunk):
             return fetched
-        self._pages.release(fetched)
+        self._release(fetched)
         return None
 
     def _keep(self, load: Load, fetched: Fetched) -> None:
         """Leave a chunk open for the cursor's next load, where it has more frames; and beside it
         those of other groups that have more."""
-        stop = load.first + load.count * self._frames.steps[load.group]
+        stop = load.first + load.count * self._steps[load.group]
         if load.group not in self.in_pieces or stop >= fetched.chunk.stop_frame:
-            self._pages.release(fetched)
+            self._release(fetched)
             return
         kept = []
         for other in fetched.others:
             if other.chunk.stop_frame > stop:
                 kept.append(other)
             else:
-                self._pages.release(other)
+                self._buffers.chunks.release(other.buffer)
         self._open[load.group, load.cursor] = (load.run, replace(fetched, others=kept))
 
-    def close(self) -> None:
-        """Let go of the chunks that are open, when nothing is loaded any more."""
-        for _, fetched in self._open.values():
-            self._pages.release(fetched)
-        self._open.clear()
+    def _with_others(self, fetched: Fetched, frames: IntArray) -> Fetched:
+        """A chunk beside those of other groups that have these frames, of which it has some.
 
-    def fetch(self, load: Load, places: Sequence[Place] = ()) -> Fetched:
-        """Read the load's chunk; with `places`, large raw pages, or parts of these, straight into
-        them."""
-        begin = perf_counter()
-        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
-        pages = self._reader.pages(chunk)
-        direct = Direct({}, ())
-        if self._transform is None:
-            direct = self._pages.direct(load, chunk, pages, places)
-        fetched = self._pages.read(chunk, pages, direct)
-        nbytes = fetched.nbytes
-        if self._transform is not None:
-            fetched, more = self._with_others(load, fetched)
-            nbytes += more
-        self._note_fetch(load, begin, nbytes)
-        return fetched
-
-    def _go_on(self, load: Load, still_open: Fetched) -> Fetched:
-        """An open chunk, for a load of the frames that follow: what is beside it of these is
-        read."""
-        if self._transform is None:
-            return still_open
-        begin = perf_counter()
-        fetched, nbytes = self._with_others(load, still_open)
-        if nbytes:
-            self._note_fetch(load, begin, nbytes)
-        return fetched
-
-    def _with_others(self, load: Load, fetched: Fetched) -> tuple[Fetched, int]:
-        """A chunk beside those of other groups that have the load's frames, of which it has some;
-        and how many bytes were read of the rest."""
+        Where it raises, `fetched` is as it was.
+        """
         had = {(other.chunk.group, other.chunk.row): other for other in fetched.others}
         others: list[Fetched] = []
-        nbytes = 0
+        read: list[Fetched] = []
         try:
-            for chunk in self._chunks_of_others(load):
-                other = had.pop((chunk.group, chunk.row), None)
+            for chunk in self._chunks_of_others(fetched.chunk, frames):
+                other = had.get((chunk.group, chunk.row))
                 if other is None:
-                    other = self._pages.read(chunk, self._reader.pages(chunk), Direct({}, ()))
-                    nbytes += other.nbytes
+                    other = self._read(chunk, self._reader.pages(chunk))
+                    read.append(other)
                 others.append(other)
         except BaseException:
-            self._pages.release(replace(fetched, others=[*others, *had.values()]))
+            for other in read:
+                self._buffers.chunks.release(other.buffer)
             raise
-        for other in had.values():
-            self._pages.release(other)
-        return replace(fetched, others=others), nbytes
+        for other in fetched.others:
+            if other not in others:
+                self._buffers.chunks.release(other.buffer)
+        return replace(fetched, others=others)
 
-    def _note_fetch(self, load: Load, begin: float, nbytes: int) -> None:
+    def _chunks_of_others(self, chunk: Chunk, frames: IntArray) -> Iterator[Chunk]:
+        """The chunks of other groups that have these frames of an episode."""
+        for group in sorted({spec.group for spec in self._dataset.features.values()}):
+            if group != chunk.group:
+                rows = self._dataset.index.groups[group].chunks_of(chunk.episode, frames)
+                for row in np.unique(rows).tolist():
+                    yield self._reader.chunk_at(group, row, chunk.episode)
+
+    def _decode(self, fetched: Fetched, frames: IntArray, out: Rows, rows: IntArray) -> None:
+        """Decode frames of a chunk into rows, and transform them."""
+        seconds = dict.fromkeys((page.feature for page in fetched.pages), 0.0)
+        every = [page for part in (fetched, *fetched.others) for page in part.pages]
+        before = sum(map(self._reader.num_decoded, every))
+        with self._decoding:
+            begin = perf_counter()
+            if self._transform is not None:
+                decoded = self._store_transformed(fetched, frames, out, rows, *self._transform)
+            else:
+                decoded = self._store(fetched, frames, out, rows, seconds)
+            end = perf_counter()
+        self._stats.trace.add("decode", begin, end, chunk=fetched.chunk.row)
+        self._stats.add_decoding(seconds)
+        self._stats.add(
+            frames_decoded=decoded if fetched.chunk.group == self._leading else 0,
+            video_frames_decoded=sum(map(self._reader.num_decoded, every)) - before,
+            decode_seconds=end - begin,
+        )
+
+    def _store(
+        self,
+        fetched: Fetched,
+        frames: IntArray,
+        out: Rows,
+        rows: IntArray,
+        seconds: dict[str, float],
+    ) -> int:
+        """How many frames were decoded; adds to the seconds of each feature."""
+        chunk, decoded = fetched.chunk, 0
+        for pages in self._alike(fetched.pages):
+            # Frames that lack a feature are in no clip, yet they may lie between others.
+            present = _all_present(chunk, pages, frames)
+            decoded = max(decoded, int(np.count_nonzero(present)))
+            if not present.all() and self._has_unknown(pages[0].feature):
+                for page in pages:
+                    spec = self._reader.features[page.feature]
+                    for row in rows[~present].tolist():
+                        clear_rows(spec, out, row, 1)
+            inside, places = frames[present] - chunk.first_frame, rows[present]
+            runs = list(pairwise(followed(places)))
+            with self._naming(chunk):
+                for page in pages:
+                    if (item := fetched.data.get(page.feature)) is not None:
+                        start = perf_counter()
+                        for a, b in runs:
+                            self._store_run(page, item, inside[a:b].tolist(), out, int(places[a]))
+                        seconds[page.feature] += perf_counter() - start
+        return decoded
+
+    def _store_run(
+        self, page: Page, data: memoryview, frames: list[int], out: Rows, row: int
+    ) -> None:
+        """Decode frames of a page, counted from the chunk's first, into rows from `row` on."""
+        reader, target = self._reader, out[page.feature]
+        spec = reader.features[page.feature]
+        if isinstance(target, DeviceFrames):
+            page.memo.setdefault("open_video", target.open)
+        if spec.is_fixed:
+            reader.decode(page, data, _as_range(frames), target[row : row + len(frames)])
+            return
+        found = reader.shapes(page, data)
+        shapes = [found[page.position(i) or 0] for i in frames]
+        if spec.value == "array" and not isinstance(target, np.ndarray):
+            reader.decode(page, data, frames, target.make(row, shapes))
+            return
+        if spec.value == "array":
+            target = Padded(spec, target, out[mask_name(page.feature)])
+        for at, (frame, shape) in enumerate(zip(frames, shapes, strict=True), row):
+            array = np.empty(shape, spec.dtype)
+            reader.decode(page, data, [frame], [array])
+            try:
+                target.put(at, reader.value(page, array, frame))
+            except ClipError as error:
+                raise error.located(frame=page.chunk.first_frame + frame) from None
+
+    def _store_transformed(
+        self,
+        fetched: Fetched,
+        frames: IntArray,
+        out: Rows,
+        rows: IntArray,
+        transform: FrameTransform,
+        specs: Mapping[str, ArraySpec],
+    ) -> int:
+        """How many frames were transformed."""
+        parts = (fetched, *fetched.others)
+        present = np.ones(len(frames), bool)
+        for part in parts:
+            present &= _all_present(part.chunk, part.pages, frames)
+        for frame, row in zip(frames[present].tolist(), rows[present].tolist(), strict=True):
+            decoded: dict[str, Any] = {}
+            for part in parts:
+                inside = frame - part.chunk.first_frame
+                if 0 <= inside < part.chunk.num_frames:
+                    with self._naming(part.chunk):
+                        data = list(part.data.values())
+                        arrays = self._reader.decode_frame(part.pages, data, inside)
+                        for page in part.pages:
+                            array = arrays[page.feature]
+                            decoded[page.feature] = self._reader.value(page, array, inside)
+            whole = {name: decoded[name] for name in self._reader.features}
+            with self._naming(fetched.chunk, frame):
+                made = apply_transform(transform, whole)
+                check_arrays(made, specs)
+            for name, value in made.items():
+                out[name][row] = value
+        return int(np.count_nonzero(present))
+
+    def _alike(self, pages: Sequence[Page]) -> list[list[Page]]:
+        """The pages, together those of features of which clips have the same frames."""
+        by_name = {page.feature: page for page in pages}
+        if self._clip_frames is None:
+            return [list(pages)]
+        return [[by_name[name] for name in names] for names in self._clip_frames.alike(by_name)]
+
+    def _has_unknown(self, feature: str) -> bool:
+        """Whether clips may have frames of a feature for which nothing is known: zeros."""
+        known = None if self._clip_frames is None else self._clip_frames.known.get(feature)
+        return known is not None and known.has_unknown
+
+    def _note_fetch(self, begin: float, nbytes: int, chunks: Sequence[int] | IntArray) -> None:
         end = perf_counter()
-        self._stats.trace.add("fetch", begin, end, chunk=load.chunk)
+        self._stats.trace.add("fetch", begin, end, chunk=int(chunks[0]))
         self._stats.add(bytes_read=nbytes, fetch_seconds=end - begin)
 
-    def _chunks_of_others(self, load: Load) -> Iterator[Chunk]:
-        """The chunks of other groups that have the load's frames."""
-        index, frames = self._dataset.index, self._frames.of(load)
-        for group in sorted({spec.group for spec in self._dataset.features.values()}):
-            if group != load.group:
-                rows = index.groups[group].chunks_of(load.episode, frames)
-                for row in np.unique(rows).tolist():
-                    yield self._reader.chunk_at(group, row, load.episode)
+    @contextmanager
+    def _naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:
+        """Errors name the chunk, or the frame of its episode that is being transformed."""
+        try:
+            yield
+        except Exception as error:
+            self._name(error, chunk, transformed)
+            raise
+
+    def _name(self, error: Exception, chunk: Chunk, transformed: int | None = None) -> None:
+        """Have an error name the chunk, or the frame of its episode that is being transformed."""
+        file = f"{self._dataset.url}/{chunk.path}"
+        key = self._dataset.index.key(chunk.episode)
+        first, last = chunk.first_frame, chunk.first_frame + chunk.num_frames - 1
+        if transformed is None:
+            add_place(error, "a chunk", file=file, episode=f"{key} (frames {first} to {last})")
+        else:
+            add_place(error, "frame_transform", file=file, episode=key, frame=transformed)
+
+
+def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.NDArray[np.bool_]:
+    """Which frames, counted in the episode, lack no feature of a chunk's pages; bool[frames].
+
+    Frames of other chunks count as lacking nothing.
+    """
+    present = np.ones(len(frames), bool)
+    inside = frames - chunk.first_frame
+    held = (inside >= 0) & (inside < chunk.num_frames)
+    for page in pages:
+        if page.present is not None:
+            present[held] &= page.present[inside[held]]
+    return present
+
+
+def _as_range(frames: list[int]) -> range | list[int]:
+    """The frames as a range where they are evenly spaced: it is decoded in one go."""
+    step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
+    run = range(frames[0], frames[0] + step * len(frames), step)
+    return run if list(run) == frames else frames

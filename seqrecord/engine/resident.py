@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clip_frames import ClipFrames
-from seqrecord.engine.arena import Place
+from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Source
 from seqrecord.engine.joined import GroupRoom
 from seqrecord.engine.loads import Load
@@ -60,8 +60,8 @@ class Resident:
         """Bytes of the frames that a load brings."""
         return load.count * self._groups[load.group].frame_nbytes
 
-    def place(self, load: Load) -> Place:
-        """Rows for a load's frames, for which its ring has room."""
+    def place(self, load: Load) -> tuple[Any, IntArray]:
+        """The arena, and the rows of a load's frames, int64[count], for which its ring has room."""
         return self._groups[load.group].place(load)
 
     def find(self, clips: Clips) -> list[Places]:
@@ -97,10 +97,9 @@ class _GroupRows:
         """Bytes of the frames held."""
         return sum(ring.resident for ring in self.rings) * self.frame_nbytes
 
-    def place(self, load: Load) -> Place:
+    def place(self, load: Load) -> tuple[Any, IntArray]:
         ring = self.rings[load.cursor]
-        bounds = ring.load(load.run, load.first, load.count, self._window.frame_step)
-        return Place.in_turn(self._arena, bounds)
+        return self._arena, ring.load(load.run, load.first, load.count, self._window.frame_step)
 
     def find(self, clips: Clips) -> list[Places]:
         """Where the frames of clips are."""
@@ -164,11 +163,9 @@ class Ring:
         """Consecutive frames of one run each, in the order of their loads."""
         return self._held
 
-    def load(self, run: int, first: int, count: int, step: int) -> list[tuple[int, int]]:
-        """Rows for frames `first`, `first + step`, … of a run, which follow those loaded last.
-
-        They are bounds of rows that follow each other: two where the ring begins anew.
-        """
+    def load(self, run: int, first: int, count: int, step: int) -> IntArray:
+        """Rows for frames `first`, `first + step`, … of a run, which follow those loaded last;
+        int64[count]."""
         assert self.has_room(count), "the plan holds more frames than it said"
         if (run, first) == self._next:
             self._held[-1] = self._held[-1]._replace(stop=self._loaded + count)
@@ -176,12 +173,9 @@ class Ring:
             origin = self._loaded - first // step
             self._held.append(_Held(run, first, origin, self._loaded + count))
         self._next = (run, first + count * step)
-        begin = self.first_row + self._loaded % self.num_rows
+        rows = np.arange(self._loaded, self._loaded + count) % self.num_rows + self.first_row
         self._loaded += count
-        behind = begin + count - (self.first_row + self.num_rows)
-        if behind <= 0:
-            return [(begin, begin + count)]
-        return [(begin, begin + count - behind), (self.first_row, self.first_row + behind)]
+        return rows
 
     def free(self, count: int) -> None:
         """Forget the `count` frames that were loaded first."""

@@ -24,10 +24,10 @@ import numpy.typing as npt
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.ahead import LoadedRound
-from seqrecord.engine.arena import Place, StayingArena
+from seqrecord.engine.arena import StayingArena
 from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load
-from seqrecord.engine.workers import Loading, WorkerPool
+from seqrecord.engine.workers import Loading, Placed, WorkerPool
 from seqrecord.grids import numbered
 from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round
 
@@ -106,7 +106,7 @@ class StayingRounds:
             return []
         resident = self._plan.resident(start)
         rounds = list(islice(self._plan.rounds(start), stop - start))
-        placed: list[tuple[int, Load, Place]] = []
+        placed: list[Placed] = []
         for i, group in enumerate(self._groups):
             loads = [resident[i], *(current.groups[i].loads for current in rounds)]
             placed += group.place(start, _one_after_other(loads), clips)
@@ -155,7 +155,7 @@ class _Group:
             return True
         return all(self._asked[rows].all() for _, rows in self._rows(clips))
 
-    def place(self, start: int, loads: Loads, clips: Clips) -> Iterator[tuple[int, Load, Place]]:
+    def place(self, start: int, loads: Loads, clips: Clips) -> Iterator[Placed]:
         """Those frames of loads that nobody has asked for, as loads into their rows; each with the
         first clip that needs it. They are for clips of rounds from `start` on."""
         owner, inside = numbered(loads.count)
@@ -185,19 +185,14 @@ class _Group:
         each = zip(*(one.tolist() for one in columns), strict=True)
         for use, begin, cursor, run, episode, chunk, first, count in each:
             load = Load(self.number, cursor, run, episode, chunk, first, count)
-            yield use, load, self._rows_of(begin, count)
+            rows = begin + np.arange(count) * self._step
+            yield Placed(use, load, self._arena, rows)
 
     def note_read(self, start: int) -> None:
         """All loads for the round `start` and those before it are done."""
         for number in [number for number in self._loading if number <= start]:
             for rows in self._loading.pop(number):
                 self._arena.is_read[rows] = True
-
-    def _rows_of(self, first: int, count: int) -> Place:
-        if self._step == 1:
-            return Place.in_turn(self._arena, [(first, first + count)])
-        inside = np.arange(count)
-        return Place(self._arena, inside, first + inside * self._step)
 
     def _first_uses(self, clips: Clips) -> npt.NDArray[np.int32]:
         """Of each row the first clip that needs it, or the number of clips; int32[rows]."""

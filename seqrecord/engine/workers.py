@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from seqrecord.engine.arena import Place
-from seqrecord.engine.batches import Copy
+import numpy as np
+
+from seqrecord.clips import IntArray
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.copying import CopyThreads
 from seqrecord.engine.gathers import Gathers
@@ -21,7 +21,7 @@ from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 from seqrecord.threads import ThreadPool
 
-__all__ = ["THREAD_NAME", "Loading", "WorkerPool", "by_use"]
+__all__ = ["THREAD_NAME", "Loading", "Placed", "WorkerPool", "by_use"]
 
 _Result = TypeVar("_Result")
 
@@ -31,6 +31,16 @@ _MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one task bring
 _LEAST_TOGETHER = 128 << 10  # … however little there is for each thread
 
 
+class Placed(NamedTuple):
+    """A load, the number of the first clip of its round that needs it, and where its frames go:
+    rows of an arena, int64[count]."""
+
+    first_use: int
+    load: Load
+    target: Any
+    rows: IntArray
+
+
 class Loading(NamedTuple):
     """A task under way: the number of the first clip of its round that needs one of its loads."""
 
@@ -38,9 +48,9 @@ class Loading(NamedTuple):
     done: Future[None]
 
 
-def by_use(item: tuple[int, Any] | tuple[int, Any, Any]) -> int:
+def by_use(item: Placed | Loading) -> int:
     """What to sort by."""
-    return item[0]
+    return item.first_use
 
 
 class WorkerPool:
@@ -95,60 +105,52 @@ class WorkerPool:
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
 
-    def start(
-        self, placed: Iterable[tuple[int, Load, Place]], nbytes_of: Callable[[Load], int]
-    ) -> list[Loading]:
+    def start(self, placed: Iterable[Placed], nbytes_of: Callable[[Load], int]) -> list[Loading]:
         """Have loads done, after those that were asked for before; the first needed first.
 
-        Each comes with the first clip that needs it and its rows; `nbytes_of` says how many bytes
-        of frames a load brings. Small ones of a group that follow each other are done by one
-        thread, but elsewhere than on a disk, where many that wait are faster than one.
+        `nbytes_of` says how many bytes of frames a load brings. Small ones of a group that follow
+        each other are done by one thread; but not elsewhere than on a disk, where many that wait
+        are faster than one, nor where functions of users are called.
         """
         self._channel.check_open()
         placed = sorted(placed, key=by_use)
-        sizes = [nbytes_of(load) for _, load, _ in placed]
+        sizes = [nbytes_of(item.load) for item in placed]
         most = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
         started: list[Loading] = []
-        some: list[tuple[int, Load, Place]] = []
+        some: list[Placed] = []
         left = 0
         for item, size in zip(placed, sizes, strict=True):
             left -= size
-            if some and (left < 0 or item[1].group != some[0][1].group):
+            if some and (left < 0 or item.load.group != some[0].load.group):
                 started.append(self._start(some))
                 some = []
             if not some:
-                left = (most if self._may_join(item[1]) else 0) - size
+                left = (most if self._may_join(item.load) else 0) - size
             some.append(item)
         if some:
             started.append(self._start(some))
         return started
 
     def _may_join(self, load: Load) -> bool:
-        return self._loader.is_local and load.group not in self._loader.in_pieces
+        return self._loader.joins and load.group not in self._loader.in_pieces
 
-    def _start(self, some: Sequence[tuple[int, Load, Place]]) -> Loading:
-        first_use, load, place = some[0]
-        if len(some) > 1 or self._may_join(load):
-            loads, places = [item[1] for item in some], [item[2] for item in some]
-            do = partial(self._run, self._loader.load_together, loads, places)
-            return Loading(first_use, self._loaders.submit(do))
-        return Loading(first_use, self.load(load, [place]))
-
-    def load(self, load: Load, places: Sequence[Place]) -> Future[None]:
-        """Have a load done, after those that were asked for before."""
-        self._channel.check_open()
+    def _start(self, some: Sequence[Placed]) -> Loading:
+        """Have loads of one group done by one thread."""
+        first = some[0]
+        load, rows = first.load, np.concatenate([item.rows for item in some])
         fetching, before = self._fetching.pop(load, None), None
         if is_piece := load.group in self._loader.in_pieces:
             before = self._before.get((load.group, load.cursor))
-        done = self._loaders.submit(self._load, load, places, fetching, before)
+        loads = [item.load for item in some]
+        done = self._loaders.submit(self._load, loads, first.target, rows, fetching, before)
         if is_piece:  # a decoder goes on where the load before ended
             self._before[load.group, load.cursor] = done
-        return done
+        return Loading(first.first_use, done)
 
     def fetch(self, loads: Iterable[Load]) -> None:
         """Have chunks read whose frames have no room yet, `num_ahead` of them at most.
 
-        They must be asked for by `load` later on.
+        They must be asked for by `start` later on.
         """
         self._channel.check_open()
         waiting = iter(loads)
@@ -182,32 +184,23 @@ class WorkerPool:
         """Batches that are gathered by these threads; see there."""
         return Gathers(self._copiers, self.num_threads, failed)
 
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """Make copies; all are made when it returns."""
-        gathers = self.gathers(lambda: None)
-        try:
-            gathers.begin().copy(copies)
-            with self.stats.trace.span("wait for copies"):
-                gathers.wait()
-        finally:
-            gathers.leave()
-
     def _load(
         self,
-        load: Load,
-        places: Sequence[Place],
+        loads: Sequence[Load],
+        target: Any,
+        rows: IntArray,
         fetching: Future[Fetched] | None,
         before: Future[None] | None,
     ) -> None:
-        # It does not wait for ever: what was asked for before this load has begun.
+        # It does not wait for ever: what was asked for before these loads has begun.
         if before is not None:
             wait([before])
         if fetching is None:
-            self._run(self._loader, load, places)
+            self._run(self._loader, loads, target, rows)
             return
         assert self._ahead is not None
         try:
-            self._run(self._loader, load, places, fetching.result())
+            self._run(self._loader, loads, target, rows, fetching.result())
         finally:
             self._ahead.release()
 

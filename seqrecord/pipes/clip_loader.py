@@ -24,6 +24,7 @@ from seqrecord.engine.staying import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
+from seqrecord.pipes.clip_sets import is_small
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import LoaderOptions
@@ -146,8 +147,7 @@ class ClipLoader(Planner):
             return False
         if get_worker_info() is not None:
             return False
-        reader = selection.dataset.chunk_reader()
-        return all(reader.scattered(name) is not None for name in selection.dataset.features)
+        return all(is_small(selection.dataset, name) for name in selection.dataset.features)
 
     @property
     def _num_frames(self) -> int:

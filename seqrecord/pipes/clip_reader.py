@@ -18,24 +18,24 @@ from torch.utils.data import get_worker_info
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
-from seqrecord.engine.arena import FreshRows, ObjectRows, Place, Rows
+from seqrecord.engine.arena import FreshRows, ObjectRows, Rows
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.host_batches import HostBatchBuilder
 from seqrecord.engine.loading import ChunkLoader
-from seqrecord.engine.loads import Load
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.frame_keys import frame_keys, split_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.clip_sequence import ClipSequence
-from seqrecord.pipes.clip_sets import Alike, read_scattered, sets_of
+from seqrecord.pipes.clip_sets import Alike, sets_of
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.raw_frames import followed
 from seqrecord.threads import ThreadPool
 from seqrecord.units import parse_size
 
@@ -130,7 +130,10 @@ class ClipReader:
         features: dict[str, Any] = {}
         for alike in self._alike:
             wanted = frames.find(alike.names[0], episode, start).frames
-            if not (alike.scattered and read_scattered(alike, builder, buffers, episode, wanted)):
+            for name, kept in alike.kept.items():
+                rows = (kept.first[episode][:, None] + wanted).reshape(-1)
+                kept.take(rows, builder.rows[name][: len(rows)])
+            if not alike.kept:
                 features.update(self._read_alike(alike, builder, buffers, episode, wanted))
         return {**features, **builder.finish().features}
 
@@ -151,6 +154,7 @@ class ClipReader:
         wanted = frame_keys(episode[:, None], frames).reshape(-1)
         # Each frame once, the row of the batch where it comes first, and that for every row.
         unique, rows, inverse = np.unique(wanted, return_index=True, return_inverse=True)
+        inverse = inverse.reshape(-1)
         variable = {name: self._variable[name] for name in names if name in self._variable}
         fresh: dict[str, Any] = {
             name: FreshRows(len(wanted), spec.dtype)
@@ -159,7 +163,7 @@ class ClipReader:
             for name, spec in variable.items()
         }
         grids, transform = dataset.episode_table.groups, selection.frame_transform
-        load = ChunkLoader(
+        loader = ChunkLoader(
             dataset,
             buffers,
             {grid.group: 1 for grid in grids},
@@ -170,12 +174,20 @@ class ClipReader:
             clip_frames=None if transform is not None else selection.clip_frames,
         )
         arrays = {name: builder.rows[name] for name in names if name in builder.rows}
-        target = _Only({**arrays, **fresh})
-        loads = self._loads(grids, *split_keys(unique), rows, target)
         nbytes = sum(array.nbytes for array in arrays.values())
         largest = sum(spec.largest or 0 for spec in variable.values())
-        _do((partial(load, *one) for one in loads), nbytes + len(unique) * largest)
-        again = rows[inverse.reshape(-1)]
+        targets, places = {**arrays, **fresh}, rows
+        if alike.is_small:
+            places = np.arange(len(unique))
+            targets = {n: np.empty((len(unique), *a.shape[1:]), a.dtype) for n, a in arrays.items()}
+        target, at = _Only(targets), split_keys(unique)
+        loads = self._loads(loader, grids, *at, target, places, at_once=alike.is_small)
+        _do(loads, nbytes + len(unique) * largest)
+        if alike.is_small:
+            for name, array in arrays.items():
+                np.take(targets[name], inverse, 0, out=array[: len(inverse)], mode="clip")
+            return {}
+        again = rows[inverse]
         _do(_copies(list(arrays.values()), again), nbytes)
         features: dict[str, Any] = {}
         for name, values in fresh.items():
@@ -222,24 +234,27 @@ class ClipReader:
 
     def _loads(
         self,
+        loader: ChunkLoader,
         grids: Sequence[ChunkGrid],
         episode: IntArray,
         frame: IntArray,
-        rows: IntArray,
         target: Rows,
-    ) -> Iterator[tuple[Load, list[Place]]]:
-        """Loads, one for each chunk, that bring these frames, in ascending order, into rows."""
+        rows: IntArray,
+        *,
+        at_once: bool,
+    ) -> Iterator[_Task]:
+        """Loads that bring these frames, in ascending order, into rows: one for each chunk, or one
+        for all of a group."""
         if self._selection.frame_transform is not None:  # a load of one group brings all others'
             grids = grids[:1]
         for grid in grids:
             chunk = grid.row(episode, grid.place(episode, frame))
-            edges = np.flatnonzero(np.diff(chunk)) + 1
-            for begin, end in pairwise([0, *edges.tolist(), len(chunk)]):
-                inside = frame[begin:end]
-                first, count = int(inside[0]), int(inside[-1] - inside[0] + 1)
-                where = (0, 0, int(episode[begin]), int(chunk[begin]))
-                load = Load(grid.group, *where, first, count)
-                yield load, [Place(target, inside - first, rows[begin:end])]
+            edges = [0, len(chunk)]
+            if not at_once:
+                edges = followed(same=chunk)
+            for a, b in pairwise(edges):
+                one = chunk[a:b], frame[a:b], target, rows[a:b]
+                yield partial(loader.load_frames, grid.group, *one)
 
 
 class _Only:

@@ -1,188 +1,69 @@
-"""Features of clips that are read together, and how small raw ones are read by clip number."""
+"""Features of clips that are read together, by clip number; small raw ones may stay in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from seqrecord.clips import IntArray
-from seqrecord.engine.buffers import HostBuffers
-from seqrecord.engine.host_batches import HostBatchBuilder
-from seqrecord.frame_keys import frame_keys, split_keys
-from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.kept import KeptFrames
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.scattered import ScatteredFrames
 
-__all__ = ["Alike", "Spans", "read_scattered", "sets_of"]
+__all__ = ["Alike", "is_small", "sets_of"]
+
+_SMALL = (
+    64 << 10
+)  # bytes of a frame: to copy a larger one costs more than what reading it alone does
 
 
 @dataclass(frozen=True)
 class Alike:
     """Features of which clips have the same frames, and a dataset that has them.
 
-    `scattered` reads all of them, or none; `kept` are those of them that stay in memory.
+    `kept` are those that stay in memory: all of them, or none. Where they are small, each frame is
+    read once and copied to all clips that have it; larger ones are read into the first of these.
     """
 
     names: tuple[str, ...]
     dataset: SeqRecordReader
-    scattered: Mapping[str, ScatteredFrames]
-    kept: Mapping[str, KeptFrames] = field(default_factory=dict)
+    is_small: bool
+    kept: Mapping[str, KeptFrames]
+
+
+def is_small(dataset: SeqRecordReader, feature: str) -> bool:
+    """Whether a feature's frames are raw, small, all there, and on a local disk."""
+    reader, spec = dataset.chunk_reader(), dataset.features[feature]
+    has_all = not len(dataset.index.group_of(feature).gaps)
+    is_raw = feature in reader.raw[spec.group].specs
+    return reader.is_local and is_raw and has_all and spec.nbytes <= _SMALL
 
 
 def sets_of(selection: ClipSelection, memory_limit: int) -> list[Alike]:
     """The features of clips in sets that are read together.
 
-    Frames that are kept take at most `memory_limit` bytes.
+    Frames that are kept take at most `memory_limit` bytes: those of the smallest features.
     """
     arrays, dataset = selection.arrays, selection.dataset
     sets = selection.clip_frames.alike(arrays)
     if selection.frame_transform is not None:  # it needs whole frames
-        return [Alike(names, dataset, {}) for names in sets]
-    reader = dataset.chunk_reader()
-    small = {name: one for name in dataset.features if (one := reader.scattered(name)) is not None}
-    kept = _kept(dataset, small, memory_limit)
-    found: list[Alike] = []
-    for names in sets:
-        scattered = {name: small[name] for name in names if name in small}
-        others = tuple(name for name in names if name not in scattered)
-        for part, read in ((tuple(scattered), scattered), (others, {})):
-            if part:
-                stored = [name for name in part if arrays[name].mask_of is None]
-                stay = {name: kept[name] for name in read if name in kept}
-                found.append(Alike(part, dataset.select(stored), read, stay))
-    return found
-
-
-def _kept(
-    dataset: SeqRecordReader, small: Mapping[str, ScatteredFrames], memory_limit: int
-) -> dict[str, KeptFrames]:
-    """Those features whose frames all fit into so many bytes: the smallest of them."""
-    kept: dict[str, KeptFrames] = {}
+        return [Alike(names, dataset, False, {}) for names in sets]
+    small = {name for name in dataset.features if is_small(dataset, name)}
     parts = {name: (dataset.index.group_of(name), dataset.features[name]) for name in small}
     sizes = {name: KeptFrames.bytes_of(*part) for name, part in parts.items()}
+    kept: dict[str, KeptFrames] = {}
     for name in sorted(small, key=sizes.__getitem__):
         memory_limit -= sizes[name]
         if memory_limit < 0:
             break
-        kept[name] = KeptFrames(small[name], *parts[name])
-    return kept
-
-
-def read_scattered(
-    alike: Alike,
-    builder: HostBatchBuilder,
-    buffers: HostBuffers,
-    episode: IntArray,
-    frames: IntArray,
-) -> bool:
-    """Read small raw features, of which clips have these frames; whether that was possible.
-
-    The clips' episodes are int64[n], by row, and their frames int64[n, T].
-    """
-    rows = builder.rows
-    for name, kept in alike.kept.items():
-        of_clips = (kept.first[episode][:, None] + frames).reshape(-1)
-        if not kept.take(of_clips, rows[name][: len(of_clips)]):
-            return False
-    if len(alike.kept) == len(alike.scattered):
-        return True
-    wanted = frame_keys(episode[:, None], frames)
-    length = wanted.shape[1]
-    if length > 1 and not np.count_nonzero(wanted[:, 1:] - wanted[:, :-1] != 1):
-        spans = Spans.of(wanted[:, 0], length)
-    else:
-        spans = Spans.of(wanted.reshape(-1), 1)
-    index, chunks = alike.dataset.index, buffers.chunks
-    others = {name: one for name, one in alike.scattered.items() if name not in alike.kept}
-    for grid in alike.dataset.episode_table.groups:
-        names = [n for n in others if alike.dataset.features[n].group == grid.group]
-        if not names:
-            continue
-        chunk, first, stop, of_span = spans.in_chunks(grid)
-        begin = index.groups[grid.group].first_frame[chunk]
+        raw = dataset.chunk_reader().raw[dataset.features[name].group]
+        kept[name] = KeptFrames(raw, *parts[name])
+    found: list[Alike] = []
+    for names in sets:
+        by_kind: dict[tuple[bool, bool], list[str]] = {}
         for name in names:
-            memory: list[npt.NDArray[np.uint8]] = []
-
-            def allocate(
-                nbytes: int, memory: list[npt.NDArray[np.uint8]] = memory
-            ) -> npt.NDArray[np.uint8]:
-                memory.append(chunks.acquire(nbytes))
-                return memory[0]
-
-            try:
-                found = others[name].read(chunk, first - begin, stop - begin, allocate)
-                if found is None:
-                    return False
-                source = spans.rows(found.rows[of_span])
-                np.take(found.frames, source, 0, out=rows[name][: len(source)], mode="clip")
-                del found
-            finally:
-                for each in memory:
-                    chunks.release(each)
-    return True
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Frames of n runs of one length, each frame once: s spans that have no frame in common.
-
-    A frame is given by its key, see `frame_keys`::
-
-        runs of 4     2 3 4 5     14 15 16 17     4 5 6 7
-        spans         2 3 4 5 6 7     14 15 16 17
-    """
-
-    first: IntArray
-    """int64[s], ascending: of each span."""
-    stop: IntArray
-    """int64[s]: past the last frame of each span."""
-    length: int
-    """Frames of a run."""
-    span: IntArray
-    """int64[n]: the span that has each run."""
-    inside: IntArray
-    """int64[n]: the first frame of each run, counted from its span's."""
-
-    @classmethod
-    def of(cls, runs: IntArray, length: int) -> Spans:
-        """Of runs by their first frames, int64[n], which all have so many frames."""
-        order = np.argsort(runs, kind="stable")
-        ascending = runs[order]
-        closes = np.ones(len(runs), bool)
-        np.less(ascending[:-1] + length, ascending[1:], out=closes[:-1])
-        number = np.cumsum(closes) - closes
-        last = closes.nonzero()[0]
-        begin = np.zeros_like(last)
-        begin[1:] = last[:-1] + 1
-        first = ascending[begin]
-        span = np.empty_like(runs)
-        span[order] = number
-        return cls(first, ascending[last] + length, length, span, runs - first[span])
-
-    def in_chunks(self, grid: ChunkGrid) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """The parts of the spans that lie in one chunk each: int64[p] the row of the chunk, the
-        first frame in its episode, and past the last one; int64[s] the first part of each span."""
-        episode, first = split_keys(self.first)
-        stop = first + (self.stop - self.first)
-        place = grid.place(episode, first)
-        count = grid.place(episode, stop - 1) - place + 1
-        of_span = np.cumsum(count) - count
-        if len(count) < (total := int(of_span[-1] + count[-1])):
-            owner = np.repeat(np.arange(len(count)), count)
-            episode = episode[owner]
-            place = place[owner] + np.arange(total) - of_span[owner]
-            begin, end = grid.bounds(episode, place)
-            first, stop = np.maximum(first[owner], begin), np.minimum(stop[owner], end)
-        return grid.row(episode, place), first, stop, of_span
-
-    def rows(self, rows: IntArray) -> IntArray:
-        """Where the frames of all runs are, int64[n * length], run by run, from where the first
-        frame of each span is, int64[s]."""
-        first = rows[self.span] + self.inside
-        found: IntArray = (first[:, None] + np.arange(self.length)).reshape(-1)
-        return found
+            by_kind.setdefault((name in small, name in kept), []).append(name)
+        for (fits, stays), some in by_kind.items():
+            stored = dataset.select([name for name in some if arrays[name].mask_of is None])
+            stay = {name: kept[name] for name in some} if stays else {}
+            found.append(Alike(tuple(some), stored, fits, stay))
+    return found

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, CodecError, FormatError
+from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST, Manifest
 from seqrecord.format.pages import (
@@ -19,18 +19,15 @@ from seqrecord.format.pages import (
     slice_sums,
     table_bytes,
 )
-from seqrecord.reading.blocks import Stretch, read_blocks
-from seqrecord.reading.page import Chunk, Page, Part
+from seqrecord.reading.page import Chunk, Page
 from seqrecord.reading.page_columns import PageColumns, group_numbers
 from seqrecord.reading.page_decoder import PageDecoder
-from seqrecord.reading.parts import fill, part_pieces
-from seqrecord.reading.raw_chunks import RawChunks
-from seqrecord.reading.scattered import ScatteredFrames
+from seqrecord.reading.raw_frames import FrameRuns, RawFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange, coalesce
 
-__all__ = ["Chunk", "ChunkReader", "Page", "Part"]
+__all__ = ["Chunk", "ChunkReader", "Page"]
 
 _NOTHING = memoryview(b"")
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
@@ -58,21 +55,31 @@ class ChunkReader(PageDecoder):
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
         self.paths = [file.path for file in manifest.record_files]
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
+        self._has_gaps: dict[int, bool] = {}  # by group, likewise
         numbers = group_numbers(features)
         self._groups = {n: PageColumns(index, features, n) for n in numbers}
-        # By group; only from a local disk, where finding a page takes as long as reading it.
         self.raw = {
-            n: RawChunks(storage, self.paths, index, features, n, verify=verify)
+            n: RawFrames(
+                storage,
+                self.paths,
+                index.groups[n],
+                features,
+                partial(self._located_in, n),
+                verify=verify,
+                is_local=self.is_local,
+            )
             for n in numbers
-            if self.is_local and RawChunks.suits(features, n)
         }
+        """What reads frames of the raw features of each group."""
 
-    def scattered(self, feature: str) -> ScatteredFrames | None:
-        """What reads a feature's frames from many chunks at once, where that is worth it."""
-        spec, table = self.features[feature], self._index.group_of(feature)
-        if not (self.is_local and ScatteredFrames.suits(table, spec)):
-            return None
-        return ScatteredFrames(self._storage, self.paths, table, spec, verify=self.verify)
+    def has_gaps(self, group: int) -> bool:
+        """Whether any frame lacks a chosen feature of a group."""
+        if (found := self._has_gaps.get(group)) is None:
+            table = self._index.groups[group]
+            columns = [table.schema.position(n) for n in self.features if n in table.schema]
+            found = bool(np.isin(table.gaps["feature"], table.features[columns]).any())
+            self._has_gaps[group] = found
+        return found
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""
@@ -123,101 +130,30 @@ class ChunkReader(PageDecoder):
     def read(
         self,
         pages: Sequence[Page],
-        *,
-        into: Mapping[str, Sequence[memoryview]] | None = None,
         allocate: Callable[[int], memoryview] | None = None,
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into memory from `allocate`. Pages of the features in `into` are read straight
-        into that memory instead, part after part; nothing is returned for them.
-        Raises `ChecksumError` for a page that does not match its checksum.
+        the storage, into memory from `allocate`. Raises `ChecksumError` for a page that does not
+        match its checksum.
         """
         if not pages:
             return []
-        into = into or {}
         ranges = [ByteRange(page.start, page.stop) for page in pages]
         data = [_NOTHING] * len(pages)
-        shared = [i for i, page in enumerate(pages) if page.feature not in into]
-        merged = coalesce(
-            [ranges[i] for i in shared], max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES
-        )
+        merged = coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
         buffers = [(allocate or _fresh)(whole.length) for whole, _ in merged]
         for (whole, members), buffer in zip(merged, buffers, strict=True):
-            for i in (shared[member] for member in members):
+            for i in members:
                 start, stop = ranges[i]
                 data[i] = buffer[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
-        if merged:
-            self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-            if self.verify:
-                for i in shared:
-                    self._verify(pages[i], crc32c(data[i]), [data[i]])
-        self._read_straight([page for page in pages if page.feature in into], into)
-        return [item.toreadonly() for item in data]
-
-    def _read_straight(
-        self, pages: Sequence[Page], into: Mapping[str, Sequence[memoryview]]
-    ) -> None:
-        """Read pages of one record file into memory that is as long as they are, and verify them.
-
-        From a local disk that is done block by block: the processor's cache still holds a block
-        when its checksum is taken, and memory is spared a reading.
-        """
-        for page in pages:
-            length = sum(map(len, into[page.feature]))
-            assert length == page.stop - page.start, "the targets do not fit the page"
-        if self.verify and self.is_local and pages:
-            stretches = [Stretch(page.start, into[page.feature]) for page in pages]
-            sums = read_blocks(self._storage, pages[0].chunk.path, stretches)
-            for page, checksum in zip(pages, sums, strict=True):
-                self._verify(page, checksum, into[page.feature])
-            return
-        for page in pages:
-            targets = into[page.feature]
-            ends = list(accumulate(map(len, targets), initial=page.start))
-            self._storage.read_ranges(
-                page.chunk.path, list(map(ByteRange, ends, ends[1:])), targets
-            )
-            if self.verify:
-                self._verify(page, crc32c(*targets), targets)
-
-    def read_parts(self, parts: Sequence[Part]) -> int:
-        """Read parts of raw pages of one record file into their memory.
-
-        Only slices that hold their frames are read, in one call to the storage if it is a remote
-        one. Returns the number of bytes that were asked for. With `verify` each slice is checked:
-        raises `ChecksumError` for one that does not match its checksum, and `CodecError` for a bool
-        that is neither 0 nor 1.
-        """
-        pieces = part_pieces(parts, self.features, verify=self.verify)
-        if not pieces:
-            return 0
-        path = pieces[0].page.chunk.path
-        assert all(part.page.chunk.path == path for part in parts), "parts of several files"
-        options = {"verify": self.verify, "in_blocks": self.is_local}
-        broken = fill(self._storage, path, pieces, **options)
-        read = [piece.item for piece in pieces]
+        self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
         if self.verify:
-            read += [piece.sums for piece in pieces]
-        if broken is not None and forget_cached(self._storage, path, read):
-            broken = fill(self._storage, path, pieces, **options)
-        if broken is not None:
-            error = ChecksumError(
-                "frames of a page do not match their checksum",
-                offset=broken.offset,
-                expected=f"CRC32C {broken.expected:08x}",
-                got=f"{broken.actual:08x}",
-            )
-            raise self._located(broken.page, error)
-        for piece in pieces:
-            for start, target in piece.copies:
-                target[:] = piece.memory[start : start + len(target)]
-        for part in parts:
-            if self.features[part.page.feature].dtype == np.bool_:
-                self._check_bools(part)
-        return sum(item.length for item in read)
+            for page, item in zip(pages, data, strict=True):
+                self._verify(page, item)
+        return [item.toreadonly() for item in data]
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""
@@ -236,11 +172,6 @@ class ChunkReader(PageDecoder):
             )
             raise self._located(page, error)
 
-    def _check_bools(self, part: Part) -> None:
-        if part.count and int(np.frombuffer(part.into, np.uint8).max()) > 1:
-            error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
-            raise self._located(part.page, error)
-
     def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
         """One frame of a page, with as few bytes read as possible.
 
@@ -255,7 +186,9 @@ class ChunkReader(PageDecoder):
         spec = self.features[page.feature]
         if spec.is_raw:
             rows = np.empty((1, *(n or 0 for n in spec.shape)), spec.dtype)
-            self.read_parts([Part.of(page, frame, rows)])
+            chunk = page.chunk
+            one = FrameRuns(*(np.array([n]) for n in (chunk.row, frame, 1, 0)))
+            self.raw[chunk.group].read(one, {page.feature: rows}, exact=True)
             return rows[0, ...]
         try:
             size = table_bytes(spec, count)
@@ -280,9 +213,12 @@ class ChunkReader(PageDecoder):
             self._storage.read_ranges(page.chunk.path, [item], [data])
         return data
 
-    def _verify(self, page: Page, actual: int, data: Sequence[memoryview]) -> None:
-        if actual != page.crc32c and self._read_again(page, data):
-            actual = crc32c(*data)
+    def _verify(self, page: Page, data: memoryview) -> None:
+        actual, place = crc32c(data), ByteRange(page.start, page.stop)
+        # A cache may hold the page as it was damaged on its way: then it is read anew.
+        if actual != page.crc32c and forget_cached(self._storage, page.chunk.path, [place]):
+            self._storage.read_ranges(page.chunk.path, [place], [data])
+            actual = crc32c(data)
         if actual != page.crc32c:
             error = ChecksumError(
                 "a page does not match its checksum",
@@ -291,14 +227,12 @@ class ChunkReader(PageDecoder):
             )
             raise self._located(page, error)
 
-    def _read_again(self, page: Page, data: Sequence[memoryview]) -> bool:
-        """Whether a cache may hold the page as it was damaged on its way; then it is read anew."""
-        storage, path = self._storage, page.chunk.path
-        if not forget_cached(storage, path, [ByteRange(page.start, page.stop)]):
-            return False
-        ends = list(accumulate(map(len, data), initial=page.start))
-        storage.read_ranges(path, list(map(ByteRange, ends, ends[1:])), data)
-        return True
+    def _located_in(
+        self, group: int, error: CodecError | FormatError, row: int, feature: str
+    ) -> SeqRecordError:
+        """The error with the place of a feature's page in a chunk of a group."""
+        pages = self.pages(self.chunk_at(group, row))
+        return self._located(next(page for page in pages if page.feature == feature), error)
 
 
 def _fresh(length: int) -> memoryview:

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.format.index import Index
 from seqrecord.format.rows import WORD
-from seqrecord.reading.chunks import ChunkReader, Page, Part
+from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.html_card import html_card
+from seqrecord.reading.raw_frames import FrameRuns, followed
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 
@@ -121,47 +122,44 @@ class Episode:
             else [np.empty(0)] * len(numbers)
             for name, spec in chosen.items()
         }
+        for name in chosen:
+            self._check_present(name, numbers)
         for group in dict.fromkeys(spec.group for spec in chosen.values()):
-            rows = self._index.groups[group].chunks_of(self._number, numbers)
+            table, raw = self._index.groups[group], reader.raw[group]
+            rows = table.chunks_of(self._number, numbers)
+            inside = numbers - table.first_frame[rows]
+            straight = {name: arrays[name] for name in raw.specs if name in chosen}
+            are_raw = straight.keys() >= {n for n, spec in chosen.items() if spec.group == group}
+            # Elsewhere than on a disk, all of a chunk is asked for at once.
+            _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
+            is_part = counts[number] < table.num_frames[rows]
+            is_read = is_part | reader.is_local | are_raw
+            alone = np.flatnonzero(is_read)
+            raw.read(FrameRuns.of(rows[alone], inside[alone], alone), straight, exact=True)
+            if are_raw:
+                continue
             order = np.argsort(rows, kind="stable")
             for places in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
                 if len(places):
                     chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
-                    pages = [page for page in reader.pages(chunk) if page.feature in chosen]
-                    self._read_chunk(pages, numbers[places] - chunk.first_frame, arrays, places)
+                    pages = [
+                        page
+                        for page in reader.pages(chunk)
+                        if page.feature in chosen
+                        and not (page.feature in straight and is_read[places[0]])
+                    ]
+                    runs = followed(inside[places], places)
+                    for page, data in zip(pages, reader.read(pages), strict=True):
+                        name = page.feature
+                        self._fill(page, data, inside[places], runs, arrays[name], places)
         return arrays
-
-    def _read_chunk(
-        self,
-        pages: Sequence[Page],
-        inside: npt.NDArray[np.int64],
-        arrays: dict[str, Any],
-        places: npt.NDArray[np.int64],
-    ) -> None:
-        """Frames of a chunk, counted from its first, into places of the arrays."""
-        reader = self._reader
-        whole, parts = [], []
-        runs = _runs(inside, places)
-        for page in pages:
-            self._check_present(page, inside)
-            if reader.features[page.feature].is_raw and len(inside) < page.num_present:
-                target = arrays[page.feature]
-                parts += [
-                    Part.of(page, int(inside[a]), target[places[a] : places[b - 1] + 1])
-                    for a, b in runs
-                ]
-            else:
-                whole.append(page)
-        reader.read_parts(parts)
-        for page, data in zip(whole, reader.read(whole), strict=True):
-            self._fill(page, data, inside, runs, arrays[page.feature], places)
 
     def _fill(
         self,
         page: Page,
         data: memoryview,
         inside: npt.NDArray[np.int64],
-        runs: Sequence[tuple[int, int]],
+        runs: Sequence[int],
         target: FrameArray | list[Any],
         places: npt.NDArray[np.int64],
     ) -> None:
@@ -176,7 +174,7 @@ class Episode:
         if reader.features[page.feature].is_video:  # in one call, which finds the best order
             reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
             return
-        for start, stop in runs:
+        for start, stop in pairwise(runs):
             frames = range(int(inside[start]), int(inside[stop - 1]) + 1)
             reader.decode(page, data, frames, target[places[start] : places[stop - 1] + 1])
 
@@ -196,16 +194,19 @@ class Episode:
                 found[page.feature] = reader.value(page, array, inside)
         return {name: found[name] for name in self.features if name in found}
 
-    def _check_present(self, page: Page, inside: npt.NDArray[np.int64]) -> None:
-        if page.present is None or page.present[inside].all():
+    def _check_present(self, feature: str, frames: npt.NDArray[np.int64]) -> None:
+        table = self._index.group_of(feature)
+        if not len(table.gaps) or (present := self.present(feature)[frames]).all():
             return
-        frame = int(inside[np.argmin(page.present[inside])])
+        frame = int(frames[np.argmin(present)])
+        [row] = table.chunks_of(self._number, np.array([frame])).tolist()
+        reader, group = self._reader, self.features[feature].group
         raise ClipError(
             "a frame lacks a feature; ask for other frames or features",
-            file=self._reader.path_of(page.chunk),
+            file=reader.path_of(reader.chunk_at(group, row, self._number)),
             episode=self.key,
-            frame=page.chunk.first_frame + frame,
-            feature=page.feature,
+            frame=frame,
+            feature=feature,
         )
 
     def __repr__(self) -> str:
@@ -219,9 +220,3 @@ class Episode:
             facts.append(("…", f"{len(metadata) - _SHOWN_METADATA} more"))
         missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
         return html_card(self.key, facts, self.features.values(), {"missing": missing})
-
-
-def _runs(inside: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Where consecutive frames have consecutive places: half-open ranges of positions in both."""
-    breaks = np.flatnonzero((np.diff(inside) != 1) | (np.diff(places) != 1)) + 1
-    return list(pairwise([0, *breaks.tolist(), len(inside)]))

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.errors import SeqRecordError
 from seqrecord.forks import PerProcess
 from seqrecord.format.group_index import GroupIndex
 from seqrecord.format.pages import slice_frames
 from seqrecord.grids import IntArray
-from seqrecord.reading.scattered import ScatteredFrames
+from seqrecord.reading.raw_frames import FrameRuns, RawFrames
 from seqrecord.schema import FeatureSpec
 
 __all__ = ["KeptFrames"]
@@ -34,15 +35,15 @@ class KeptFrames:
     threads.
 
     Args:
-        scattered: reads them.
-        table: the chunks of the feature's group.
+        raw: reads them.
+        table: the chunks of the feature's group. No frame lacks the feature.
         spec: of the feature.
         block_bytes: of a page that are read at once, or one slice.
     """
 
     def __init__(
         self,
-        scattered: ScatteredFrames,
+        raw: RawFrames,
         table: GroupIndex,
         spec: FeatureSpec,
         *,
@@ -56,11 +57,10 @@ class KeptFrames:
         """int64[episodes]: the row of each episode's first frame."""
         shape: Any = (total, *spec.shape)
         self._frames = np.empty(shape, spec.dtype)  # memory that nobody touches takes none
-        self._is_read = np.zeros(total, np.bool_)  # by row; those of a block are alike
+        self._is_read = np.zeros(total, np.bool_)  # by row
         length = slice_frames(spec)
         self._block = max(1, block_bytes // (length * spec.nbytes)) * length  # frames
-        self._scattered = scattered
-        self._frame_bytes = spec.nbytes
+        self._raw, self._name = raw, spec.name
         self._lock = PerProcess(threading.Lock)  # of who reads
 
     @staticmethod
@@ -68,38 +68,32 @@ class KeptFrames:
         """How much memory the frames take once all were read."""
         return int(table.num_frames.sum(dtype=np.int64)) * (spec.nbytes + 1)
 
-    def take(self, rows: IntArray, out: npt.NDArray[Any]) -> bool:
-        """Copy frames by their rows, int64[n], to `out`, [n, …]; whether that was possible.
-
-        It is not where what was read is not as it should be, or cannot be read at all: whoever
-        reads whole chunks then finds out what is wrong, and where.
-        """
-        if not self._is_read[rows].all() and not self._read(rows):
-            return False
+    def take(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """Copy frames by their rows, int64[n], to `out`, [n, …]; raises as `RawFrames.read`."""
+        if not self._is_read[rows].all():
+            self._read(rows)
         np.take(self._frames, rows, 0, out=out, mode="clip")
-        return True
 
-    def _read(self, rows: IntArray) -> bool:
-        """Read the blocks of what was not read yet; whether that was possible."""
+    def _read(self, rows: IntArray) -> None:
+        """Read the blocks of what was not read yet."""
         with self._lock.get():
             missing = np.unique(rows[~self._is_read[rows]])
-            if not len(missing):
-                return True
             chunk = np.searchsorted(self._ends, missing, side="right")
             begin = self._begins[chunk]
             first = (missing - begin) // self._block * self._block
             opens = np.ones(len(missing), np.bool_)
             opens[1:] = (np.diff(chunk) != 0) | (np.diff(first) != 0)
-            chunk, first, held = chunk[opens], first[opens], (self._ends[chunk] - begin)[opens]
-            stop = np.minimum(first + self._block, held)
-            # Nothing between them is read along: others may be copying it.
-            pieces = self._scattered.pieces(chunk, first, stop, max_gap=0)
-            first = self._begins[pieces.chunk] + pieces.first
-            stop = first + pieces.num_frames
-            memory, nbytes = self._frames.reshape(-1).view(np.uint8).data, self._frame_bytes
-            bounds = zip((first * nbytes).tolist(), (stop * nbytes).tolist(), strict=True)
-            if not self._scattered.fill(pieces, [memory[a:b] for a, b in bounds]):
-                return False
-            for a, b in zip(first.tolist(), stop.tolist(), strict=True):
-                self._is_read[a:b] = True
-        return True
+            chunk, first, begin = chunk[opens], first[opens], begin[opens]
+            count = np.minimum(first + self._block, self._ends[chunk] - begin) - first
+            # Exactly: others may be copying what lies between them.
+            runs = FrameRuns(chunk, first, count, begin + first)
+            try:
+                self._raw.read(runs, {self._name: self._frames}, exact=True)
+            except SeqRecordError:  # of frames that nobody wants, maybe
+                chunk = np.searchsorted(self._ends, missing, side="right")
+                wanted = FrameRuns.of(chunk, missing - self._begins[chunk], missing)
+                self._raw.read(wanted, {self._name: self._frames}, exact=True)
+                self._is_read[missing] = True
+                return
+            for a, b in zip((begin + first).tolist(), count.tolist(), strict=True):
+                self._is_read[a : a + b] = True

@@ -1,4 +1,4 @@
-"""Where chunks, pages and parts of pages lie."""
+"""Where chunks and pages lie."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from seqrecord.forks import cached_property
 
-__all__ = ["Chunk", "Page", "Part"]
+__all__ = ["Chunk", "Page"]
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,3 @@ class Page:
         assert self.present is not None
         ranks: npt.NDArray[np.int64] = np.cumsum(self.present, dtype=np.int64)
         return ranks
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Frames `[first, first + count)` of a chunk, which have the feature of a raw page.
-
-    Their bytes go into `into`, which is as long as they are.
-    """
-
-    page: Page
-    first: int
-    count: int
-    into: memoryview
-
-    @classmethod
-    def of(cls, page: Page, first: int, rows: npt.NDArray[Any]) -> Part:
-        """The frames from `first` on go into the C-contiguous array `rows`, [count, …]."""
-        return cls(page, first, len(rows), rows.reshape(-1).view(np.uint8).data)

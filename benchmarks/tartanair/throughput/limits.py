@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import seqrecord
 from benchmarks.tartanair.throughput.data import VECTOR
+from seqrecord.reading.raw_frames import FrameRuns
 
 __all__ = ["Arrays", "MakeEpoch", "copying", "taking"]
 
@@ -100,20 +101,16 @@ def _window(
 def _loads(
     dataset: seqrecord.SeqRecordReader, episodes: Sequence[Arrays]
 ) -> Iterator[Callable[[], object]]:
-    """What reads a chunk into the arrays of its episode; the last one of each into other memory,
-    for its pages have frames that the arrays lack."""
+    """What reads a chunk into the arrays of its episode."""
     reader, keys = dataset.chunk_reader(), list(dataset.episodes)
     for group in sorted({spec.group for spec in dataset.features.values()}):
         for row in range(len(dataset.index.groups[group].num_frames)):
             chunk = reader.chunk_at(group, row)
             arrays = episodes[keys.index(dataset.index.key(chunk.episode))]
-            pages, into = reader.pages(chunk), {}
-            for page in pages:
-                frames = arrays[page.feature][chunk.first_frame : chunk.stop_frame]
-                if frames.nbytes != page.stop - page.start:
-                    frames = np.zeros(page.stop - page.start, np.uint8)
-                into[page.feature] = [frames.reshape(-1).view(np.uint8).data]
-            yield partial(reader.read, pages, into=into)
+            count = min(chunk.num_frames, min(map(len, arrays.values())) - chunk.first_frame)
+            of = (np.array([n]) for n in (row, 0, count, chunk.first_frame))
+            names = reader.raw[group].specs
+            yield partial(reader.raw[group].read, FrameRuns(*of), {n: arrays[n] for n in names})
 
 
 def taking(clip_len: int, batch_size: int) -> Callable[[Path], MakeEpoch]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.arena import Place
+from seqrecord.engine.arena import Rows
 from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source, slots_from
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.calls import Calls
@@ -61,13 +61,13 @@ class DeviceBuffers:
         self._stream.set_clock()
 
     @contextmanager
-    def storing(self, places: Sequence[Place]) -> Iterator[Sequence[Place]]:
-        """See `Buffers`; places in staging, which the device copies from after the block."""
+    def storing(
+        self, target: DeviceArena, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
+        """See `Buffers`; rows of staging, which the device copies from after the block."""
         self._stream.bind_thread()
-        (place,) = places
-        assert isinstance(place.target, DeviceArena), "an arena of these buffers"
-        with place.target.stage(place.rows) as staged:
-            yield [Place(staged, place.frames, np.arange(len(place.rows)))]
+        with target.stage(rows) as staged:
+            yield staged, np.arange(len(rows))
             nbytes = staged.store()
         self._stats.add(device_bytes=nbytes)
         self._note_copies()

@@ -1,4 +1,4 @@
-"""Parts of raw pages: the right frames, only their slices read, and each of these checked."""
+"""Frames of raw pages: the right ones, only their slices read, and each of these checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, verify
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import slice_frames
-from seqrecord.reading.chunks import Page, Part
+from seqrecord.reading.chunks import Page
+from seqrecord.reading.raw_frames import FrameRuns
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.cache import CachedStorage
@@ -95,29 +96,35 @@ def pages_of(dataset: SeqRecordReader, number: int = 0) -> dict[str, Page]:
 
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_parts_are_the_frames(opened: SeqRecordReader, data: st.DataObject) -> None:
-    number = data.draw(st.integers(0, 1))
-    reader, pages = opened.chunk_reader(), pages_of(opened, number)
-    parts, checks = [], []
-    least = 0
-    for name in data.draw(st.lists(st.sampled_from(list(pages)), min_size=1, max_size=4)):
-        page = pages[name]
-        held, spec = page.chunk.num_frames, SCHEMA[name]
-        first = data.draw(st.integers(0, held - 1))
-        count = 0
-        most = data.draw(st.sampled_from([1, 2, 17, 600]))
-        while count < most and first + count < held and page.has(first + count):
-            count += 1
-        rows = np.zeros((count, *(n or 0 for n in spec.shape)), spec.dtype)
-        parts.append(Part.of(page, first, rows))
-        checks.append((page, first, rows))
-        least += rows.nbytes
-    asked = reader.read_parts(parts)
-    assert asked >= (least if len({id(part.page) for part in parts}) == len(parts) else 0)
-    for page, first, rows in checks:
-        for i, row in enumerate(rows):
-            expected = EXPECTED[page.chunk.first_frame + first + i][page.feature]
-            np.testing.assert_array_equal(row, expected, strict=row.ndim > 0)
+def test_rows_are_the_frames(opened: SeqRecordReader, data: st.DataObject) -> None:
+    """Any frames in any order, some of them twice; those that lack a feature leave their rows."""
+    frames = data.draw(st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=40))
+    first, count, step = (data.draw(st.integers(*b)) for b in ((0, 600), (0, 99), (1, 3)))
+    frames += [frame for frame in range(first, first + count * step, step) if frame < FRAMES]
+    rows = data.draw(st.permutations(range(len(frames))))
+    reader = opened.chunk_reader()
+    for group, table in enumerate(opened.index.groups):
+        names = [spec.name for spec in SCHEMA.values() if spec.group == group]
+        names = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+        arrays = {
+            spec.name: np.ones((len(frames) + 2, *(n or 0 for n in spec.shape)), spec.dtype)
+            for spec in map(SCHEMA.__getitem__, names)
+        }
+        chunks = table.chunks_of(0, np.array(frames))
+        inside = np.array(frames) - table.first_frame[chunks].astype(np.int64)
+        runs = FrameRuns.of(chunks, inside, np.array(rows) + 1)
+        asked = reader.raw[group].read(runs, arrays, exact=data.draw(st.booleans()))
+        assert asked >= sum(
+            sum(name in EXPECTED[frame] for frame in set(frames)) * SCHEMA[name].nbytes
+            for name in names
+        )
+        for name, array in arrays.items():
+            untouched = np.ones_like(array[0])
+            for frame, row in zip(frames, rows, strict=True):
+                expected = EXPECTED[frame].get(name, untouched)
+                np.testing.assert_array_equal(array[row + 1], expected)
+            for row in (0, -1):
+                np.testing.assert_array_equal(array[row], untouched)
 
 
 @pytest.mark.parametrize("frames", [[0], [599], [3, 4, 5], [0, 100, 599], list(range(0, 600, 50))])
@@ -156,11 +163,25 @@ def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
         assert storage.bytes_read == 8
 
 
-def test_no_part_is_no_read(opened: SeqRecordReader) -> None:
-    assert opened.chunk_reader().read_parts([]) == 0
-    page = pages_of(opened)["big"]
-    empty = np.zeros((0, 5000), np.uint8)
-    assert opened.chunk_reader().read_parts([Part.of(page, 0, empty)]) == 0
+def test_no_frame_is_no_read(opened: SeqRecordReader) -> None:
+    nothing = np.zeros(0, np.int64)
+    runs = FrameRuns.of(nothing, nothing, nothing)
+    assert opened.chunk_reader().raw[0].read(runs, {"big": np.zeros((0, 5000), np.uint8)}) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 99)), max_size=20))
+def test_runs_are_as_long_as_can_be(frames: list[tuple[int, int, int]]) -> None:
+    runs = FrameRuns.of(*np.array(frames, np.int64).reshape(-1, 3).T)
+    found = [
+        (chunk, first + i, row + i)
+        for chunk, first, count, row in zip(*(c.tolist() for c in runs), strict=True)
+        for i in range(count)
+    ]
+    assert sorted(found) == sorted(frames)
+    assert [each[:2] for each in found] == sorted(each[:2] for each in frames)
+    ends = [(c, f + n, r + n) for c, f, n, r in zip(*(x.tolist() for x in runs), strict=True)]
+    begins = list(zip(runs.chunk.tolist(), runs.first.tolist(), runs.row.tolist(), strict=True))
+    assert not any(end == begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
 @pytest.mark.parametrize("name", ["big", "mid", "small"])
