@@ -146,14 +146,6 @@ def _without_first(parts: RecordParts) -> None:
     parts.head["num_chunks"] = [2]
 
 
-def _slice_sum(root: Path) -> None:
-    """Another checksum for the slice of the first raw page; the page has its own."""
-    path = record_path(root)
-    data = bytearray(path.read_bytes())
-    data[192] ^= 1
-    path.write_bytes(data)
-
-
 def _not_utf8(root: Path) -> None:
     """A dataset of text whose only frame is not."""
     shutil.rmtree(root)
@@ -635,7 +627,6 @@ _FILES = [
         "different schemas",
     ),
     Case("edits that are damaged", _edits(_edit(""), 0), ChecksumError, "checksum"),
-    Case("slice checksum", _slice_sum, ChecksumError, "frames of a page"),
     Case("record file twice", _second_file(lambda p: None), FormatError, "two record files"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), FormatError, "name"),
     Case("parts of other keys", _contradict(key="other"), FormatError, "contradict"),

@@ -204,12 +204,12 @@ def test_large_raw_frames(large: Path) -> None:
 def test_a_damaged_page_is_told(large: Path) -> None:
     (file,) = (large / "records").iterdir()
     data = bytearray(file.read_bytes())
-    at = data.find(frame_of(0, 22, LARGE)["image"].tobytes())  # not read with the first frames
+    at = data.find(frame_of(0, 17, LARGE)["image"].tobytes())  # not read with the first frames
     assert at > 0
     data[at + 5] ^= 1
     file.write_bytes(data)
     pipe = SeqRecordPipe(large, clip_len=5, stride=5, batch_size=1, clip_transform=CHAINS["random"])
-    with pytest.raises(ChecksumError, match="a page does not match its checksum"):
+    with pytest.raises(ChecksumError, match="not match"):
         list(pipe)
 
 

@@ -292,7 +292,7 @@ def test_an_iteration_is_traced(records: Path, tmp_path: Path) -> None:
         count = {name: sum(event["name"] == name for event in found) for name in _names(found)}
         assert count["consumer"] == batches == 7, f"epoch {epoch} alone"
         assert count["wait for batch"] == batches + 1
-        assert count["fetch"] == count["decode"]
+        assert count["fetch"] >= count["decode"] > 0
     found = events(tmp_path / "epoch.json")
     tracks = names(tmp_path / "epoch.json").values()
     assert "seqrecord-engine-scheduler" in tracks

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
+from seqrecord.errors import ChecksumError, CodecError, FormatError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST, Manifest
 from seqrecord.format.pages import (
@@ -62,9 +61,9 @@ class ChunkReader(PageDecoder):
             n: RawFrames(
                 storage,
                 self.paths,
-                index.groups[n],
+                index,
+                n,
                 features,
-                partial(self._located_in, n),
                 verify=verify,
                 is_local=self.is_local,
             )
@@ -226,13 +225,6 @@ class ChunkReader(PageDecoder):
                 got=f"{actual:08x}",
             )
             raise self._located(page, error)
-
-    def _located_in(
-        self, group: int, error: CodecError | FormatError, row: int, feature: str
-    ) -> SeqRecordError:
-        """The error with the place of a feature's page in a chunk of a group."""
-        pages = self.pages(self.chunk_at(group, row))
-        return self._located(next(page for page in pages if page.feature == feature), error)
 
 
 def _fresh(length: int) -> memoryview:

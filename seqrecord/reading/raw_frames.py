@@ -11,7 +11,7 @@ with its whole page. What is read beside the frames goes to memory that nobody l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
-from seqrecord.format.group_index import GroupIndex
+from seqrecord.format.index import Index
 from seqrecord.format.pages import num_slices, page_offsets, slice_frames
 from seqrecord.grids import IntArray, numbered
 from seqrecord.schema import FeatureSpec, Schema
@@ -150,10 +150,9 @@ class RawFrames:
     Args:
         storage: of the record files.
         paths: of the record files.
-        table: the chunks of the group.
+        index: of the dataset.
+        group: its number.
         features: of the dataset that are chosen; the others are not read.
-        located: called with an error, the row of a chunk, and the name of a feature: the error with
-            file, episode and feature.
         is_local: whether a read costs little beside its bytes.
     """
 
@@ -161,15 +160,16 @@ class RawFrames:
         self,
         storage: Storage,
         paths: Sequence[str],
-        table: GroupIndex,
+        index: Index,
+        group: int,
         features: Schema,
-        located: Callable[[SeqRecordError, int, str], SeqRecordError],
         *,
         verify: bool,
         is_local: bool,
     ) -> None:
-        self._storage, self._paths, self._table = storage, paths, table
-        self._verify, self._is_local, self._located = verify, is_local, located
+        self._storage, self._paths, self._index = storage, paths, index
+        self._table = table = index.groups[group]
+        self._verify, self._is_local = verify, is_local
         self.specs = {
             spec.name: spec
             for spec in features.values()
@@ -411,6 +411,18 @@ class RawFrames:
             got=f"{piece.crc:08x}",
         )
         return self._located(error, piece.chunk, piece.spec.name)
+
+    def _located(self, error: SeqRecordError, row: int, feature: str) -> SeqRecordError:
+        """The error of a feature's page in a chunk, with its place; offsets are from the file's
+        start on."""
+        table = self._table
+        page = page_offsets(table.page_length[row])[self._columns[feature]]
+        first, count = int(table.first_frame[row]), int(table.num_frames[row])
+        key = self._index.key(table.episode_of(row))
+        file = f"{self._storage.url}/{self._paths[int(table.file[row])]}"
+        error.offset = int(table.offset[row]) + int(page) + (error.offset or 0)
+        episode = f"{key} (frames {first} to {first + count - 1})"
+        return error.located(file=file, episode=episode, feature=feature)
 
     def _check_lengths(self, spec: FeatureSpec, chunk: IntArray, length: IntArray) -> None:
         """`FormatError` for a page that does not hold whole frames, one for each that is there."""
