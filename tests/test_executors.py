@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,19 +20,19 @@ from seqrecord import ClipSpec
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clip_uses import ClipUse, MissingFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.engine.batches import Batch
+from seqrecord.engine.batches import Batch, OpenBatch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
+from seqrecord.engine.executor import execute
 from seqrecord.engine.loads import Load
-from seqrecord.engine.overlapping import OverlappingExecutor
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.staying import first_rows
+from seqrecord.engine.stores import AllFrames, FrameStore, Rings, first_rows
 from seqrecord.engine.workers import WorkerPool
 from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling import EpochPlan, PlanSettings, Window
+from seqrecord.sampling import Clips, EpochPlan, PlanSettings, Window
 from seqrecord.sampling.memory import Memory
 from tests.side_streams import make_stream
 
@@ -139,21 +140,36 @@ def running(
     """The batches of a plan from one on, while threads make them; and what is loaded."""
     stats = EngineStats()
     loader: Any = NumberedLoader(plan, table.groups, buffers)
-    channel: Channel[Batch] = Channel(memory.prefetch, stats)
+    together, lock = memory.together, threading.Lock()
+
+    def begin(number: int) -> OpenBatch:
+        stop = min(plan.num_batches, first + (number + 1) * together)
+        size = plan.first_clip(stop) - plan.first_clip(first + number * together)
+        return OpenBatch(size, lambda: buffers.begin_batch(size), lock)
+
+    def slots(clips: Clips, number: int) -> tuple[IntArray, IntArray]:
+        assert plan.locate_clip(number)[0] < plan.num_rounds
+        if together == 1:
+            return clips.batch - first, clips.slot
+        return np.divmod(clips.batch - first, together)
+
+    channel = Channel(memory.prefetch, stats, begin)
     threads: Any = {"num_threads": 2, "memory": memory, "channel": channel, "stats": stats}
     workers = WorkerPool(loader, **threads)
-    more: Any = {"together": memory.together} if memory.together > 1 else {}
+    store: FrameStore = Rings(plan, frames, buffers.arenas)
     if kind == "staying":
-        more["first_row"] = first_rows(table.num_frames, np.arange(len(table)))
-    executor = OverlappingExecutor(plan, frames, buffers, workers, channel, **more)
+        rows = first_rows(table.num_frames, np.arange(len(table)))
+        store = AllFrames(plan, frames, buffers.arenas, rows)
 
     def run() -> None:
         error = None
         try:
             buffers.begin(stats)
             with workers:
-                if first < plan.num_batches:
-                    executor.run(first)
+                clips = plan.first_clip(first), plan.num_clips
+                if clips[0] < clips[1]:
+                    to: Any = {"slots": slots, "filled": channel.fill}
+                    execute(plan, clips, store, workers, channel, frames.num_frames, **to)
         except BaseException as raised:
             error = raised
         channel.end(error)
@@ -161,7 +177,7 @@ def running(
     def batches() -> Iterator[Batch]:
         while True:
             try:
-                batch = channel.get()
+                batch = channel.take(os.getpid())
             except StopIteration:
                 return
             batch.arrive()

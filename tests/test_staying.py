@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordStream
 from seqrecord.engine.arena import StayingArena
-from seqrecord.engine.staying import first_rows
+from seqrecord.engine.stores import first_rows
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage
 from tests.clip_data import LENGTHS, check, digest, possible_clips, write_numbered

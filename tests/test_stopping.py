@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import threading
@@ -25,6 +26,7 @@ from seqrecord import (
     SeqRecordWriter,
     StorageError,
 )
+from seqrecord.engine.batches import OpenBatch
 from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.scheduler import Scheduler
 from seqrecord.engine.stats import EngineStats
@@ -294,18 +296,19 @@ def test_an_error_that_nobody_gets_holds_nothing() -> None:
             self.done.set_exception(ClosedError())
             self.done.result()
 
-    released = threading.Event()
+    def no_batch(_: int) -> OpenBatch:
+        raise AssertionError("none is asked for")
+
     with without_collector():
         load = Load()
         alive = weakref.ref(load)
-        channel: Channel[int] = Channel(1, EngineStats())
-        scheduler = Scheduler(channel, load.run, released.set)
+        channel = Channel(1, EngineStats(), no_batch)
+        scheduler = Scheduler(channel, load.run)
         del load
         with pytest.raises(StopIteration):
-            channel.get()
+            channel.take(os.getpid())
         scheduler.close()
         assert alive() is None
-    assert released.is_set()
 
 
 def open_files(folder: Path) -> list[Path]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from seqrecord.clips import IntArray
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.ragged import RaggedFrames
@@ -17,12 +18,10 @@ from seqrecord.engine.ragged import RaggedFrames
 __all__ = [
     "Batch",
     "BatchBuilder",
-    "ClipNames",
     "Copiers",
     "Copy",
+    "OpenBatch",
     "Source",
-    "ThisThread",
-    "slots_from",
 ]
 
 _ArenaT = TypeVar("_ArenaT")
@@ -32,12 +31,15 @@ _ArenaT = TypeVar("_ArenaT")
 class Batch:
     """Clips as tensors [clips, frames, …] by feature, and where each clip comes from.
 
-    Of texts a list of clips, each a list of `str` or `bytes`.
+    Of texts a list of clips, each a list of `str` or `bytes`. Where several sources fill a batch, a
+    slot whose source lacks a feature is 0 there, or `None` in a list of texts.
     """
 
     features: dict[str, torch.Tensor | RaggedFrames | list[list[Any]]]
-    episode: npt.NDArray[np.int64]  # [clips], row of the index
-    start: npt.NDArray[np.int64]  # [clips], first frame
+    episode: IntArray  # [clips], row of the index of the clip's source
+    start: IntArray  # [clips], first frame
+    source: IntArray  # [clips], its number
+    epoch: IntArray  # [clips], of the source
     arrive: Callable[[], object] = lambda: None
     """To be called by the thread that takes the batch, before it uses the features."""
 
@@ -53,23 +55,12 @@ class Copy(NamedTuple):
 
 
 class Copiers(Protocol):
-    """Threads that copy: a `WorkerPool`."""
+    """Threads that copy."""
 
     num_threads: int
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Make copies; all are made when it returns."""
-
-
-class ThisThread:
-    """`Copiers` that copy in the thread that asks for it."""
-
-    num_threads = 1
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """Make copies."""
-        for copy in copies:
-            copy.do()
+        """Have copies made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,73 +71,77 @@ class Source(Generic[_ArenaT]):
     """
 
     arena: _ArenaT
-    rows: npt.NDArray[np.int64]
+    rows: IntArray
     features: Sequence[str]
     crop: Crop | None = None
 
 
 class BatchBuilder(Protocol[_ArenaT]):
-    """A batch while clips are gathered from arenas into it, one after the other.
+    """The memory of a batch while clips are gathered from arenas into it.
 
     `HostBatchBuilder` and `DeviceBatchBuilder` do so. Clips may come from any arenas that together
     have the features of the batch: those of the groups of a dataset.
     """
 
-    @property
-    def is_full(self) -> bool:
-        """Whether all clips are there."""
-
     def gather(
         self,
-        slot: int | npt.NDArray[np.int64],
+        slots: IntArray,
         sources: Sequence[Source[_ArenaT]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
-        """Copy clips, which go to `slot` and those after it, from the arenas of their features.
-
-        Or they go to the slots `slot`, int64[clips], in ascending order: then batches have no
-        features of variable shape.
+        """Copy clips, from the arenas of their features, to these slots, int64[clips], ascending.
 
         With `calls`, the batch gets what functions make of the clips. Clips with a feature of
-        variable shape come in the order of their slots. The rows may be loaded into again when this
-        returns. Returns how many bytes that brings to a device.
+        variable shape come in the order of their slots. When all copies are made that this asks
+        for, the rows may be loaded into again. Returns how many bytes that brings to a device.
         """
 
-    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
-        """Say which clips these were, int64[clips] each; others come next."""
-
-    def finish(self) -> Batch:
-        """The batch, whose clips are all there, in memory that is released when it is dropped."""
+    def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
+        """The features of the batch, whose clips are all there, in memory that is released when
+        they are dropped; and what the thread calls that takes them."""
 
 
-class ClipNames:
-    """Where the clips of a batch of `size` come from, in any order or one after the other."""
+class OpenBatch:
+    """A batch of `size` clips that is being filled, from any thread.
 
-    def __init__(self, size: int) -> None:
-        self.episode = np.empty(size, np.int64)
-        self.start = np.empty(size, np.int64)
-        self.count = 0  # of clips that were appended
+    `missing` is how many of its slots are not filled yet, which the channel counts.
+
+    Args:
+        size: clips.
+        begin: takes the memory, when the first clip comes.
+        lock: so that memory is taken by one thread at a time.
+        source: of each slot, int64[size]; by default 0.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        begin: Callable[[], BatchBuilder[Any]],
+        lock: threading.Lock,
+        source: IntArray | None = None,
+    ) -> None:
+        self.missing = size
+        self._source = np.zeros(size, np.int64) if source is None else source
+        self._episode, self._start = np.empty(size, np.int64), np.empty(size, np.int64)
+        self._epoch = np.zeros(size, np.int64)
+        self._begin = begin
+        self._builder: BatchBuilder[Any] | None = None
+        self._lock = lock
 
     @property
-    def is_full(self) -> bool:
-        return self.count == len(self.episode)
+    def builder(self) -> BatchBuilder[Any]:
+        """The memory of the batch."""
+        with self._lock:
+            if self._builder is None:
+                self._builder = self._begin()
+            return self._builder
 
-    def put(
-        self,
-        slots: npt.NDArray[np.int64] | slice,
-        episode: npt.NDArray[np.int64],
-        start: npt.NDArray[np.int64],
-    ) -> None:
-        """Say which clips are at these slots; int64[n] each."""
-        self.episode[slots], self.start[slots] = episode, start
+    def name(self, slots: IntArray, episode: IntArray, start: IntArray, epoch: int) -> None:
+        """Say which clips go to these slots; int64[n] each."""
+        self._episode[slots], self._start[slots], self._epoch[slots] = episode, start, epoch
 
-    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
-        """Say which clips come next."""
-        self.put(slice(self.count, self.count + len(episode)), episode, start)
-        self.count += len(episode)
-
-
-def slots_from(slot: int | npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The slots of so many clips, int64[count]: these, or those from one on."""
-    return slot + np.arange(count) if isinstance(slot, int) else slot
+    def finish(self) -> Batch:
+        """The batch, all of whose slots are filled."""
+        features, arrive = self.builder.finish()
+        return Batch(features, self._episode, self._start, self._source, self._epoch, arrive)

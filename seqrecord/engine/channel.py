@@ -1,19 +1,18 @@
-"""Where finished batches wait for the consumer."""
+"""Where batches are filled, and wait for the consumer."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
-from typing import Generic, TypeVar
 
+from seqrecord.engine.batches import Batch, OpenBatch
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 
 __all__ = ["Channel", "ClosedError"]
-
-_Item = TypeVar("_Item")
 
 _ENDED = "this iteration was ended: another one has begun"
 
@@ -22,92 +21,95 @@ class ClosedError(Exception):
     """The channel was closed; not for users."""
 
 
-class Channel(Generic[_Item]):
-    """From one producer to one consumer; at most `slots` items are being made or wait.
+class Channel:
+    """From the runs of plans, which fill batches together, to one consumer.
 
-    The producer calls `reserve` before it makes an item, `put` when it is made, and `end` at last.
-    `close`, from any thread, makes `reserve` and `check_open` raise `ClosedError`. The time that
-    one side waits for the other is counted in `stats`.
+    At most `slots` batches are being filled or wait. A run opens a batch, by number, and says when
+    it has filled slots of it; a batch is delivered when all of its slots are filled, and those
+    before it are delivered. `close`, from any thread, makes `open` and `check_open` raise
+    `ClosedError`. The time that one side waits for the other is counted in `stats`.
+
+    Args:
+        begin: a batch to fill, of this number. They come in the order of their numbers.
+        first: the number of the first one.
+        num_runs: how many runs there are.
     """
 
-    def __init__(self, slots: int, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        slots: int,
+        stats: EngineStats,
+        begin: Callable[[int], OpenBatch],
+        first: int = 0,
+        num_runs: int = 1,
+    ) -> None:
         # Its lock is reentrant: `close` may be called by a finalizer, inside any other method.
         self._changed = threading.Condition()
         self._slots = slots
         self._stats = stats
-        self._ready: deque[_Item] = deque()
+        self._begin = begin
+        self._next = first  # the batch to open next
+        self._num_runs = num_runs  # that have not ended
+        self._open: deque[OpenBatch] = deque()
+        self._ready: deque[Batch] = deque()
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
         self._interrupted = False
 
-    def reserve(self, number: int) -> None:
-        """Wait for a slot to make item `number` in: until the consumer has taken enough."""
+    def open(self, number: int, stats: EngineStats | None = None) -> OpenBatch:
+        """A batch to fill, which is not delivered yet, once the consumer has taken enough of those
+        before it. The time goes to `stats`, by default those of the channel."""
         begin = perf_counter()
         with self._changed:
-            self._changed.wait_for(lambda: self._slots > 0 or self._closed or self._interrupted)
+            while number >= self._next:
+                self._changed.wait_for(
+                    lambda: number < self._next or self._slots or self._closed or self._interrupted
+                )
+                self.check_open()
+                if self._interrupted:
+                    raise ClosedError
+                if number >= self._next:
+                    self._open.append(self._begin(self._next))
+                    self._next += 1
+                    self._slots -= 1
+                    self._changed.notify_all()
             self.check_open()
-            if self._interrupted:
-                raise ClosedError
-            self._slots -= 1
+            found = self._open[number - self._next]  # counted from the end
         end = perf_counter()
-        self._stats.add(waiting_for_consumer_seconds=end - begin)
-        self._stats.trace.add("wait for consumer", begin, end, batch=number)
+        stats = stats or self._stats
+        stats.add(waiting_for_consumer_seconds=end - begin)
+        stats.trace.add("wait for consumer", begin, end, batch=number)
+        return found
 
-    def try_reserve(self) -> bool:
-        """Take a slot if there is one now."""
+    def fill(self, batch: OpenBatch, count: int) -> None:
+        """So many more slots of an open batch are filled; deliver what is whole."""
         with self._changed:
-            self.check_open()
-            free = self._slots > 0
-            self._slots -= free
-            return free
-
-    def put(self, item: _Item) -> None:
-        """Deliver an item; dropped when the channel is closed."""
-        with self._changed:
-            if not self._closed:
-                self._ready.append(item)
+            batch.missing -= count
+            while self._open and not self._open[0].missing:
+                self._ready.append(self._open.popleft().finish())
                 self._changed.notify_all()
 
-    def take(self, process: int) -> _Item:
-        """As `get`, for users, whose iteration began in the process of this number.
+    def take(self, process: int) -> Batch:
+        """The next batch, as soon as it is there; its slot is free again.
 
-        Raises `ClipError` in another process, which was forked, and once the channel was closed.
+        For users, whose iteration began in the process of this number. Raises a run's error once,
+        after the batches before it; `StopIteration` after the end; and `ClipError` in another
+        process, which was forked, and when the channel was closed.
         """
-        self.check_taken(process)
-        try:
-            return self.get()
-        except ClosedError:
-            raise ClipError(_ENDED) from None
-
-    def check_taken(self, process: int) -> None:
-        """Raise what `take` raises before it waits for an item."""
         if os.getpid() != process:
             raise ClipError("an iteration cannot continue in a forked process: begin another")
-        if self._closed:
-            raise ClipError(_ENDED)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Nothing follows; after the last item, `get` raises the error once."""
-        with self._changed:
-            self._ended = True
-            self._error = None if self._closed else error
-            self._changed.notify_all()
-
-    def get(self) -> _Item:
-        """The next item, as soon as it is there; its slot is free again.
-
-        Raises the producer's error, `StopIteration` after the end and `ClosedError` when closed.
-        """
         begin = perf_counter()
         try:
-            return self._get()
+            return self._take()
+        except ClosedError:
+            raise ClipError(_ENDED) from None
         finally:
             end = perf_counter()
             self._stats.add(waiting_for_batches_seconds=end - begin)
             self._stats.trace.add("wait for batch", begin, end)
 
-    def _get(self) -> _Item:
+    def _take(self) -> Batch:
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
             self.check_open()
@@ -125,15 +127,26 @@ class Channel(Generic[_Item]):
         finally:
             del error  # its traceback refers to this frame
 
+    def end(self, error: BaseException | None = None) -> None:
+        """A run has ended: after the last one, or one with an error, nothing follows."""
+        with self._changed:
+            self._num_runs -= 1
+            if not self._ended and (error is not None or not self._num_runs):
+                self._ended = True
+                self._error = None if self._closed else error
+                self._begin = _no_batch  # it refers to memory
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Drop what waits, and let both sides know."""
         with self._changed:
             self._closed, self._error = True, None
             self._ready.clear()
+            self._open.clear()
             self._changed.notify_all()
 
     def interrupt(self) -> None:
-        """No more items are made: `reserve` raises `ClosedError`."""
+        """No more batches are opened: `open` raises `ClosedError`."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
@@ -146,3 +159,7 @@ class Channel(Generic[_Item]):
         """Raise `ClosedError` when the channel is closed."""
         if self.is_closed:
             raise ClosedError
+
+
+def _no_batch(number: int) -> OpenBatch:
+    raise ClosedError(number)

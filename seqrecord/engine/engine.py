@@ -1,79 +1,195 @@
-"""Executes a plan in the background, and ends all of its threads on every way out.
+"""The engine: executes plans in the background, and ends all of its threads on every way out.
 
-The engine is the consumer's end of a `Channel`; the thread of a `Scheduler` fills it, and does not
-refer to the engine. Finished batches wait in the channel: the thread never runs further ahead than
-`prefetch` of them.
+An `Execution` has what one plan needs: its memory, its threads and where its frames are. An
+`Engine` is the consumer's end of the `Channel` that one or several of them fill, each in a thread
+of a `Scheduler`, which does not refer to the engine. Finished batches wait in the channel: a thread
+never runs further ahead than those.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import Batch
-from seqrecord.engine.buffers import GroupNeeds, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.batches import Batch, OpenBatch
+from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.draws import DrawClips
+from seqrecord.engine.executor import Slots, execute
 from seqrecord.engine.loading import ChunkLoader
-from seqrecord.engine.overlapping import OverlappingExecutor
-from seqrecord.engine.scheduler import Executor, Scheduler
+from seqrecord.engine.scheduler import Scheduler
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.stores import AllFrames, FrameStore, Rings
 from seqrecord.engine.workers import WorkerPool
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.sampling import Plan
+from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["Engine", "Execution"]
+__all__ = ["Engine", "Execution", "Job", "Resources", "run_plan"]
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
 
-class Engine:
-    """Runs one plan from one batch on: an iterator of batches.
-
-    Closing it, or dropping it, or leaving the interpreter, ends its threads. Memory: an arena for
-    each group of the plan (`num_rows` frames), `prefetch` batches and those that the consumer still
-    holds, and one chunk for each load. With a `device`, arenas and batches are there, and the host
-    has, beside chunks, the decoded frames of the loads under way and of two more that the device
-    copies.
-
-    `next` raises the error of a thread after the batches before it, with that thread's traceback.
-    In a forked process it raises `ClipError`.
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What to make: the clips of a plan.
 
     Args:
         dataset: of the plan, with the requested features.
         specs: dtype and shape of each feature in clips, after `frame_transform`.
-        plan: what to do.
         clip_frames: which frames clips have of each feature.
-        batch: the first batch to deliver.
+        frame_transform: called once for each frame, before the arena. The plan is that of one
+            group, whose arena has what it makes of frames; see `ChunkLoader`.
+        made, lengths: of the features of batches: dtype and shape of a frame, and how many frames a
+            clip has.
+        draw: what is drawn for clips. Those that functions are called with are gathered from
+            arenas.
+    """
+
+    dataset: SeqRecordReader
+    plan: Plan
+    clip_frames: ClipFrames
+    specs: Mapping[str, ArraySpec]
+    made: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    frame_transform: FrameTransform | None = None
+    draw: DrawClips | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """What to make it with.
+
+    Args:
         memory: rows of each group's arena, at least its `max_resident_frames`, more let loads run
             ahead. `prefetch`: batches that are built or wait. Chunks to load at a time, and from
             storage that isn't a local disk more to hold. Of a plan of single clips, `together` of
             its batches are delivered as one.
         num_threads: for copying, and at most so many for loading.
-        frame_transform: called once for each frame, before the arena. The plan is that of one
-            group, whose arena has what it makes of frames; see `ChunkLoader`.
-        device: with its number, where arenas and batches are; the host by default.
-        shared: the consumer sends the batches to another process.
-        stats: counts what is done.
         kept: where memory comes from, and where it goes for the next iteration.
-        made, lengths: of the features of batches, where these are not those of `specs`: dtype and
-            shape of a frame, and how many frames a clip has.
-        draw: what is drawn for clips. Those that functions are called with are gathered from
-            arenas.
+        device: with its number, where arenas and batches are; the host by default.
+        stream: of the device, where several executions share one.
+        shared: the consumer sends the batches to another process.
         decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
         first_row: of each episode, where `memory` has a row for each frame: frames then stay in
-            memory for the next iteration. See `StayingRounds`.
+            memory for the next iteration. See `AllFrames`.
+    """
+
+    memory: Memory
+    num_threads: int
+    kept: KeptBuffers
+    device: torch.device | None = None
+    stream: SideStream | None = None
+    shared: bool = False
+    decode_there: bool = False
+    first_row: IntArray | None = None
+
+
+class Execution:
+    """What executes a plan. The memory is taken at once; threads run in `run`.
+
+    Memory: an arena for each group of the plan (`num_rows` frames), `prefetch` batches and those
+    that the consumer still holds, and one chunk for each load. With a `device`, arenas and batches
+    are there, and the host has, beside chunks, the decoded frames of the loads under way and of two
+    more that the device copies.
+
+    One thread calls `run` and then `release`.
+    """
+
+    def __init__(self, job: Job, resources: Resources, stats: EngineStats) -> None:
+        self._job, self._resources, self._stats = job, resources, stats
+        device = resources.device
+        on_device = partial(DeviceBuffers, stream=resources.stream)
+        make = HostBuffers if device is None else on_device
+        self.buffers: Buffers[Any] = resources.kept.acquire(_needs(job, resources), make)
+        self._kept = weakref.ref(resources.kept)
+        stats.watch(job.dataset.storage.counters)
+
+    def run(
+        self,
+        channel: Channel,
+        clips: tuple[int, int],
+        slots: Slots,
+        filled: Callable[[OpenBatch, int], None],
+    ) -> None:
+        """Fill batches of a channel with clips `[first, last)` of the plan; see `execute`."""
+        job, resources, buffers, stats = self._job, self._resources, self.buffers, self._stats
+        plan, transform = job.plan, job.frame_transform
+        loader = ChunkLoader(
+            job.dataset,
+            buffers,
+            {group.group: group.window.frame_step for group in plan.groups},
+            plan.groups[plan.leading].group,
+            None if transform is None else (transform, job.specs),
+            resources.num_threads,
+            stats,
+            job.clip_frames,
+            in_pieces={group.group for group in plan.groups if group.in_pieces},
+        )
+        workers = WorkerPool(
+            loader,
+            num_threads=resources.num_threads,
+            memory=resources.memory,
+            channel=channel,
+            stats=stats,
+        )
+        store: FrameStore
+        if resources.first_row is None:
+            store = Rings(plan, job.clip_frames, buffers.arenas)
+        else:
+            store = AllFrames(plan, job.clip_frames, buffers.arenas, resources.first_row)
+        num_frames = job.clip_frames.num_frames
+        buffers.begin(stats)
+        try:
+            with workers:
+                if clips[0] < clips[1]:
+                    execute(
+                        plan,
+                        clips,
+                        store,
+                        workers,
+                        channel,
+                        num_frames,
+                        slots=slots,
+                        filled=filled,
+                        draw=job.draw,
+                    )
+        finally:
+            loader.close()
+            buffers.end()
+
+    def release(self) -> None:
+        """Keep the memory for the next iteration, if there is one."""
+        if (alive := self._kept()) is not None:
+            alive.release(self.buffers)
+
+
+class Engine:
+    """The batches of a channel: an iterator.
+
+    Closing it, or dropping it, or leaving the interpreter, ends the threads of all runs.
+
+    `next` raises the first error of any of them after the batches before it, with its thread's
+    traceback. In a forked process it raises `ClipError`.
+
+    Args:
+        runs: each fills batches of the channel, in a thread of its own.
+        stats: counts batches and clips, and what the consumer waits.
+        are_single: clips are counted as batches, of which several come as one.
     """
 
     drop: Callable[[], object]
@@ -81,171 +197,117 @@ class Engine:
 
     def __init__(
         self,
-        dataset: SeqRecordReader,
-        specs: Mapping[str, ArraySpec],
-        plan: Plan,
-        clip_frames: ClipFrames,
-        *,
-        batch: int = 0,
-        memory: Memory,
-        num_threads: int,
-        frame_transform: FrameTransform | None = None,
-        device: torch.device | None = None,
-        shared: bool = False,
+        channel: Channel,
+        runs: Sequence[Callable[[], None]],
         stats: EngineStats,
-        kept: KeptBuffers,
-        made: Mapping[str, ArraySpec] | None = None,
-        lengths: Mapping[str, int] | None = None,
-        draw: DrawClips | None = None,
-        decode_there: bool = False,
-        first_row: IntArray | None = None,
+        *,
+        are_single: bool = False,
     ) -> None:
         self.stats = stats
-        self._is_together = memory.together > 1
-        self._channel: Channel[Batch] = Channel(memory.prefetch, stats)
-        execution = Execution(
-            dataset,
-            specs,
-            plan,
-            clip_frames,
-            self._channel,
-            memory=memory,
-            num_threads=num_threads,
-            frame_transform=frame_transform,
-            device=device,
-            shared=shared,
-            stats=stats,
-            kept=kept,
-            made=made,
-            lengths=lengths,
-            draw=draw,
-            decode_there=decode_there,
-            first_row=first_row,
-        )
-        # The thread does not refer to the engine, so that dropping the engine ends it.
-        run = partial(execution.run, batch if batch < plan.num_batches else None)
-        self._scheduler = Scheduler(self._channel, run, execution.release)
-        drop = weakref.finalize(self, self._scheduler.close, _PATIENCE)
+        self._are_single = are_single
+        self._channel = channel
+        self._process = os.getpid()
+        schedulers: list[Scheduler] = []
+        # The threads do not refer to the engine, so that dropping the engine ends them.
+        drop = weakref.finalize(self, _close, channel, schedulers, _PATIENCE)
         drop.atexit = False
         self.drop = drop
+        self._schedulers = schedulers
+        try:
+            schedulers.extend(Scheduler(channel, run) for run in runs)
+        except BaseException:  # a thread for each run, or none
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        batch = self._channel.take(self._scheduler.process)
+        batch = self._channel.take(self._process)
         batch.arrive()
-        self.stats.add(batches=len(batch) if self._is_together else 1, clips=len(batch))
+        self.stats.add(batches=len(batch) if self._are_single else 1, clips=len(batch))
         return batch
 
     def close(self) -> None:
         """End all threads; nothing is left when it returns."""
-        self._scheduler.close()
+        _close(self._channel, self._schedulers, None)
 
 
-class Execution:
-    """What executes a plan: its memory, its threads and its executor. Arguments as of `Engine`.
-
-    One thread calls `run` and then `release`. The memory is taken at once; threads run in `run`.
-
-    Args:
-        channel: where batches go; closing it ends the execution.
-        make_executor: `OverlappingExecutor`, or one that is made as it is.
-        stream: of the device, where several executions share one.
-    """
-
-    def __init__(
-        self,
-        dataset: SeqRecordReader,
-        specs: Mapping[str, ArraySpec],
-        plan: Plan,
-        clip_frames: ClipFrames,
-        channel: Channel[Any],
-        *,
-        memory: Memory,
-        num_threads: int,
-        frame_transform: FrameTransform | None,
-        device: torch.device | None,
-        shared: bool,
-        stats: EngineStats,
-        kept: KeptBuffers,
-        made: Mapping[str, ArraySpec] | None = None,
-        lengths: Mapping[str, int] | None = None,
-        draw: DrawClips | None = None,
-        decode_there: bool = False,
-        first_row: IntArray | None = None,
-        make_executor: Callable[..., Executor] = OverlappingExecutor,
-        stream: SideStream | None = None,
-    ) -> None:
-        size = plan.first_clip(1) * memory.together if plan.num_batches else 1
-        # Batches that are ever in use: those in the channel and the consumer's last two.
-        batches = memory.prefetch + CONSUMER
-        groups = tuple(
-            GroupNeeds(
-                _of_group(dataset, group.group, specs, frame_transform),
-                num_rows,
-                stay=first_row is not None,
-            )
-            for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
-        )
-        made = specs if made is None else made
-        lengths = clip_frames.lengths if lengths is None else lengths
-        video: tuple[FeatureSpec, ...] = ()
-        if decode_there and device is not None and frame_transform is None:
-            video = tuple(spec for spec in dataset.features.values() if spec.is_video)
-        needs = Needs(groups, made, lengths, size, batches, device, shared, video)
-        on_device = partial(DeviceBuffers, stream=stream)
-        self._buffers = buffers = kept.acquire(needs, HostBuffers if device is None else on_device)
-        self._kept = weakref.ref(kept)
-        stats.watch(dataset.storage.counters)
-        self._loader = loader = ChunkLoader(
-            dataset,
-            buffers,
-            {group.group: group.window.frame_step for group in plan.groups},
-            plan.groups[plan.leading].group,
-            None if frame_transform is None else (frame_transform, specs),
-            num_threads,
-            stats,
-            clip_frames,
-            in_pieces={group.group for group in plan.groups if group.in_pieces},
-        )
-        self._workers = workers = WorkerPool(
-            loader, num_threads=num_threads, memory=memory, channel=channel, stats=stats
-        )
-        more: dict[str, Any] = {}
-        if memory.together > 1:
-            more["together"] = memory.together
-        if first_row is not None:
-            more["first_row"] = first_row
-        self._executor: Executor = make_executor(
-            plan, clip_frames, buffers, workers, channel, draw, **more
-        )
-
-    def run(self, batch: int | None) -> None:
-        """Deliver the batches from `batch` on; none for `None`."""
-        self._buffers.begin(self._workers.stats)
-        try:
-            with self._workers:
-                if batch is not None:
-                    self._executor.run(batch)
-        finally:
-            self._loader.close()
-            self._buffers.end()
-
-    def release(self) -> None:
-        """Keep the memory for the next iteration, if there is one."""
-        if (alive := self._kept()) is not None:
-            alive.release(self._buffers)
+def run_plan(job: Job, resources: Resources, stats: EngineStats, *, batch: int = 0) -> Engine:
+    """An engine that delivers the batches of a plan from one on."""
+    execution = Execution(job, resources, stats)
+    plan, memory = job.plan, resources.memory
+    first = min(batch, plan.num_batches)
+    begin = partial(_begin, plan, execution.buffers, threading.Lock(), first, memory.together)
+    number = first if memory.together == 1 else 0
+    channel = Channel(memory.prefetch, stats, begin, number)
+    clips = plan.first_clip(first), plan.num_clips
+    run = partial(_run, execution, channel, clips, partial(_slots, first, memory.together))
+    return Engine(channel, [run], stats, are_single=memory.together > 1)
 
 
-def _of_group(
-    dataset: SeqRecordReader,
-    group: int,
-    specs: Mapping[str, ArraySpec],
-    transform: FrameTransform | None,
-) -> Mapping[str, ArraySpec]:
+def _run(execution: Execution, channel: Channel, clips: tuple[int, int], slots: Slots) -> None:
+    try:
+        execution.run(channel, clips, slots, channel.fill)
+    finally:
+        execution.release()
+
+
+def _slots(first: int, together: int, clips: Clips, number: int) -> tuple[IntArray, IntArray]:  # noqa: ARG001
+    """Where clips go that a plan's batches from one on have, so many of which are one."""
+    if together == 1:
+        return clips.batch, clips.slot
+    return np.divmod(clips.batch - first, together)
+
+
+def _begin(
+    plan: Plan,
+    buffers: Buffers[Any],
+    lock: threading.Lock,
+    first: int,
+    together: int,
+    number: int,
+) -> OpenBatch:
+    """A batch to fill; see `_slots`."""
+    if together == 1:
+        size = plan.first_clip(number + 1) - plan.first_clip(number)
+    else:
+        size = min(together, plan.num_batches - first - number * together)
+    return OpenBatch(size, partial(buffers.begin_batch, size), lock)
+
+
+def _needs(job: Job, resources: Resources) -> Needs:
+    """What the iteration needs memory for."""
+    plan, memory = job.plan, resources.memory
+    groups = tuple(
+        GroupNeeds(_of_group(job, group.group), num_rows, stay=resources.first_row is not None)
+        for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
+    )
+    video: tuple[FeatureSpec, ...] = ()
+    if resources.decode_there and resources.device is not None and job.frame_transform is None:
+        video = tuple(spec for spec in job.dataset.features.values() if spec.is_video)
+    return Needs(
+        groups,
+        job.made,
+        job.lengths,
+        plan.first_clip(1) * memory.together if plan.num_batches else 1,
+        memory.prefetch + CONSUMER,  # those in the channel and the consumer's last two
+        resources.device,
+        resources.shared,
+        video,
+    )
+
+
+def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
     """The arrays of a group's frames, masks too: with a transform, all it makes of whole frames."""
-    if transform is not None:
-        return specs
-    stored = dataset.features
-    return {n: s for n, s in specs.items() if stored[s.mask_of or n].group == group}
+    if job.frame_transform is not None:
+        return job.specs
+    stored = job.dataset.features
+    return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
+
+
+def _close(channel: Channel, schedulers: list[Scheduler], patience: float | None) -> None:
+    if schedulers and schedulers[0].process == os.getpid():
+        channel.close()  # for all, before any is waited for
+    for scheduler in schedulers:
+        scheduler.close(patience)

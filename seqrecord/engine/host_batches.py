@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Arena, BufferPool
-from seqrecord.engine.batches import Batch, ClipNames, Copiers, Copy, Source, slots_from
+from seqrecord.engine.batches import Copiers, Copy, Source
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
 from seqrecord.engine.ragged import Packed, clips_of
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.raw_frames import followed
 
 __all__ = ["HostBatchBuilder"]
 
@@ -26,15 +28,13 @@ _COPY_BYTES = 4 << 20  # at least so many in one call, where several threads cop
 class HostBatchBuilder:
     """A batch of `size` clips in buffers of these pools, see `engine.batch_pools`.
 
-    Features are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`, in
-    any order; then `names` says of which clips.
+    Features are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`.
     """
 
     def __init__(
         self, size: int, specs: Mapping[str, ArraySpec], pools: Mapping[str, BufferPool]
     ) -> None:
         self.size = size
-        self.names = ClipNames(size)
         self._specs = specs
         self._pools = pools
         fixed = [name for name, spec in specs.items() if spec.is_fixed]
@@ -46,10 +46,6 @@ class HostBatchBuilder:
                 self._texts[name] = [None] * size
             elif not spec.is_fixed:
                 self._variable[name] = Packed(spec, pools[name])
-
-    @property
-    def is_full(self) -> bool:
-        return self.names.is_full
 
     @property
     def nbytes(self) -> int:
@@ -70,12 +66,11 @@ class HostBatchBuilder:
 
     def gather(
         self,
-        slot: int | npt.NDArray[np.int64],
+        slots: IntArray,
         sources: Sequence[Source[Arena]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
-        slots = slots_from(slot, len(sources[0].rows))
         if calls is not None:
             copiers.copy(self._calls(slots, sources, calls))
             return 0
@@ -113,10 +108,7 @@ class HostBatchBuilder:
         """Fill the clips at these slots with 0, of a feature of a fixed shape."""
         self._buffers[feature][slots] = 0
 
-    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
-        self.names.append(episode, start)
-
-    def finish(self) -> Batch:
+    def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
         features: dict[str, Any] = {}
         for name in self._specs:
             if name in self._texts:
@@ -125,7 +117,7 @@ class HostBatchBuilder:
                 features[name] = self._variable[name].finish(self.size)
             else:
                 features[name] = self._pools[name].lease(self._buffers[name], self.size)
-        return Batch(features, self.names.episode, self.names.start)
+        return features, _nothing
 
     def _parts(
         self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
@@ -181,6 +173,10 @@ class HostBatchBuilder:
         self.make(slot, calls, number, clip)
 
 
+def _nothing() -> None:
+    pass
+
+
 def _views(source: Source[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     """The features of a clip: views [frames, …], or lists of frames, that cannot be written to."""
     arena, rows = source.arena, source.rows[clip]
@@ -207,8 +203,7 @@ class _Part(NamedTuple):
 
 def _runs_of(slots: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Runs of slots that follow each other, as bounds in `slots`."""
-    edges = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
-    return list(pairwise([0, *edges, len(slots)]))
+    return list(pairwise(followed(slots)))
 
 
 def _scatter(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.frame_keys import MAX_FRAMES, frame_keys, sought_keys
-from seqrecord.sampling import Clips, GroupPlan, Loads, Window
+from seqrecord.sampling import Clips, GroupPlan, Loads, Round, Window
 
-__all__ = ["Load", "each_load", "first_uses", "ordered_uses"]
+__all__ = ["Load", "Placed", "Waiting", "each_load", "first_uses", "loads_of_round"]
 
 
 @dataclass(unsafe_hash=True, slots=True)  # to make a frozen one takes three times as long
@@ -24,6 +26,41 @@ class Load:
     chunk: int
     first: int
     count: int
+
+
+class Waiting(NamedTuple):
+    """A load that waits for room, and the number of the first clip of its round that needs it."""
+
+    first_use: int
+    load: Load
+
+
+class Placed(NamedTuple):
+    """A load that has room: its frames, of so many bytes, go to rows of an arena, int64[count]."""
+
+    first_use: int
+    load: Load
+    target: Any
+    rows: IntArray
+    nbytes: int
+
+
+def loads_of_round(
+    current: Round, groups: Sequence[GroupPlan], num_frames: IntArray
+) -> list[Waiting]:
+    """The loads of a round, those of a cursor in the order in which it needs them; none of one that
+    has clips alone.
+
+    Episodes have `num_frames`, int64[episodes].
+    """
+    if not current.groups:
+        return []
+    waiting: list[Waiting] = []
+    for group, todo in zip(groups, current.groups, strict=True):
+        uses = first_uses(todo.loads, current.clips, group.window, num_frames)
+        in_order = _ordered_uses(uses, todo.loads, group)
+        waiting += map(Waiting, in_order, each_load(group.group, todo.loads))
+    return waiting
 
 
 def each_load(group: int, loads: Loads) -> list[Load]:
@@ -57,7 +94,7 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     return np.where(high > low, found, len(clips))
 
 
-def ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
+def _ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
     """Of a group whose loads go on where the cursor's load before ended, the first uses such that
     none comes before that of a load before it; `uses` themselves of others."""
     found: list[int] = uses.tolist()

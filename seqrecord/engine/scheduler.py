@@ -1,11 +1,4 @@
-"""The thread that executes a plan, beside those that load and copy.
-
-The scheduler's thread runs an `Executor`. That has a `WorkerPool` load the chunks of what comes
-next while it builds batches, and those wait in a `Channel`::
-
-    loading threads       load round 1    | load round 2    | load round 3
-    scheduler, copies                     | gather round 1  | gather round 2
-    consumer                                   batch 0  batch 1  batch 2
+"""Threads that execute plans, and end when nobody wants their batches any more.
 
 None of them refers to the consumer, so that all can end when the consumer is dropped.
 """
@@ -17,46 +10,26 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from seqrecord.engine.channel import Channel, ClosedError
 from seqrecord.engine.workers import THREAD_NAME
 from seqrecord.forks import at_fork
 from seqrecord.threads import start
 
-__all__ = ["Executor", "Scheduler"]
-
-
-class Executor(Protocol):
-    """Executes a plan: has chunks loaded, builds batches, and puts them into a channel.
-
-    An executor keeps integers: which loads are under way, and where frames are. Memory is that of
-    `Buffers`, the threads those of the `WorkerPool`.
-    """
-
-    def run(self, batch: int) -> None:
-        """Deliver the plan's batches from `batch` on, in their order.
-
-        Raises what a load has raised, and `ClosedError` when the channel is closed.
-        """
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """A thread that calls `run`, then `release`, and then ends the channel, with `run`'s error.
+    """A thread that calls `run`, and then tells the channel that it has ended, with what it raised.
 
-    Raises `ResourceError` where the system lets none start; the channel is then closed. When
-    `release` is called, none of the iteration's threads uses its memory any more.
+    Raises `ResourceError` where the system lets none start; the channel is then closed.
     """
 
-    def __init__(
-        self, channel: Channel[Any], run: Callable[[], None], release: Callable[[], None]
-    ) -> None:
+    def __init__(self, channel: Channel, run: Callable[[], None]) -> None:
         self.process = os.getpid()
         self._channel = channel
         name = f"{THREAD_NAME}-scheduler"
-        self._thread = threading.Thread(
-            target=self._run, args=(run, release), name=name, daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
         try:
             start(self._thread)
         except BaseException:  # or Ctrl-C while this waits until the thread runs, which it may
@@ -76,15 +49,13 @@ class Scheduler:
         if not threading.current_thread().name.startswith(THREAD_NAME):
             self._thread.join(patience)
 
-    def _run(self, run: Callable[[], None], release: Callable[[], None]) -> None:
+    def _run(self, run: Callable[[], None]) -> None:
         error = _error_of(run)
         del run
         if isinstance(error, ClosedError) or (error is not None and self._channel.is_closed):
             # Nobody gets it. The futures of loads hold it, and its frames hold the futures.
             error.__traceback__ = None
             error = None
-        release()
-        del release
         self._channel.end(error)
 
 

@@ -12,16 +12,15 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.channel import Channel
-from seqrecord.engine.copying import CopyThreads
-from seqrecord.engine.gathers import Gathers
+from seqrecord.engine.copying import Copies, CopyThreads
 from seqrecord.engine.loading import ChunkLoader, Fetched
-from seqrecord.engine.loads import Load
+from seqrecord.engine.loads import Load, Placed
 from seqrecord.engine.stats import EngineStats
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 from seqrecord.threads import ThreadPool
 
-__all__ = ["THREAD_NAME", "Loading", "Placed", "WorkerPool", "by_use"]
+__all__ = ["THREAD_NAME", "Loading", "WorkerPool"]
 
 _Result = TypeVar("_Result")
 
@@ -31,26 +30,11 @@ _MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one task bring
 _LEAST_TOGETHER = 128 << 10  # … however little there is for each thread
 
 
-class Placed(NamedTuple):
-    """A load, the number of the first clip of its round that needs it, and where its frames go:
-    rows of an arena, int64[count]."""
-
-    first_use: int
-    load: Load
-    target: Any
-    rows: IntArray
-
-
 class Loading(NamedTuple):
     """A task under way: the number of the first clip of its round that needs one of its loads."""
 
     first_use: int
     done: Future[None]
-
-
-def by_use(item: Placed | Loading) -> int:
-    """What to sort by."""
-    return item.first_use
 
 
 class WorkerPool:
@@ -74,7 +58,7 @@ class WorkerPool:
         *,
         num_threads: int,
         memory: Memory,
-        channel: Channel[Any],
+        channel: Channel,
         stats: EngineStats,
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
@@ -105,16 +89,15 @@ class WorkerPool:
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
 
-    def start(self, placed: Iterable[Placed], nbytes_of: Callable[[Load], int]) -> list[Loading]:
-        """Have loads done, after those that were asked for before; the first needed first.
+    def start(self, placed: Sequence[Placed]) -> list[Loading]:
+        """Have loads done, after those that were asked for before; the first needed come first.
 
-        `nbytes_of` says how many bytes of frames a load brings. Small ones of a group that follow
-        each other are done by one thread; but not elsewhere than on a disk, where many that wait
-        are faster than one, nor where functions of users are called.
+        Small ones of a group that follow each other are done by one thread; but not elsewhere than
+        on a disk, where many that wait are faster than one, nor where functions of users are
+        called.
         """
         self._channel.check_open()
-        placed = sorted(placed, key=by_use)
-        sizes = [nbytes_of(item.load) for item in placed]
+        sizes = [item.nbytes for item in placed]
         most = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
         started: list[Loading] = []
         some: list[Placed] = []
@@ -180,9 +163,9 @@ class WorkerPool:
         self.stats.add(gather_seconds=end - begin, device_bytes=device_bytes)
         self.stats.trace.add("gather", begin, end, clips=num_clips)
 
-    def gathers(self, failed: Callable[[], object]) -> Gathers:
-        """Batches that are gathered by these threads; see there."""
-        return Gathers(self._copiers, self.num_threads, failed)
+    def copies(self) -> Copies:
+        """Copies by these threads, for one executor; where one fails, no batch is opened."""
+        return Copies(self._copiers, self.num_threads, self._channel.interrupt)
 
     def _load(
         self,

@@ -13,14 +13,15 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.device.streams import check_device, find_device
 from seqrecord.engine.draws import DrawClips
-from seqrecord.engine.engine import Engine
+from seqrecord.engine.engine import Engine, Job, Resources, run_plan
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.staying import first_rows
+from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
@@ -37,6 +38,7 @@ from seqrecord.sampling import (
     Plan,
     frames_left_out,
 )
+from seqrecord.sampling.memory import Memory
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
@@ -45,8 +47,6 @@ __all__ = ["Clip", "ClipLoader", "open_trace"]
 
 _MOST_TOGETHER = 32  # single clips
 _MOST_BYTES_TOGETHER = 1 << 20
-_MOST_JOINED = 32  # small batches; each that is kept keeps the memory of all
-_MOST_BYTES_JOINED = 32 << 20
 
 _logger = logging.getLogger("seqrecord")
 
@@ -92,13 +92,8 @@ class ClipLoader(Planner):
             memory = replace(memory, prefetch=1)
         if (most := self._most_together) > 1:
             memory = replace(memory, together=fit.together(memory, most))
-        return Engine(
-            **self._execution(plan),
-            batch=batch,
-            memory=memory,
-            stats=stats,
-            first_row=first_row,
-        )
+        resources = self._resources(memory, first_row=first_row)
+        return run_plan(self._job(plan), resources, stats, batch=batch)
 
     @property
     def _most_together(self) -> int:
@@ -119,24 +114,30 @@ class ClipLoader(Planner):
         """Of a clip's features."""
         return clip_nbytes(self.selection.made, self.selection.lengths)
 
-    def _execution(self, plan: Plan) -> dict[str, Any]:
-        """What an engine needs to run a plan, beside memory."""
-        draws = self.selection.draws
-        return {
-            "dataset": self.selection.dataset,
-            "specs": self.selection.arrays,
-            "plan": plan,
-            "clip_frames": self._frames(plan.epoch),
-            "num_threads": self.options.num_threads or worker_threads(),
-            "frame_transform": self.selection.frame_transform,
-            "device": self._find_device(),
-            "decode_there": self.options.video_decoder == "torchcodec",
-            "shared": get_worker_info() is not None,
-            "kept": self._buffers,
-            "made": None if draws is None else draws.made,
-            "lengths": None if draws is None else draws.lengths,
-            "draw": None if draws is None else self._draw_of(draws, plan.epoch),
-        }
+    def _job(self, plan: Plan) -> Job:
+        """What to do for a plan."""
+        selection, draws = self.selection, self.selection.draws
+        return Job(
+            selection.dataset,
+            plan,
+            self._frames(plan.epoch),
+            selection.arrays,
+            selection.made,
+            selection.lengths,
+            selection.frame_transform,
+            None if draws is None else self._draw_of(draws, plan.epoch),
+        )
+
+    def _resources(self, memory: Memory, **more: Any) -> Resources:
+        return Resources(
+            memory,
+            self.options.num_threads or worker_threads(),
+            self._buffers,
+            self._find_device(),
+            shared=get_worker_info() is not None,
+            decode_there=self.options.video_decoder == "torchcodec",
+            **more,
+        )
 
     @property
     def _may_stay(self) -> bool:
@@ -165,7 +166,7 @@ class ClipLoader(Planner):
         """Batch `number` of a plan, or without `batch_size` its one clip, as users get it."""
         nested = self.selection.nested
         features = for_users(batch.features, nested)
-        columns = self.columns(batch, plan.epoch)
+        columns = self.columns(batch.episode, batch.start, plan.epoch)
         for name, column in plan.columns(number).items():
             columns[name] = torch.from_numpy(column)
         if self.batch_size is not None:
@@ -182,17 +183,20 @@ class ClipLoader(Planner):
         """
         divide = _rows if get_worker_info() is not None else _copies
         given = {name: divide(feature) for name, feature in _tensors(batch).items()}
-        return self.selection.columns.singles(given, self.columns(batch, plan.epoch))
+        return self.selection.columns.singles(
+            given, self.columns(batch.episode, batch.start, plan.epoch)
+        )
 
-    def columns(self, batch: Batch, epoch: int) -> dict[str, Any]:
-        """What is said of a batch's clips beside their features, each a list or tensor of clips."""
+    def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
+        """What is said of clips beside their features, each a list or tensor of clips. They are of
+        these rows of the index, and begin at these frames; int64[clips] each."""
         said: dict[str, torch.Tensor] = {}
         if (draws := self.selection.draws) is not None:
-            drawn = self._draw_of(draws, epoch)(batch.episode, batch.start)
-            said = draws.said(drawn, batch.episode)
+            drawn = self._draw_of(draws, epoch)(episode, start)
+            said = draws.said(drawn, episode)
         frames = self._frames(epoch)
-        said |= self.selection.said_of_frames(frames, batch.episode, batch.start)
-        return self.selection.columns.of(batch.episode, batch.start, said)
+        said |= self.selection.said_of_frames(frames, episode, start)
+        return self.selection.columns.of(episode, start, said)
 
     def left_out(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""

@@ -135,7 +135,7 @@ class ClipReader:
                 kept.take(rows, builder.rows[name][: len(rows)])
             if not alike.kept:
                 features.update(self._read_alike(alike, builder, buffers, episode, wanted))
-        return {**features, **builder.finish().features}
+        return {**features, **builder.finish()[0]}
 
     def _read_alike(
         self,
@@ -216,7 +216,7 @@ class ClipReader:
                     partial(crop.copy, name, clip, features[name][clip].numpy(), rows, out)
                 )
         _do(tasks, builder.nbytes)
-        return builder.finish().features
+        return builder.finish()[0]
 
     def _call(self, features: Mapping[str, Any], drawn: Drawn, calls: Calls) -> dict[str, Any]:
         """What functions make of the clips."""
@@ -230,7 +230,7 @@ class ClipReader:
 
         # Nobody knows how long a call takes: it is worth a thread.
         _do([partial(call, number) for number in range(count)], count * _THREAD_BYTES)
-        return builder.finish().features
+        return builder.finish()[0]
 
     def _loads(
         self,

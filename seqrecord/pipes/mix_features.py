@@ -12,7 +12,6 @@ import torch
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch
-from seqrecord.engine.mix_channel import MixedBatch
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.selection import ClipSelection
@@ -103,7 +102,7 @@ def check_columns(loaders: Mapping[str, ClipLoader], features: Collection[str]) 
 
 
 def columns_of(
-    batch: MixedBatch,
+    batch: Batch,
     loaders: Mapping[str, ClipLoader],
     *,
     tellers: Collection[str],
@@ -134,8 +133,8 @@ def columns_of(
         found.setdefault(kind, []).append(slot)
     for (source, epoch), some in found.items():
         slots = np.array(some)
-        clips = Batch({}, batch.episode[slots], batch.start[slots])
-        for name, column in loaders[names[source]].columns(clips, epoch).items():
+        clips = batch.episode[slots], batch.start[slots]
+        for name, column in loaders[names[source]].columns(*clips, epoch).items():
             whole = columns[name]
             if isinstance(column, torch.Tensor):
                 whole.numpy()[slots] = column.numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,12 +14,12 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import BatchBuilder
+from seqrecord.engine.batches import Batch, BatchBuilder, OpenBatch
 from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream, find_device, side_stream
-from seqrecord.engine.mix import MixEngine
-from seqrecord.engine.mix_channel import MixedBatch
+from seqrecord.engine.engine import Engine
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace
@@ -209,7 +210,7 @@ class MixLoader:
         *,
         batch: int = 0,
         stats: EngineStats,
-    ) -> MixEngine:
+    ) -> Engine:
         """An engine that runs a plan from `batch` on; `stages` are the plan's."""
         kept = self._memory_of_batches()
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
@@ -219,20 +220,20 @@ class MixLoader:
             name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream, rest)
             for (name, loader), rest in zip(self.loaders.items(), rests, strict=True)
         }
-        return MixEngine(
-            plan,
-            batch,
-            list(self.runners.values()),
-            partial(_begin, kept.buffers, self.batch_size, missing),
-            prefetch=prefetch,
-            stats=stats,
-        )
+        begin = partial(_begin, plan, kept.buffers, threading.Lock(), missing)
+        channel = Channel(prefetch, stats, begin, batch, len(self.runners))
+        given, last = plan.given(batch), plan.given(plan.num_batches)
+        runs = [
+            partial(runner.run, channel, plan, number, int(given[number]), int(last[number]))
+            for number, runner in enumerate(self.runners.values())
+        ]
+        return Engine(channel, runs, stats)
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
         return open_trace(self._trace, self.ranks)
 
-    def clip(self, batch: MixedBatch, plan: MixPlan, number: int) -> Clip:  # noqa: ARG002
+    def clip(self, batch: Batch, plan: MixPlan, number: int) -> Clip:  # noqa: ARG002
         """A batch as users get it."""
         first = self.names[int(batch.source[0])]
         columns = columns_of(
@@ -320,14 +321,25 @@ class _Kept:
 
 
 def _begin(
+    plan: MixPlan,
     kept: list[HostBuffers | DeviceBuffers],
-    size: int,
+    lock: threading.Lock,
+    missing: Mapping[str, tuple[int, ...]],
+    number: int,
+) -> OpenBatch:
+    """A batch to fill."""
+    sources = plan.sources(number)
+    return OpenBatch(len(sources), partial(_builder, kept, missing, sources), lock, sources)
+
+
+def _builder(
+    kept: list[HostBuffers | DeviceBuffers],
     missing: Mapping[str, tuple[int, ...]],
     sources: IntArray,
 ) -> BatchBuilder[Any]:
     """The memory of a batch with slots for these sources, 0 where they lack a feature."""
     first = int(sources[0])
-    builder: Any = kept[first if len(kept) > 1 else 0].begin_batch(size)
+    builder: Any = kept[first if len(kept) > 1 else 0].begin_batch(len(sources))
     for name, without in missing.items():
         slots = np.flatnonzero(np.isin(sources, without))
         if len(slots):

@@ -51,13 +51,12 @@ class MixRest:
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The batches of one part of one epoch. It is an `engine.mix_channel.MixOrder`.
+    """The batches of one part of one epoch.
 
     Slots are numbered over all epochs of the part, or from where it went on with other ranks; with
     `alternate` it is batches that are, for then a batch is of one source. `first` is the number of
-    the epoch's first batch. A source's clips are
-    numbered over all of its epochs: those that it gives in one epoch of the mix follow those that
-    it gave in the one before.
+    the epoch's first batch. A source's clips are numbered over all of its epochs: those that it
+    gives in one epoch of the mix follow those that it gave in the one before.
     """
 
     epoch: int

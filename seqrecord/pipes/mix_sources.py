@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
+from seqrecord.clips import IntArray
+from seqrecord.engine.batches import OpenBatch
+from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.forks import cached_property
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.mix_plan import SourceRest
+from seqrecord.pipes.mix_plan import MixPlan, SourceRest
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Stages
-from seqrecord.sampling import Part, Plan
+from seqrecord.sampling import Clips, Part, Plan
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.random_order import key_of
 
@@ -152,26 +156,12 @@ class SourceLoader(ClipLoader):
         seed, shuffle = self._settings.seed, self._settings.shuffle
         return self.selection.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
 
-    def execute(
-        self,
-        plan: Plan,
-        channel: Any,
-        make_executor: Callable[..., Any],
-        *,
-        stages: Stages,
-        stats: EngineStats,
-        stream: SideStream | None,
+    def execution(
+        self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None
     ) -> Execution:
-        """What executes a plan, through arenas, and puts what it makes into a channel."""
+        """What executes a plan, for batches of the mix."""
         memory = self._fit(plan.part.count, plan.epoch, stages).memory(plan, fixed=False)
-        return Execution(
-            **self._execution(plan),
-            channel=channel,
-            memory=memory,
-            stats=stats,
-            make_executor=make_executor,
-            stream=stream,
-        )
+        return Execution(self._job(plan), self._resources(memory, stream=stream), stats)
 
     def _check_limit(self) -> None:
         """There is none yet."""
@@ -227,7 +217,7 @@ def _has_functions(selection: ClipSelection) -> bool:
 
 
 class SourceRunner:
-    """A source in one iteration of a mix: an `engine.mix.SourceRun`."""
+    """A source in one iteration of a mix."""
 
     def __init__(
         self,
@@ -241,23 +231,32 @@ class SourceRunner:
         self.repeated = 0  # clips of the epochs begun that another part gives too
         self._loader, self._part, self._stream, self._rest = loader, part, stream, rest
 
-    def locate(self, clip: int) -> tuple[int, int]:
-        return self._loader.locate(clip, self._part.count, self._rest)
+    def run(self, channel: Channel, order: MixPlan, number: int, clip: int, last: int) -> None:
+        """Fill batches with the source's clips `[clip, last)`, counted over its epochs, which goes
+        on from one to the next. It is source `number` of the mix, which says where clips go."""
+        while clip < last:
+            epoch, offset = self._loader.locate(clip, self._part.count, self._rest)
+            stages = () if self._rest is None else self._rest.stages(epoch)
+            plan = self._loader.plan(epoch, self._part, stages)
+            self.repeated += plan.num_repeated
+            execution = self._loader.execution(
+                plan, stages=stages, stats=self.stats, stream=self._stream
+            )
+            clips = clip - offset, min(last - offset, plan.num_clips)
+            slots = partial(_slots, order, number, offset)
+            try:
+                execution.run(channel, clips, slots, partial(self._fill, channel))
+            finally:
+                execution.release()
+            clip = offset + plan.num_clips
 
-    def plan(self, epoch: int) -> Plan:
-        plan = self._loader.plan(epoch, self._part, self._stages(epoch))
-        self.repeated += plan.num_repeated
-        return plan
+    def _fill(self, channel: Channel, batch: OpenBatch, count: int) -> None:
+        self.stats.add(clips=count)
+        channel.fill(batch, count)
 
-    def execution(self, plan: Plan, channel: Any, make_executor: Callable[..., Any]) -> Execution:
-        return self._loader.execute(
-            plan,
-            channel,
-            make_executor,
-            stages=self._stages(plan.epoch),
-            stats=self.stats,
-            stream=self._stream,
-        )
 
-    def _stages(self, epoch: int) -> Stages:
-        return () if self._rest is None else self._rest.stages(epoch)
+def _slots(
+    order: MixPlan, source: int, offset: int, clips: Clips, first: int
+) -> tuple[IntArray, IntArray]:
+    """Where the clips of a source's epoch go, which has given `offset` before it."""
+    return order.places(source, offset + first, offset + first + len(clips))

@@ -36,8 +36,8 @@ LOADS_SHARE = 8  # one part in eight of the limit
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest
 STAYING = 8  # bytes beside a frame that stays: whether it is there, and which clip is the first
-ROUNDS_AHEAD = 16.0  # … where frames are small: an engine joins rounds, see `engine.joined`,
-FEW_BYTES = 32 << 20  # in so many bytes
+ROUNDS_AHEAD = 16.0  # … where frames are small, in so many bytes
+FEW_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)

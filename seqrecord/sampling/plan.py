@@ -148,29 +148,30 @@ class Plan(ABC):
 
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
         """The rounds from `first_round` on, computed as they are taken."""
-        for start, stop in self._spans(first_round):
+        for start, stop in self.spans(first_round):
             yield from self._rounds(start, stop)
 
-    def clips(
-        self, first_round: int = 0, *, at_first: int = _CLIPS_AT_FIRST
-    ) -> Iterator[tuple[int, int, Clips]]:
-        """The clips of the rounds from `first_round` on, those of many rounds `[start, stop)` at
-        once; computed as they are taken.
-
-        The first ones have about `at_first` clips.
-        """
-        for start, stop in self._spans(first_round, at_first):
-            blocks = self._cursors.blocks(start, stop)[self.leading]
-            yield start, stop, self._clips(*self._in_order(blocks))
-
-    def _spans(self, first_round: int, clips: int = _CLIPS_AT_FIRST) -> Iterator[tuple[int, int]]:
-        """Rounds `[start, stop)` that are computed together, the first ones of about so many
-        clips."""
-        start = first_round
+    def spans(self, first_round: int = 0) -> Iterator[tuple[int, int]]:
+        """Rounds `[start, stop)` that are computed together, from `first_round` on."""
+        start, clips = first_round, _CLIPS_AT_FIRST
         while start < self.num_rounds:
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
             yield start, min(start + group, self.num_rounds)
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
+
+    def joined(self, start: int, stop: int, *, loads: bool = True) -> Round:
+        """The rounds `[start, stop)` as one; without `loads`, its clips alone."""
+        blocks = self._cursors.blocks(start, stop)
+        clips = self._clips(*self._in_order(blocks[self.leading]))
+        groups = [
+            GroupRound(
+                self._loads(i, some, some.loaded_before, some.loaded)[1],
+                frees_of(some, self._windows[i].frame_step)[1],
+            )
+            for i, some in enumerate(blocks)
+            if loads
+        ]
+        return Round(start, clips, tuple(groups))
 
     def _first_clip(self, batch: int) -> int:
         return min(batch * self._batch_size, self.num_clips)

@@ -89,7 +89,10 @@ class GroupRound:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round, in this order: do all groups' loads, emit `clips`, then do their frees."""
+    """One round, in this order: do all groups' loads, emit `clips`, then do their frees.
+
+    `groups` may be empty where nothing is to be loaded.
+    """
 
     index: int
     clips: Clips

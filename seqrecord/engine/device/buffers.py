@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.engine.arena import Rows
-from seqrecord.engine.batches import Batch, ClipNames, Copiers, Source, slots_from
+from seqrecord.engine.batches import Copiers, Source
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
@@ -110,7 +110,6 @@ class DeviceBatchBuilder:
         stream: SideStream,
         taken: RunAhead,
     ) -> None:
-        self._names = ClipNames(size)
         self._stream = stream
         self._taken = taken
         self._specs = specs
@@ -129,13 +128,9 @@ class DeviceBatchBuilder:
                     self._words[name] = words
         self._mark = stream.mark()
 
-    @property
-    def is_full(self) -> bool:
-        return self._names.is_full
-
     def gather(
         self,
-        slot: int | npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
         sources: Sequence[Source[DeviceArena]],
         copiers: Copiers,
         calls: Calls | None = None,
@@ -143,7 +138,6 @@ class DeviceBatchBuilder:
         del copiers  # the device does it
         assert calls is None, "functions are called on the host"
         nbytes = 0
-        slots = slots_from(slot, len(sources[0].rows))
         is_run = int(slots[-1] - slots[0]) == len(slots) - 1
         for source in sources:
             arena, rows = source.arena, source.rows
@@ -182,16 +176,13 @@ class DeviceBatchBuilder:
             for slot in slots.tolist():
                 self._features[feature][slot].zero_()
 
-    def append(self, episode: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> None:
-        self._names.append(episode, start)
-
-    def finish(self) -> Batch:
+    def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
         self._mark = self._stream.mark()  # several threads may have gathered
         features = {
             name: Frames(clips) if self._is_ragged(name) else clips
             for name, clips in self._features.items()
         }
-        return Batch(features, self._names.episode, self._names.start, self._arrive)
+        return features, self._arrive
 
     def _is_ragged(self, feature: str) -> bool:
         """Whether a feature is a list of tensors for each clip."""

@@ -1,4 +1,4 @@
-"""Batches that are gathered several at a time: delivered in order, up to the first that fails."""
+"""Copies of several pieces at a time: each is told when its copies are made, unless one fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.engine.batches import Copy
-from seqrecord.engine.copying import CopyThreads, Done
-from seqrecord.engine.gathers import Gathers
+from seqrecord.engine.copying import Copies, CopyThreads, Done
 from seqrecord.engine.trace import Trace
 from tests.own_threads import own_threads
 
@@ -31,31 +30,30 @@ class Asked:
 
 
 @given(data=st.data())
-def test_batches_come_in_order_up_to_the_first_that_fails(data: st.DataObject) -> None:
+def test_a_piece_is_done_with_its_last_copy(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))  # of copies
     broken = data.draw(st.sets(st.integers(0, max(0, sum(counts) - 1)), max_size=2))
     undeliverable = data.draw(st.none() | st.integers(0, len(counts) - 1))
-    threads, failed, delivered = Asked(), [], []
+    threads, failed, done = Asked(), [], []
     make: Any = threads
-    gathers = Gathers(make, 2, lambda: failed.append(True))
+    copies = Copies(make, 2, lambda: failed.append(True))
 
-    def deliver(batch: int) -> None:
-        if batch == undeliverable:
-            raise MemoryError(batch)
-        delivered.append(batch)
+    def deliver(piece: int) -> None:
+        if piece == undeliverable:
+            raise MemoryError(piece)
+        done.append(piece)
 
     owner: list[int] = []  # of each copy
     left: list[int] = []  # copies to be made
-    missing, finished, bad = list(counts), [False] * len(counts), set[int]()
+    missing, bad = list(counts), set[int]()
     begun = 0
     while begun < len(counts) or left:
         if begun < len(counts) and (not left or data.draw(st.booleans())):
-            gathering = gathers.begin()
-            gathering.copy(Copy(1, lambda: None) for _ in range(counts[begun]))
+            piece = copies.begin()
+            piece.copy(Copy(1, lambda: None) for _ in range(counts[begun]))
             left += range(len(owner), len(owner) + counts[begun])
             owner += [begun] * counts[begun]
-            gathering.finish(lambda batch=begun: deliver(batch))  # type: ignore[misc]
-            finished[begun] = True
+            piece.finish(lambda number=begun: deliver(number))  # type: ignore[misc]
             begun += 1
         else:
             number = left.pop(data.draw(st.integers(0, len(left) - 1)))
@@ -65,72 +63,64 @@ def test_batches_come_in_order_up_to_the_first_that_fails(data: st.DataObject) -
             if error is not None:
                 bad.add(owner[number])
                 assert failed
-        expected = []
-        for batch in range(begun):
-            if not finished[batch] or missing[batch] or batch in bad or batch == undeliverable:
-                break
-            expected.append(batch)
-        assert delivered == expected
+        whole = {piece for piece in range(begun) if not missing[piece]}
+        assert sorted(done) == sorted(whole - bad - {undeliverable})
     stops = sorted(bad if undeliverable is None else bad | {undeliverable})
     if not stops:
-        gathers.wait()
+        copies.wait()
         assert not failed
         return
     assert failed
-    assert delivered == list(range(stops[0]))
     with pytest.raises(ValueError if stops[0] in bad else MemoryError) as caught:
-        gathers.wait()
+        copies.wait()
     assert caught.value.args == (stops[0],)
-    gathers.wait()  # it is raised once
+    copies.wait()  # it is raised once
 
 
-def test_a_batch_may_be_copied_in_several_steps() -> None:
-    threads, delivered = Asked(), list[str]()
+def test_a_piece_may_be_copied_in_several_steps() -> None:
+    threads, done = Asked(), list[str]()
     make: Any = threads
-    gathers = Gathers(make, 2, lambda: None)
-    first, second = gathers.begin(), gathers.begin()
-    first.copy([Copy(1, lambda: None)])
+    copies = Copies(make, 2, lambda: None)
+    piece = copies.begin()
+    piece.copy([Copy(1, lambda: None)])
     threads.copies[0](None)
-    second.finish(lambda: delivered.append("second"))
-    assert not delivered  # the first batch may get more copies
-    first.copy([Copy(1, lambda: None)])
-    first.finish(lambda: delivered.append("first"))
-    assert not delivered
+    assert not done  # it may get more copies
+    piece.copy([Copy(1, lambda: None)])
+    piece.finish(lambda: done.append("piece"))
+    assert not done
     threads.copies[1](None)
-    assert delivered == ["first", "second"]
+    assert done == ["piece"]
 
 
-def test_who_leaves_keeps_no_batch() -> None:
-    threads, delivered = Asked(), list[str]()
+def test_what_is_done_is_kept_by_nobody() -> None:
+    threads = Asked()
     make: Any = threads
-    gathers = Gathers(make, 2, lambda: None)
-    gathering = gathers.begin()
-    gathering.copy([Copy(1, lambda: None)])
-    gathering.finish(lambda: delivered.append("batch"))
-    alive = weakref.ref(gathering)
-    gathers.leave()
-    del gathering
-    threads.copies.pop()(None)  # it was under way
-    assert not delivered
+    copies = Copies(make, 2, lambda: None)
+    piece = copies.begin()
+    piece.copy([Copy(1, lambda: None)])
+    piece.finish(lambda: None)
+    alive = weakref.ref(piece)
+    del piece
+    threads.copies.pop()(None)
     assert alive() is None
-    gathers.wait()
+    copies.wait()
 
 
 def test_the_time_of_copies_that_overlap_counts_once() -> None:
     now = 0.0
     threads: Any = Asked()
-    gathers = Gathers(threads, 2, lambda: None, lambda: now)
-    gathering = gathers.begin()
+    copies = Copies(threads, 2, lambda: None, lambda: now)
+    piece = copies.begin()
     now = 5.0
-    gathering.copy([Copy(1, lambda: None)] * 2)
+    piece.copy([Copy(1, lambda: None)] * 2)
     now = 7.0
     threads.copies[0](None)
-    assert gathers.lap() == 2
+    assert copies.lap() == 2
     now = 8.0
     threads.copies[1](None)
     now = 20.0
-    assert gathers.lap() == 1
-    assert gathers.lap() == 0
+    assert copies.lap() == 1
+    assert copies.lap() == 0
 
 
 def test_threads_copy_at_the_same_time_and_say_what_was_raised() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.engine.loads import first_uses
-from seqrecord.engine.resident import Ring, find_rows
+from seqrecord.engine.stores import Ring, find_rows
 from seqrecord.frame_keys import MAX_OWNERS
 from seqrecord.sampling import Clips, Loads, Window
 
@@ -83,7 +83,7 @@ def test_a_round_of_many_clips_takes_no_long_time() -> None:
 def test_a_ring_finds_what_it_holds(
     num_rows: int, step: int, todo: list[tuple[bool, int, int]], run: int
 ) -> None:
-    ring = Ring(100, num_rows)
+    ring = Ring(100, num_rows, step)
     held: list[tuple[int, int, int]] = []  # run, frame, row, as they were loaded
     frame = 0
     for goes_on, count, leave in todo:
@@ -93,7 +93,7 @@ def test_a_ring_finds_what_it_holds(
         while not ring.has_room(count):
             ring.free(1)
             held.pop(0)
-        loaded = ring.load(run, frame, count, step)
+        loaded = ring.load(run, frame, count)
         assert len(loaded) == count
         held += [(run, frame + i * step, row) for i, row in enumerate(loaded.tolist())]
         frame += count * step
@@ -109,7 +109,7 @@ def test_a_ring_finds_what_it_holds(
 
 def test_a_ring_holds_no_more_than_it_has() -> None:
     ring = Ring(0, 4)
-    ring.load(0, 0, 3, 1)
+    ring.load(0, 0, 3)
     assert not ring.has_room(2)
     with pytest.raises(AssertionError, match="more frames"):
-        ring.load(0, 3, 2, 1)
+        ring.load(0, 3, 2)

@@ -1,0 +1,295 @@
+"""The loop that executes a plan: what a round needs is loaded, clips are gathered from there into
+batches, and what no later clip needs is freed.
+
+::
+
+    loading threads    load round 1    | load round 2    | load round 3
+    executor, copies                   | gather round 1  | gather round 2
+    consumer                               batch 0  batch 1  batch 2
+
+Before the first batch only its own frames are loaded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, NamedTuple, TypeAlias
+
+from seqrecord.clips import IntArray
+from seqrecord.engine.batches import OpenBatch, Source
+from seqrecord.engine.channel import Channel
+from seqrecord.engine.draws import DrawClips, Drawn
+from seqrecord.engine.loads import Load, Placed, Waiting, each_load, loads_of_round
+from seqrecord.engine.stores import FoundRows, FrameStore
+from seqrecord.engine.workers import Loading, WorkerPool
+from seqrecord.reading.raw_frames import followed
+from seqrecord.sampling import Clips, Plan, Round
+
+__all__ = ["Slots", "execute"]
+
+_FOUND_AT_ONCE = 1 << 12  # clips whose rows are computed together
+
+Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]
+"""To which batch and slot clips of a plan go, int64[clips] each: the number of the first one is
+given too, counted over the plan. Clips of one batch follow each other, and their slots ascend."""
+
+
+def execute(
+    plan: Plan,
+    clips: tuple[int, int],
+    store: FrameStore,
+    workers: WorkerPool,
+    channel: Channel,
+    num_frames: IntArray,
+    *,
+    slots: Slots,
+    filled: Callable[[OpenBatch, int], None],
+    draw: DrawClips | None = None,
+) -> None:
+    """Fill batches with the clips `[first, last)` of a plan, by their numbers, in its order.
+
+    Where reading is mostly waiting, what has no room yet is read ahead, and decoded later. Raises
+    what a load or a copy has raised, and `ClosedError` when the channel is closed.
+
+    Args:
+        num_frames: of each episode, int64[episodes].
+        filled: called by any thread when so many slots of a batch are filled.
+        draw: what is drawn for clips.
+    """
+    first, last = clips
+    run = _Run(plan, store, workers, channel, num_frames, slots, filled, draw)
+    try:
+        run.execute(first, last)
+    except BaseException:
+        if not channel.is_closed:
+            run.copies.wait()  # what is begun is delivered, or what a copy raised is why
+        raise
+
+
+class _Planned(NamedTuple):
+    """A round, and those of its loads that wait for room."""
+
+    round: Round
+    waiting: list[Waiting]
+
+
+class _Run:
+    """See `execute`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: FrameStore,
+        workers: WorkerPool,
+        channel: Channel,
+        num_frames: IntArray,
+        slots: Slots,
+        filled: Callable[[OpenBatch, int], None],
+        draw: DrawClips | None,
+    ) -> None:
+        self._plan, self._store, self._workers, self._channel = plan, store, workers, channel
+        self._num_frames, self._slots, self._filled, self._draw = num_frames, slots, filled, draw
+        self.copies = workers.copies()
+        self._rounds = _Rounds(iter(()))
+        self._first_batch: int | None = None  # until one is built; -1 after that
+
+    def execute(self, first: int, last: int) -> None:
+        """Deliver the clips `[first, last)`."""
+        plan, store, stats = self._plan, self._store, self._workers.stats
+        index, skip = plan.locate_clip(first)
+        number = first - skip  # of the round's first clip
+        loads = _RoundLoads(store, self._workers)
+        loads.place(
+            [
+                Waiting(0, load)
+                for group, held in zip(plan.groups, plan.resident(index), strict=True)
+                for load in each_load(group.group, held)
+            ]
+        )
+        # Not a method: what refers to this object would keep its memory beside the next epoch's.
+        self._rounds = _Rounds(
+            map(
+                partial(_planned, plan, self._num_frames),
+                store.rounds(plan, index),
+            )
+        )
+        while number < last and (planned := self._rounds.pop()) is not None:
+            loads.place(planned.waiting)
+            assert not planned.waiting, "the plan holds more frames than it said"
+            ahead = _RoundLoads(store, self._workers)
+            stop = min(len(planned.round.clips), last - number)
+            self._emit(planned.round, number, (skip, stop), loads, ahead)
+            with stats.trace.span("wait for copies"):
+                self.copies.wait()  # rows may then be loaded into again
+            stats.add(gather_seconds=self.copies.lap())
+            if stop < len(planned.round.clips):
+                return
+            loads.wait()
+            store.finish(planned.round, loads.placed)
+            number, skip, loads = number + stop, 0, ahead
+
+    def _emit(
+        self,
+        current: Round,
+        number: int,
+        span: tuple[int, int],
+        loads: _RoundLoads,
+        ahead: _RoundLoads,
+    ) -> None:
+        """Gather clips `[begin, stop)` of a round into batches as their loads arrive."""
+        begin, stop = span
+        if begin == stop:
+            self._load(loads, ahead)
+            return
+        clips = current.clips.rows(begin, stop)
+        batch, slot = self._slots(clips, number + begin)
+        found = _Found(self._store.find(clips))
+        for a, b in pairwise(followed(same=batch)):
+            if self._first_batch is None:
+                self._first_batch = int(batch[a])
+            if self._first_batch == batch[a]:
+                loads.start(begin + b)
+            else:
+                if self._first_batch >= 0 or not a:
+                    self._load(loads, ahead)
+                    self._first_batch = -1
+                self._workers.fetch(self._later())
+            opened = self._open(int(batch[a]))
+            loads.wait(begin + b)
+            self._gather(opened, slot[a:b], clips.rows(a, b), found.sources(a, b))
+        loads.start()
+
+    def _load(self, loads: _RoundLoads, ahead: _RoundLoads) -> None:
+        """Begin all loads of a round, and those of the next one that have room."""
+        loads.start()
+        if (following := self._rounds.peek(0)) is not None:
+            ahead.place(following.waiting)
+            ahead.start()
+            self._workers.stats.add(loads_held_back=len(following.waiting))
+        self._workers.stats.hold(self._store.nbytes)
+
+    def _gather(
+        self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[Source[Any]]
+    ) -> None:
+        """Have clips copied to their slots of a batch."""
+        drawn = Drawn()
+        if self._draw is not None:
+            drawn = self._draw(clips.episode, clips.start)
+            sources = [replace(source, crop=drawn.crop) for source in sources]
+        copies = self.copies.begin()
+        begin = perf_counter()
+        nbytes = opened.builder.gather(slots, sources, copies, drawn.calls)
+        opened.name(slots, clips.episode, clips.start, self._plan.epoch)
+        self._workers.note_gather(begin, len(slots), nbytes)
+        copies.finish(partial(self._filled, opened, len(slots)))
+
+    def _open(self, batch: int) -> OpenBatch:
+        """A batch to fill. To wait while copies are made is not to wait for the consumer."""
+        stats = self._workers.stats
+        stats.add(gather_seconds=self.copies.lap())
+        before = stats.waiting_for_consumer_seconds
+        opened = self._channel.open(batch, stats)
+        gathered, waited = self.copies.lap(), stats.waiting_for_consumer_seconds - before
+        stats.add(gather_seconds=gathered, waiting_for_consumer_seconds=-min(gathered, waited))
+        return opened
+
+    def _later(self) -> Iterator[Load]:
+        """The next loads that have no room yet, as many as may be read ahead."""
+        count, number = 0, 0
+        while count < self._workers.num_ahead and (planned := self._rounds.peek(number)):
+            yield from (
+                item.load for item in sorted(planned.waiting, key=lambda item: item.first_use)
+            )
+            count, number = count + len(planned.waiting), number + 1
+
+
+def _planned(plan: Plan, num_frames: IntArray, current: Round) -> _Planned:
+    return _Planned(current, loads_of_round(current, plan.groups, num_frames))
+
+
+class _Rounds:
+    """Rounds one after the other, with a look at those that follow."""
+
+    def __init__(self, rounds: Iterator[_Planned]) -> None:
+        self._rounds = rounds
+        self._seen: deque[_Planned] = deque()
+
+    def pop(self) -> _Planned | None:
+        """The next round; `None` after the last."""
+        return self._seen.popleft() if self.peek(0) is not None else None
+
+    def peek(self, number: int) -> _Planned | None:
+        """The round that comes `number` rounds after the next one, which stays; `None` for none."""
+        while len(self._seen) <= number:
+            planned = next(self._rounds, None)
+            if planned is None:
+                return None
+            self._seen.append(planned)
+        return self._seen[number]
+
+
+class _RoundLoads:
+    """The loads of a round that have room: some wait to be started, others are under way."""
+
+    def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
+        self._store, self._workers = store, workers
+        self.placed: list[Placed] = []  # all of them
+        self._idle: list[Placed] = []  # those that are not started, the first needed first
+        self._loading: list[Loading] = []
+        self._uses: list[int] = []
+        self._waited = 0
+
+    def place(self, waiting: list[Waiting]) -> None:
+        """Take those for which there is room; the others stay in `waiting`."""
+        placed = self._store.place(waiting)
+        self.placed += placed
+        self._idle = sorted([*self._idle, *placed], key=_by_use)
+
+    def start(self, stop: int | None = None) -> None:
+        """Have loads done: all, or those that clips before `stop` need."""
+        count = len(self._idle)
+        if stop is not None:
+            count = bisect_left(self._idle, stop, key=_by_use)
+        if count:
+            started = self._workers.start(self._idle[:count])
+            del self._idle[:count]
+            # Those before were needed earlier, or belong to frames held: none is waited for twice.
+            rest = sorted([*self._loading[self._waited :], *started], key=_by_use)
+            self._loading[self._waited :] = rest
+            self._uses = [item.first_use for item in self._loading]
+
+    def wait(self, stop: int | None = None) -> None:
+        """Until loads are done: all, or those that clips before `stop` need."""
+        needed = len(self._loading)
+        if stop is not None:
+            needed = bisect_left(self._uses, stop, lo=self._waited)
+        self._workers.wait(item.done for item in self._loading[self._waited : needed])
+        self._waited = max(self._waited, needed)
+
+
+def _by_use(item: Placed | Loading) -> int:
+    return item.first_use
+
+
+class _Found:
+    """Where the frames of clips are, computed for many clips at once: a batch may be a few."""
+
+    def __init__(self, places: list[FoundRows]) -> None:
+        self._places = places
+        self._first, self._last = 0, 0
+        self._sources: list[Source[Any]] = []  # of the clips `[first, last)`
+
+    def sources(self, start: int, stop: int) -> list[Source[Any]]:
+        """Of the clips `[start, stop)`."""
+        if not self._first <= start <= stop <= self._last:
+            last = min(max(stop, start + _FOUND_AT_ONCE), len(self._places[0].clips))
+            self._sources = [place.source(start, last) for place in self._places]
+            self._first, self._last = start, last
+        a, b = start - self._first, stop - self._first
+        return [replace(source, rows=source.rows[a:b]) for source in self._sources]

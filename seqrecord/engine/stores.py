@@ -1,0 +1,313 @@
+"""Which rows of arenas hold which frames: what is loaded where, where clips' frames are, and what
+is freed.
+
+Each group of features has an arena. `Rings` gives every cursor of a plan a ring of its rows. Frames
+enter a ring in the order in which they are loaded and leave it in the same order, so a row is found
+by counting::
+
+    ring of 8 rows        . . f f f f . .
+    frames freed              ^ 2       ^ 6     frames loaded
+
+`AllFrames` has a row for each frame of all episodes that may have clips, one episode after the
+other, which stays from one epoch to the next. So a row is found by adding, nothing is freed, and
+what was read once is loaded no more::
+
+    episodes      |    a    |   b   |      c      |
+    rows          x x x . . x x . . . . x x x x x       x: read, and checked
+    loads               - -     - -                     of a round: what it lacks
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clip_frames import ClipFrames
+from seqrecord.clips import IntArray
+from seqrecord.engine.batches import Source
+from seqrecord.engine.loads import Load, Placed, Waiting
+from seqrecord.frame_keys import frame_keys
+from seqrecord.reading.raw_frames import followed
+from seqrecord.sampling import Clips, GroupPlan, Plan, Round
+
+__all__ = ["AllFrames", "FoundRows", "FrameStore", "Ring", "Rings", "find_rows", "first_rows"]
+
+
+class FrameStore(Protocol):
+    """The frames that arenas hold for one plan. Counts only: threads load and copy."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the frames that are held, or that loads under way bring."""
+
+    def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
+        """The rounds of a plan from one on, several as one where their order allows that."""
+
+    def place(self, waiting: list[Waiting]) -> list[Placed]:
+        """Give rows to those loads for which there is room; the others stay in `waiting`."""
+
+    def find(self, clips: Clips) -> list[FoundRows]:
+        """Where the frames of clips are, for features that have the same frames together."""
+
+    def finish(self, done: Round, placed: Sequence[Placed]) -> None:
+        """A round is over, whose loads these were: keep their frames, but for those that no later
+        clip needs."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoundRows:
+    """Where an arena has the frames of clips, for features of which each clip has the same frames.
+
+    Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
+    """
+
+    arena: Any
+    features: tuple[str, ...]
+    clip_frames: ClipFrames
+    clips: Clips
+    frame_step: int
+    origin: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+
+    def source(self, start: int, stop: int) -> Source[Any]:
+        """Of the clips `[start, stop)`."""
+        clips = self.clips.rows(start, stop)
+        found = self.clip_frames.find(self.features[0], clips.episode, clips.start)
+        origin, first, number = (
+            column[start:stop, None] for column in (self.origin, self.first, self.number)
+        )
+        place = (origin + found.frames // self.frame_step) % number
+        return Source(self.arena, np.add(first, place, dtype=np.int64), self.features)
+
+
+class _Group:
+    """A group of features, and the arena of its frames."""
+
+    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
+        self.number, self.window = plan.group, plan.window
+        self.arena, self.clip_frames = arena, clip_frames
+        self.alike = clip_frames.alike(arena.specs)
+        self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
+
+    def found(self, clips: Clips, frame_step: int, *columns: IntArray) -> Iterator[FoundRows]:
+        for names in self.alike:
+            yield FoundRows(self.arena, names, self.clip_frames, clips, frame_step, *columns)
+
+    def placed(self, use: int, load: Load, rows: IntArray) -> Placed:
+        return Placed(use, load, self.arena, rows, len(rows) * self.frame_nbytes)
+
+
+class Rings:
+    """A ring of rows for each cursor: memory is that of the frames which later clips need."""
+
+    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
+        self._groups = [
+            _Group(group, clip_frames, arena)
+            for group, arena in zip(plan.groups, arenas, strict=True)
+        ]
+        self._rings: dict[int, list[Ring]] = {}  # by group
+        for group in self._groups:
+            rows = group.arena.num_rows // max(1, plan.num_cursors)
+            self._rings[group.number] = [
+                Ring(cursor * rows, rows, group.window.frame_step)
+                for cursor in range(plan.num_cursors)
+            ]
+        self._of = {group.number: group for group in self._groups}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            sum(ring.resident for ring in self._rings[group.number]) * group.frame_nbytes
+            for group in self._groups
+        )
+
+    def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
+        return plan.rounds(first_round)
+
+    def place(self, waiting: list[Waiting]) -> list[Placed]:
+        late: list[Waiting] = []
+        placed: list[Placed] = []
+        full: set[tuple[int, int]] = set()
+        for item in waiting:
+            load = item.load
+            ring = self._rings[load.group][load.cursor]
+            if (load.group, load.cursor) in full or not ring.has_room(load.count):
+                full.add((load.group, load.cursor))  # its loads stay in order
+                late.append(item)
+            else:
+                rows = ring.load(load.run, load.first, load.count)
+                placed.append(self._of[load.group].placed(item.first_use, load, rows))
+        waiting[:] = late
+        return placed
+
+    def find(self, clips: Clips) -> list[FoundRows]:
+        found: list[FoundRows] = []
+        for group in self._groups:
+            last = group.clip_frames.num_frames[clips.episode] - 1
+            begin = group.window.begin(clips.start, last)
+            rows = find_rows(self._rings[group.number], clips.run, begin)
+            found += group.found(clips, group.window.frame_step, *rows)
+        return found
+
+    def finish(self, done: Round, placed: Sequence[Placed]) -> None:  # noqa: ARG002
+        for group, todo in zip(self._groups, done.groups, strict=True):
+            rings, frees = self._rings[group.number], todo.frees
+            counts = np.bincount(frees.cursor, frees.count, len(rings)).astype(np.int64)
+            for ring, count in zip(rings, counts.tolist(), strict=True):
+                if count:
+                    ring.free(count)
+
+
+class AllFrames:
+    """A row for each frame that there is, in arenas that are `StayingArena`s: many rounds are one.
+
+    What a load brings counts as read when its round is over: if an epoch ends before, the next one
+    reads it again.
+
+    Args:
+        first_row: of each episode, see `first_rows`.
+    """
+
+    def __init__(
+        self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any], first_row: IntArray
+    ) -> None:
+        self._groups = {
+            group.group: _Group(group, clip_frames, arena)
+            for group, arena in zip(plan.groups, arenas, strict=True)
+        }
+        self._first_row = first_row
+        # Read, or loads under way bring it.
+        self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
+        self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._counts[n] * group.frame_nbytes for n, group in self._groups.items())
+
+    def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
+        for start, stop in plan.spans(first_round):
+            is_full = all(self._counts[n] == len(asked) for n, asked in self._asked.items())
+            yield plan.joined(start, stop, loads=not is_full)
+
+    def place(self, waiting: list[Waiting]) -> list[Placed]:
+        placed: list[Placed] = []
+        for use, load in sorted(waiting, key=lambda item: item.first_use):
+            group, asked = self._groups[load.group], self._asked[load.group]
+            step = group.window.frame_step
+            rows = self._first_row[load.episode] + load.first + np.arange(load.count) * step
+            fresh = np.flatnonzero(~asked[rows])
+            for a, b in pairwise(followed(fresh)):
+                some = rows[fresh[a] : fresh[b - 1] + 1]
+                part = replace(load, first=load.first + int(fresh[a]) * step, count=len(some))
+                placed.append(group.placed(use, part, some))
+            asked[rows] = True
+            self._counts[load.group] += len(fresh)
+        waiting.clear()
+        return placed
+
+    def find(self, clips: Clips) -> list[FoundRows]:
+        first = self._first_row[clips.episode]
+        nothing = np.zeros_like(first)
+        return [
+            found
+            for number, group in self._groups.items()
+            for found in group.found(clips, 1, nothing, first, nothing + len(self._asked[number]))
+        ]
+
+    def finish(self, done: Round, placed: Sequence[Placed]) -> None:  # noqa: ARG002
+        for item in placed:
+            item.target.is_read[item.rows] = True
+
+
+def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
+    """The row of the first frame of each selected episode, int64[episodes]; 0 of the others.
+
+    Episodes have `num_frames`, int64[episodes], and `selected` are some of them, ascending.
+    """
+    held = num_frames[selected]
+    first = np.zeros(len(num_frames), np.int64)
+    first[selected] = np.cumsum(held) - held
+    return first
+
+
+class Ring:
+    """Which rows of the arena hold which frames of one cursor, every `step`th of their runs."""
+
+    def __init__(self, first_row: int, num_rows: int, step: int = 1) -> None:
+        self.first_row = first_row
+        self.num_rows = num_rows
+        self._step = step
+        self._loaded = 0
+        self._freed = 0
+        self._next = (-1, -1)  # run and frame that would continue what was loaded last
+        self._held: deque[_Held] = deque()
+
+    def has_room(self, count: int) -> bool:
+        return self._loaded + count - self._freed <= self.num_rows
+
+    @property
+    def resident(self) -> int:
+        """Frames held."""
+        return self._loaded - self._freed
+
+    @property
+    def held(self) -> Iterable[_Held]:
+        """Consecutive frames of one run each, in the order of their loads."""
+        return self._held
+
+    def load(self, run: int, first: int, count: int) -> IntArray:
+        """Rows for frames of a run from `first` on, behind those loaded last; int64[count]."""
+        assert self.has_room(count), "the plan holds more frames than it said"
+        if (run, first) == self._next:
+            self._held[-1] = self._held[-1]._replace(stop=self._loaded + count)
+        else:
+            origin = self._loaded - first // self._step
+            self._held.append(_Held(run, first, origin, self._loaded + count))
+        self._next = (run, first + count * self._step)
+        rows = np.arange(self._loaded, self._loaded + count) % self.num_rows + self.first_row
+        self._loaded += count
+        return rows
+
+    def free(self, count: int) -> None:
+        """Forget the `count` frames that were loaded first."""
+        self._freed += count
+        while self._held and self._held[0].stop <= self._freed:
+            self._held.popleft()
+        if not self._held:
+            self._next = (-1, -1)
+
+
+class _Held(NamedTuple):
+    """Frames of a run from `first` on, which a ring holds one after the other.
+
+    Frame `f` is at place `(origin + f // step) % num_rows` of the ring, up to place `stop`.
+    """
+
+    run: int
+    first: int
+    origin: int
+    stop: int
+
+
+def find_rows(
+    rings: Sequence[Ring],
+    run: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where clips' frames are: origin, ring's first row and number of rows; int64[n] each.
+
+    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are held. Runs ascend
+    over the rings, and within each. Frame `f` is in row `first + (origin + f // step) % number`.
+    """
+    held = [(h.run, h.first, h.origin, r.first_row, r.num_rows) for r in rings for h in r.held]
+    table = np.array(held, np.int64).reshape(-1, 5)
+    keys = frame_keys(table[:, 0], table[:, 1])
+    at = np.searchsorted(keys, frame_keys(run, start), side="right") - 1
+    return table[at, 2], table[at, 3], table[at, 4]
