@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from seqrecord.reading.reader import Episode, SeqRecordReader
     from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.reading.summary import summarize
-    from seqrecord.reading.verification import verify
+    from seqrecord.reading.verify import verify
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.seconds import Seconds
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
@@ -133,7 +133,7 @@ _IMPORTED_LATER = {
     "prefetch_to_device": "engine.device",
     "reindex": "writing.commits",
     "summarize": "reading.summary",
-    "verify": "reading.verification",
+    "verify": "reading.verify",
     "view": "tools.drawing",
 }
 

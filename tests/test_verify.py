@@ -18,10 +18,10 @@ from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format import Footer, encode_footer
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, chunk_bytes, page_offsets
+from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.metadata import index_of
 from seqrecord.reading.record_footers import read_footer
-from seqrecord.reading.verification import VerifyProgress
-from seqrecord.reading.verification.agreement import disagreements
+from seqrecord.reading.verify import VerifyProgress
 from seqrecord.storage import LocalStorage
 from tests.datasets import nth_chunk, write_small
 from tests.tiny import RecordParts, change_manifest, change_record, split_record, write_tiny

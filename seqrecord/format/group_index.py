@@ -79,14 +79,19 @@ class GroupIndex:
         """The episode of a chunk."""
         return int(np.searchsorted(self.first_chunk, row, side="right")) - 1
 
+    def rows_of(self, episode: int) -> slice:
+        """The rows of an episode's chunks."""
+        first = int(self.first_chunk[episode])
+        return slice(first, first + int(self.num_chunks[episode]))
+
     def chunks_of(
         self, episode: int, frames: npt.NDArray[np.integer[Any]]
     ) -> npt.NDArray[np.int64]:
         """Rows of the chunks that hold these frames of an episode, int64 [n]."""
-        first = int(self.first_chunk[episode])
-        starts = self.first_frame[first : first + int(self.num_chunks[episode])]
-        rows: npt.NDArray[np.int64] = first - 1 + np.searchsorted(starts, frames, side="right")
-        return rows
+        rows = self.rows_of(episode)
+        starts = self.first_frame[rows]
+        found: npt.NDArray[np.int64] = rows.start - 1 + np.searchsorted(starts, frames, "right")
+        return found
 
     def present(self, row: int, feature: int) -> npt.NDArray[np.bool_] | None:
         """Which frames of a chunk have a feature, bool [frames]; `None` where all have it.

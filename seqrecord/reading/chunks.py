@@ -11,7 +11,7 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError
 from seqrecord.format.index import Index
-from seqrecord.format.manifest import MANIFEST, Manifest
+from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import (
     ALIGNMENT,
     page_offsets,
@@ -42,7 +42,7 @@ class ChunkReader(PageDecoder):
     def __init__(
         self,
         storage: Storage,
-        manifest: Manifest,
+        paths: Sequence[str],
         index: Index,
         features: Schema,
         *,
@@ -52,7 +52,7 @@ class ChunkReader(PageDecoder):
         self.verify = verify
         self._storage = storage
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
-        self.paths = [file.path for file in manifest.record_files]
+        self.paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         self._has_gaps: dict[int, bool] = {}  # by group, likewise
         numbers = group_numbers(features)

@@ -88,8 +88,8 @@ class Episode:
             )
         index, number = self._index, self._number
         table = index.group_of(feature)
-        first = int(table.first_chunk[number])
-        gaps = table.gaps_of(first, first + int(table.num_chunks[number]))
+        rows = table.rows_of(number)
+        gaps = table.gaps_of(rows.start, rows.stop)
         gaps = gaps[gaps["feature"] == index.schema.position(feature)]
         present = np.ones(-(-len(self) // WORD) * WORD + WORD, np.bool_)
         start = table.first_frame[gaps["chunk"]].astype(np.int64) + WORD * gaps["word"]

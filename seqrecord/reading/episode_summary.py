@@ -127,7 +127,7 @@ def summarize_episode(
     [number] = dataset.find_episodes([key]).tolist()
     index, manifest, episode = dataset.index, dataset.manifest, dataset.episodes[key]
     chunks = {
-        group: slice(first := int(table.first_chunk[number]), first + int(table.num_chunks[number]))
+        group: table.rows_of(number)
         for group, table in enumerate(index.groups)
         if any(name in dataset.features for name in table.schema)
     }

@@ -170,7 +170,8 @@ class SeqRecordReader:
         self._manifest = manifest
         self._index = index
         self._verify = verify
-        self._chunks = ChunkReader(storage, manifest, index, self.features, verify=verify)
+        paths = [file.path for file in manifest.record_files]
+        self._chunks = ChunkReader(storage, paths, index, self.features, verify=verify)
         self.episodes = Episodes(index, self._chunks, url=storage.url)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
@@ -92,6 +93,19 @@ class RequestThreads:
     def submit(self, function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
         """Have `function(item)` called."""
         return self._pool.submit(copy_context().run, function, item)
+
+    def map(
+        self, function: Callable[[_Item], _Result], items: Iterable[_Item], ahead: int
+    ) -> Iterator[_Result]:
+        """`function(item)` of each item, in order; at most `ahead` of them are under way, and items
+        are taken as they are needed."""
+        pending: deque[Future[_Result]] = deque()
+        for item in items:
+            pending.append(self.submit(function, item))
+            if len(pending) == ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from seqrecord.reading.episode_summary import (
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.reading.summary import Summary, summarize
-from seqrecord.reading.verification import VerifyProgress
-from seqrecord.reading.verification import verify as verify_dataset
+from seqrecord.reading.verify import VerifyProgress
+from seqrecord.reading.verify import verify as verify_dataset
 from seqrecord.text import one_line
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names
 from seqrecord.tools.cli.terminal import ProgressBar

@@ -1,0 +1,366 @@
+"""verify: reads all of a dataset and collects everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from seqrecord.cores import usable_cores
+from seqrecord.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    SeqRecordError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.format import RECORDS, Footer
+from seqrecord.format.edits import Edits
+from seqrecord.format.group_index import GroupIndex
+from seqrecord.format.index import Index
+from seqrecord.format.index_tables import table_names
+from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
+from seqrecord.reading.agreement import disagreements
+from seqrecord.reading.chunks import ChunkReader, Page
+from seqrecord.reading.edits import read_edits
+from seqrecord.reading.metadata import index_of, load_index, map_table
+from seqrecord.reading.reader import DatasetLike, SeqRecordReader, refuse_ignored
+from seqrecord.reading.record_footers import read_footer, record_sizes
+from seqrecord.storage import Storage, open_storage, request_threads
+from seqrecord.text import counted
+from seqrecord.units import format_size
+
+__all__ = ["VerifyProgress", "VerifyReport", "verify"]
+
+
+@dataclass(frozen=True)
+class VerifyProgress:
+    """How far `verify` is, in bytes of pages."""
+
+    page_bytes: int
+    total_bytes: int
+    num_problems: int
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` has read and found. `notes` are no problems."""
+
+    url: str
+    deep: bool
+    num_record_files: int
+    num_chunks: int
+    num_pages: int
+    num_frames: int  # decoded, counted for each feature
+    page_bytes: int
+    problems: tuple[SeqRecordError, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is as it was written."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        found = counted(len(self.problems), "problem") if self.problems else "no problem"
+        decoded = f", {counted(self.num_frames, 'array')} decoded" if self.deep else ""
+        pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
+        return (
+            f"{self.url}: {found} found; {counted(self.num_record_files, 'record file')}, "
+            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
+        )
+
+
+def verify(
+    dataset: DatasetLike,
+    *,
+    deep: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[VerifyProgress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> VerifyReport:
+    """Read everything of a dataset and report all that is wrong.
+
+    Checks manifest and index, each record file's header and footer and that they agree with them,
+    and the checksums of every page and of its slices. A broken index is reported and replaced by
+    what the record files say, so that their pages are checked all the same. Memory: the index, the
+    same index built from the record files, and a chunk per thread.
+
+    Args:
+        dataset: local path or URL, or an open dataset, of which what lies there now is read too,
+            through its cache if it has one.
+        deep: decode every frame of every feature as well.
+        num_threads: by default one for each core.
+        progress: called from this thread, after every chunk.
+        storage_options: for the filesystem that serves the dataset's URL.
+
+    Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
+    read; what is wrong beyond that is in the report, in an order that does not depend on threads.
+    """
+    if isinstance(dataset, SeqRecordReader):
+        refuse_ignored("an open dataset", storage_options=storage_options)
+        return _verify(dataset.storage, deep, num_threads or usable_cores(), progress)
+    with closing(open_storage(dataset, storage_options)) as storage:
+        return _verify(storage, deep, num_threads or usable_cores(), progress)
+
+
+def _verify(
+    storage: Storage,
+    deep: bool,
+    num_threads: int,
+    progress: Callable[[VerifyProgress], None] | None,
+) -> VerifyReport:
+    stored = _stored(storage)
+    if any(isinstance(problem, NotFoundError) for problem in stored.problems):
+        stored = _stored(storage)  # a writer may have committed meanwhile
+    files, index, problems = stored.record_files, stored.index, stored.problems
+    notes = _notes(storage, files)
+    ahead = 2 * num_threads + 1
+    with request_threads(num_threads, "verify") as threads:
+        found = list(threads.map(partial(_check_file, storage, index), files, ahead))
+        for file in found:
+            problems += file.problems
+        index = _agreed(storage, stored, [file.footer for file in found])
+        gone = {number for number, file in enumerate(found) if not file.is_there}
+        del found
+        groups = () if index is None else index.groups
+        total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
+        page_bytes = num_frames = num_pages = num_chunks = 0
+        check: Any = None
+        if index is not None:
+            reader = ChunkReader(storage, [file.path for file in files], index, index.schema)
+            check = partial(_check_chunk, reader, index, deep)
+        for chunk in threads.map(check, _places(groups, gone), ahead):
+            problems += chunk.problems
+            page_bytes += chunk.page_bytes
+            num_frames += chunk.num_frames
+            num_pages += chunk.num_pages
+            num_chunks += 1
+            if progress is not None:
+                progress(VerifyProgress(page_bytes, total, len(problems)))
+    return VerifyReport(
+        url=storage.url,
+        deep=deep,
+        num_record_files=len(files) - len(gone),
+        num_chunks=num_chunks,
+        num_pages=num_pages,
+        num_frames=num_frames,
+        page_bytes=page_bytes,
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+@contextmanager
+def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
+    """An error in the block is a problem, and ends the block."""
+    try:
+        yield
+    except SeqRecordError as error:
+        problems.append(error.located(**place))
+
+
+@dataclass
+class _Stored:
+    """What a dataset says of itself, as far as it can be read.
+
+    The record files are in the order in which the index numbers them; a `file_id` is empty where no
+    manifest says it. `left_out` are the uids of complete episodes in them that are not in the
+    index. `edits` that cannot be read are `None`, and so is an index that is broken.
+    """
+
+    record_files: Sequence[RecordFile]
+    left_out: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    edits: Edits | None = field(default_factory=Edits)
+    index: Index | None = None
+    problems: list[SeqRecordError] = field(default_factory=list)
+
+
+def _stored(storage: Storage) -> _Stored:
+    """Without a manifest that can be read, of all record files that are there.
+
+    Raises `NotFoundError` where there is no manifest.
+    """
+    try:
+        manifest = read_manifest(storage)
+    except FormatError as error:
+        sizes = record_sizes(storage).items()
+        return _Stored([RecordFile(*item, "") for item in sizes], problems=[error])
+    found = _Stored(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
+    with _noting(found.problems):
+        found.edits = read_edits(storage, manifest.edits)
+    broken: list[SeqRecordError] = []
+    for name in table_names(manifest.schema):
+        with _noting(broken):
+            map_table(storage, manifest, name)
+    if not broken:
+        with _noting(broken):
+            found.index = index = load_index(storage, manifest)
+            for number in range(len(index.num_frames)):  # which `load` leaves for later
+                with _noting(broken):
+                    index.episode_metadata(number)
+            if (actual := index.fingerprint()) != manifest.fingerprint:
+                raise FormatError(
+                    "the manifest's fingerprint is not that of the index",
+                    file=f"{storage.url}/{MANIFEST}",
+                    expected=manifest.fingerprint,
+                    got=actual,
+                )
+    found.problems += broken
+    return found
+
+
+def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None]) -> Index | None:
+    """The stored index, or in its place what the footers give; notes where they disagree."""
+    paths, index = [file.path for file in stored.record_files], stored.index
+    read = {path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None}
+    try:
+        rebuilt = index_of(read, paths, stored.left_out, stored.edits, stored.splits)
+    except FormatError as error:  # it names a path, or none
+        # If footers are missing, no episode may be complete: the missing footers are the problem.
+        if index is None or error.episode or None not in footers:
+            error.file = f"{storage.url}/{error.file or RECORDS}"
+            stored.problems.append(error)
+        return index
+    if index is None:
+        return rebuilt
+    if stored.edits is not None:  # or nobody knows what was deleted
+        urls = [f"{storage.url}/{path}" for path in paths]
+        stored.problems += disagreements(index, rebuilt, footers, urls)
+    return index
+
+
+@dataclass
+class _File:
+    """`footer` is `None` where it cannot be read, or belongs to no file of this dataset."""
+
+    footer: Footer | None = None
+    is_there: bool = False
+    problems: list[SeqRecordError] = field(default_factory=list)
+
+
+def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _File:
+    """Length, header and footer of a record file, and whether they are those of the manifest."""
+    shown, found = f"{storage.url}/{file.path}", _File()
+    with _noting(found.problems):
+        size = storage.size(file.path)
+        found.is_there = True
+        if size != file.size:
+            other = FormatError(
+                "a record file of another length than the manifest says",
+                file=shown,
+                expected=f"{file.size} bytes",
+                got=f"{size} bytes",
+            )
+            found.problems.append(other)
+        footer = read_footer(storage, file.path)
+        if file.file_id not in ("", footer.file_id):
+            other = FormatError(
+                "another record file than the manifest names",
+                file=shown,
+                offset=0,
+                expected=file.file_id,
+                got=footer.file_id,
+            )
+            found.problems.append(other)
+            chunks, gaps = (tuple(r[:0] for r in rows) for rows in (footer.chunks, footer.gaps))
+            # It holds nothing of this dataset.
+            footer = replace(footer, file_id=file.file_id, episodes=(), chunks=chunks, gaps=gaps)
+        if index is not None and not index.schema.continues(footer.schema):
+            raise FormatError(
+                "a record file of another schema",
+                file=shown,
+                expected=index.schema,
+                got=footer.schema,
+            )
+        found.footer = footer
+    return found
+
+
+def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tuple[int, int]]:
+    """Group and row of all chunks in the order of the disk, but of those in files that are not
+    there, by their numbers."""
+    if not groups:
+        return
+    number = np.repeat(np.arange(len(groups)), [len(group.file) for group in groups])
+    row = np.concatenate([np.arange(len(group.file)) for group in groups])
+    file = np.concatenate([group.file for group in groups])
+    offset = np.concatenate([group.offset for group in groups])
+    for at in np.lexsort((offset, file)):
+        if file[at] not in gone:
+            yield int(number[at]), int(row[at])
+
+
+@dataclass
+class _Chunk:
+    page_bytes: int
+    num_pages: int
+    num_frames: int = 0
+    problems: list[SeqRecordError] = field(default_factory=list)
+
+
+def _check_chunk(reader: ChunkReader, index: Index, deep: bool, place: tuple[int, int]) -> _Chunk:
+    """Every page against its checksums; what a reader counts on or users are given, besides.
+
+    If `deep`, every frame of those that match, decoded.
+    """
+    chunk = reader.chunk_at(*place)
+    pages = [page for page in reader.pages(chunk) if page.num_present]
+    found = _Chunk(sum(page.stop - page.start for page in pages), len(pages))
+    sound: list[tuple[Page, memoryview]] = []
+    try:
+        sound += zip(pages, reader.read(pages), strict=True)
+    except ChecksumError:
+        for page in pages:  # one by one, for more than one may be broken
+            with _noting(found.problems):
+                sound += [(page, data) for data in reader.read([page])]
+    except SeqRecordError as error:
+        found.problems.append(error.located(episode=index.key(chunk.episode)))
+    for page, data in sound:
+        if page.sums is not None:
+            with _noting(found.problems):
+                reader.check_slices(page, data)
+    for page, data in sound:
+        if deep:
+            found.num_frames += page.num_present
+            _decode(reader, page, data, found.problems)
+        elif page.largest is not None:
+            with _noting(found.problems):
+                reader.shapes(page, data)
+    return found
+
+
+def _decode(
+    reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
+) -> None:
+    held = page.chunk.num_frames
+    frames = range(held) if page.present is None else np.flatnonzero(page.present).tolist()
+    out = np.empty(0, reader.features[page.feature].dtype)
+    with _noting(problems):
+        for frame, shape in zip(frames, reader.shapes(page, data), strict=True):
+            if out.shape != shape:
+                out = np.empty(shape, out.dtype)
+            with _noting(problems, frame=page.chunk.first_frame + frame):
+                reader.decode(page, data, [frame], [out])
+                reader.value(page, out, frame)
+
+
+def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:
+    listed = {file.path for file in files}
+    try:
+        cut = [upload.path for upload in storage.unfinished(RECORDS)]
+        stray = [path for path in record_sizes(storage) if path not in listed]
+    except TransientError:
+        raise
+    except StorageError as error:  # of a web server, and where listing is forbidden
+        return [f"{storage.url}: what else lies there cannot be listed: {error.message}"]
+    return [
+        *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
+        *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),
+    ]
