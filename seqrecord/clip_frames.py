@@ -1,27 +1,58 @@
 """Which frames of its episode a clip has of each feature: integers, without I/O.
 
-A clip that starts at frame `s` has of a feature the frames `s + offsets`. What would lie before the
-episode's first frame or behind its last one is that frame, again::
+Each feature has a window, of one of three kinds. `OffsetWindow`: a clip that starts at frame `s`
+has the frames `s + offsets`. What would lie before the episode's first frame or behind its last one
+is that frame, again::
 
     episode of 6 frames       0 1 2 3 4 5
     offsets -1, 0 at 0      0 0                  is_pad  1 0
     offsets 0 to 3 at 4               4 5 5 5    is_pad  0 0 1 1
+
+`TimedWindow`: the frames with the timestamps nearest to the times of a window. A clip that starts
+at frame 2, and the times -0.1, 0 and 0.1::
+
+    timestamps     0.00   0.11   0.19   0.30   0.41
+    times                 0.09   0.19   0.29
+    frames                1      2      3
+
+`KnownWindow`: of the frames of another window, the newest ones that have the feature: a GPS that
+measures once a second, or a text that is written where it changes::
+
+    frame        0 1 2 3 4 5 6 7 8 9
+    measured         g       g g
+    known            2 2 2 2 6 7 7 7     the frame that it is from
+    age              0 1 2 3 0 0 1 2     frames
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_times import TimedWindow
+from seqrecord.clip_uses import MissingFrames
+from seqrecord.errors import ClipError
+from seqrecord.forks import cached_property
+from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import IntArray
-from seqrecord.last_known import LastKnown
 
-__all__ = ["ClipFrames", "ClipSteps", "FoundFrames", "RatedOffsets"]
+__all__ = [
+    "ClipFrames",
+    "ClipSteps",
+    "ClipWindow",
+    "Clock",
+    "FoundFrames",
+    "KnownWindow",
+    "OffsetWindow",
+    "TimedWindow",
+    "alike",
+]
+
+UNKNOWN = -1
+"""The age of what is not known."""
 
 
 class FoundFrames(NamedTuple):
@@ -38,21 +69,6 @@ class FoundFrames(NamedTuple):
     have the last known values; -1 where nothing is known."""
 
 
-@dataclass(frozen=True, eq=False)
-class RatedOffsets:
-    """Offsets that depend on the episode, as those in seconds do where frames a second differ."""
-
-    offsets: IntArray
-    """int64[rates, T]: those of each rate."""
-    rate: IntArray
-    """int64[E]: the rate of each episode."""
-
-    def of(self, episode: IntArray) -> IntArray:
-        """int64[n, T], by the rows of the episodes, int64[n]."""
-        found: IntArray = self.offsets[self.rate[episode]]
-        return found
-
-
 class ClipSteps(NamedTuple):
     """How many frames n clips' frames are apart, and which of them have them in reverse."""
 
@@ -67,66 +83,263 @@ DrawSteps: TypeAlias = Callable[[IntArray, IntArray], ClipSteps]
 
 
 @dataclass(frozen=True, eq=False)
+class OffsetWindow:
+    """The frames at offsets from a clip's start: int64[rates, T], of each rate.
+
+    `rate`, int64[E], is that of each episode; `None` where there is only one. Offsets differ where
+    they are in seconds, and frames a second differ.
+    """
+
+    offsets: IntArray
+    rate: IntArray | None = None
+    pads = False
+    reach = 0
+
+    @classmethod
+    def of(cls, offsets: Iterable[int]) -> OffsetWindow:
+        """The same offsets in all episodes."""
+        return cls(np.array([*offsets], np.int64)[None])
+
+    @property
+    def length(self) -> int:
+        """How many frames a clip has."""
+        return len(self.offsets[0])
+
+    @property
+    def key(self) -> object:
+        """Equal for windows of the same frames."""
+        return self.offsets.shape, self.offsets.tobytes()
+
+    @property
+    def held(self) -> IntArray:
+        """The offsets at which a clip's frames can be, in any episode."""
+        return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
+
+    def held_at(self, rate: int) -> IntArray:
+        """The same, in episodes of one rate."""
+        found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
+        return found
+
+    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> FoundFrames:
+        """See `ClipFrames.find`."""
+        offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
+        if frames.draw is not None:
+            dilation, is_reversed = frames.draw(episode, start)
+            drawn = offsets * dilation[:, None]
+            offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
+        asked = start[:, None] + offsets
+        last = frames.num_frames[episode][:, None] - 1
+        found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as clip
+        return FoundFrames(found, found != asked)
+
+
+class Clock(Protocol):
+    """The timestamps of episodes, and their names."""
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """Ascending, of all frames of an episode by its row, counted from the first frame's."""
+
+    def name(self, episode: int) -> dict[str, str]:
+        """What an error says: file, episode and feature."""
+
+
+@dataclass(frozen=True)
+class TimedWindow:
+    """The frames nearest to these times, in seconds from a clip's start, by a clock.
+
+    They are within the offsets `first` to `last` of the start, both counted, or the episode ends.
+    """
+
+    times: tuple[float, ...]
+    tolerance: float
+    pads: bool  # frames that are too far away; or they are errors
+    first: int
+    last: int
+    clock: Clock
+    reach = 0
+
+    @property
+    def length(self) -> int:
+        """How many frames a clip has."""
+        return len(self.times)
+
+    @property
+    def key(self) -> object:
+        """Equal for windows of the same frames."""
+        return self
+
+    @property
+    def held(self) -> IntArray:
+        """The offsets at which a clip's frames can be, in any episode."""
+        return np.arange(self.first, self.last + 1)
+
+    def held_at(self, _rate: int) -> IntArray:
+        """The same, for frames a second mean nothing here."""
+        return self.held
+
+    def find(self, episode: IntArray, start: IntArray, _frames: ClipFrames) -> FoundFrames:
+        """See `ClipFrames.find`.
+
+        Raises `ClipError` where a frame is too far away, unless `pads`; and where timestamps are
+        further apart, or closer, than the index says.
+        """
+        shape = len(start), len(self.times)
+        found = FoundFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
+        num_far = 0
+        for row in np.unique(episode).tolist():
+            mine = np.flatnonzero(episode == row)
+            found.frames[mine], found.is_pad[mine], far = self._find(row, start[mine])
+            num_far += far
+        return found._replace(num_far=num_far)
+
+    def _find(self, row: int, start: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
+        stamps, near = self.clock.seconds(row), self.tolerance
+        last = len(stamps) - 1
+        asked = stamps[start][:, None] + np.array(self.times)
+        later = np.clip(np.searchsorted(stamps, asked), 0, last)
+        earlier = np.maximum(later - 1, 0)
+        frames = np.where(asked - stamps[earlier] <= stamps[later] - asked, earlier, later)
+        is_pad = np.abs(stamps[frames] - asked) > near
+        far = is_pad & (asked >= stamps[0]) & (asked <= stamps[-1])
+        if far.any() and not self.pads:
+            clip, number = np.argwhere(far)[0].tolist()
+            raise ClipError(
+                "no frame is near enough to a time of a clip's window",
+                **self.clock.name(row),  # type: ignore[arg-type]
+                frame=int(start[clip]),
+                expected=f"a timestamp {self.times[number]:g} s from that of the clip's start, to "
+                f"{near:g} s",
+                got=f"the nearest one {stamps[frames[clip, number]] - stamps[start[clip]]:g} s",
+            )
+        least = np.clip(start + self.first, 0, last)[:, None]
+        most = np.clip(start + self.last, 0, last)[:, None]
+        if ((frames < least) | (frames > most)).any():
+            raise ClipError(
+                "timestamps are further apart, or closer, than the index says",
+                **self.clock.name(row),  # type: ignore[arg-type]
+            )
+        return frames, is_pad, int(far.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class KnownWindow:
+    """Of the frames of `window`, the newest that have the feature.
+
+    `missing` are the frames that lack it. A value is at most `most` frames old; `None` for any age.
+    With `has_unknown`, clips may have frames for which nothing is known.
+    """
+
+    window: OffsetWindow | TimedWindow
+    missing: MissingFrames
+    most: int | None = None
+    has_unknown: bool = False
+
+    @property
+    def length(self) -> int:
+        """How many frames a clip has."""
+        return self.window.length
+
+    @property
+    def key(self) -> object:
+        """Equal for windows of the same frames."""
+        return self
+
+    @property
+    def held(self) -> IntArray:
+        """The offsets at which frames of `window` can be, from which one looks back."""
+        return self.window.held
+
+    def held_at(self, rate: int) -> IntArray:
+        """The same, in episodes of one rate."""
+        return self.window.held_at(rate)
+
+    @property
+    def pads(self) -> bool:
+        """Whether frames stand for times that are too far away."""
+        return self.window.pads
+
+    @property
+    def reach(self) -> int:
+        """The largest age of a value: how many frames one looks back."""
+        missing = self.missing
+        ages = (missing.stop - missing.start)[missing.start > 0]
+        oldest = int(ages.max(initial=0))
+        return oldest if self.most is None else min(oldest, self.most)
+
+    @property
+    def unknown(self) -> MissingFrames:
+        """The frames for which there is no value, or only an older one, unless clips may have such
+        frames."""
+        if self.has_unknown:
+            return MissingFrames.none()
+        if self.most is None:
+            return self.missing.taken(self.missing.start == 0)
+        start = self.missing.start
+        late = replace(self.missing, start=np.where(start == 0, 0, start + self.most))
+        return late.taken(late.start < late.stop)
+
+    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> FoundFrames:
+        """See `ClipFrames.find`."""
+        asked = self.window.find(episode, start, frames)
+        missing, of_clips = self.missing, asked.frames
+        if not len(missing):
+            return asked._replace(age=np.zeros_like(of_clips))
+        owner = np.broadcast_to(episode[:, None], of_clips.shape)
+        run = np.searchsorted(self._keys, frame_keys(owner, of_clips), side="right") - 1
+        first, stop = missing.start[run], missing.stop[run]
+        lacks = (run >= 0) & (missing.episode[run] == owner) & (of_clips < stop)
+        age = np.where(lacks, of_clips - first + 1, 0)
+        is_unknown = lacks & (first == 0)
+        if self.most is not None:
+            is_unknown |= age > self.most
+        age[is_unknown] = UNKNOWN
+        return asked._replace(frames=of_clips - np.maximum(age, 0), age=age)
+
+    @cached_property
+    def _keys(self) -> IntArray:
+        return frame_keys(self.missing.episode, self.missing.start)
+
+
+ClipWindow: TypeAlias = OffsetWindow | TimedWindow | KnownWindow
+
+
+def alike(windows: Mapping[str, ClipWindow], features: Iterable[str]) -> list[tuple[str, ...]]:
+    """The features in sets, of which those of one set have the same frames in every clip."""
+    found: dict[object, list[str]] = {}
+    for name in features:
+        found.setdefault(windows[name].key, []).append(name)
+    return [tuple(names) for names in found.values()]
+
+
+@dataclass(frozen=True, eq=False)
 class ClipFrames:
     """Which frames clips have of each feature.
 
-    `offsets`, int64[T] for each feature, are counted from a clip's start. `num_frames` is int64 of
-    all rows of the index: how many frames each episode has. Where `draw` is, clips have the frames
-    `s + offsets * dilation`, the last one first where they are reversed. Features in `timed` have
-    the frames that are nearest to times, and `offsets` of the same length that mean nothing. Of the
-    features in `known` clips have the values that were known last. Those in `rated` have other
-    offsets in some episodes; `offsets` has those of one.
+    `num_frames` is int64 of all rows of the index: how many frames each episode has. Where `draw`
+    is, clips have the frames `s + offsets * dilation`, the last one first where they are reversed.
     """
 
-    offsets: Mapping[str, IntArray]
+    windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
-    timed: Mapping[str, TimedWindow] = field(default_factory=dict)
-    known: Mapping[str, LastKnown] = field(default_factory=dict)
-    rated: Mapping[str, RatedOffsets] = field(default_factory=dict)
 
     @property
     def lengths(self) -> dict[str, int]:
         """How many frames of each feature a clip has."""
-        return {name: len(offsets) for name, offsets in self.offsets.items()}
+        return {name: window.length for name, window in self.windows.items()}
 
     def alike(self, features: Iterable[str]) -> list[tuple[str, ...]]:
         """The features in sets, of which those of one set have the same frames in every clip."""
-        found: dict[object, list[str]] = {}
-        for name in features:
-            rated = self.rated.get(name)
-            offsets = self.offsets[name] if rated is None else rated.offsets
-            window = self.timed.get(name, offsets.tobytes())
-            found.setdefault((window, id(self.known.get(name))), []).append(name)
-        return [tuple(names) for names in found.values()]
+        return alike(self.windows, features)
+
+    def has_unknown(self, feature: str) -> bool:
+        """Whether clips may have frames of a feature for which nothing is known: zeros."""
+        window = self.windows.get(feature)
+        return isinstance(window, KnownWindow) and window.has_unknown
 
     def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
         """The frames of a feature that clips have, in the order in which a batch has them.
 
         The clips are given by the rows of their episodes and their starts, int64[n] each.
         """
-        num_far = 0
-        if feature in self.timed:
-            timed = self.timed[feature].find(episode, start)
-            frames, is_pad = timed.frames, timed.is_outside | timed.is_far
-            num_far = int(timed.is_far.sum())
-        else:
-            asked = start[:, None] + self._offsets(feature, episode, start)
-            last = self.num_frames[episode][:, None] - 1
-            frames = np.minimum(np.maximum(asked, 0), last)  # three times as fast as clip
-            is_pad = frames != asked
-        if (known := self.known.get(feature)) is None:
-            return FoundFrames(frames, is_pad, num_far)
-        newest = known.find(episode, frames)
-        return FoundFrames(newest.frames, is_pad, num_far, newest.age)
-
-    def _offsets(self, feature: str, episode: IntArray, start: IntArray) -> IntArray:
-        """Of each clip's frames, int64[n, T], or of all clips', int64[T]."""
-        rated = self.rated.get(feature)
-        offsets = self.offsets[feature] if rated is None else rated.of(episode)
-        if self.draw is None:
-            return offsets
-        dilation, is_reversed = self.draw(episode, start)
-        drawn = offsets * dilation[:, None]
-        found: IntArray = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
-        return found
+        return self.windows[feature].find(episode, start, self)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.frame_keys import frame_keys, split_keys
 from seqrecord.grids import IntArray
@@ -37,6 +38,10 @@ class MissingFrames:
         """From runs in any order, which may touch and overlap; int64[n] each."""
         first, last = united(frame_keys(episode, start), frame_keys(episode, stop))
         return cls(*split_keys(first), split_keys(last)[1])
+
+    def taken(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
+        """Some of the runs, bool[n]."""
+        return MissingFrames(self.episode[runs], self.start[runs], self.stop[runs])
 
     def __len__(self) -> int:
         return len(self.episode)

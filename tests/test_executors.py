@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_frames import ClipFrames, OffsetWindow
 from seqrecord.clip_uses import ClipUse, MissingFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.engine.batches import Batch, OpenBatch
@@ -202,7 +202,7 @@ def check(batch: Batch, plan: EpochPlan, frames: ClipFrames) -> list[tuple[int, 
             expected = [
                 [
                     [group.group, e, min(max(start + offset, 0), int(frames.num_frames[e]) - 1)]
-                    for offset in frames.offsets[name].tolist()
+                    for offset in frames.windows[name].held.tolist()
                 ]
                 for e, start in clips
             ]
@@ -239,8 +239,8 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
     stride = data.draw(st.integers(1, 9) | st.just((length - 1) * dilation + 1))
     spec = ClipSpec(length, stride, dilation)
     clips = enumerate_clips(spec, table, np.arange(len(table)))
-    offsets = dict.fromkeys(SPECS, np.arange(length) * dilation)
-    run(kind, data, table, clips, ClipFrames(offsets, table.num_frames))
+    whole = dict.fromkeys(SPECS, OffsetWindow.of(np.arange(length) * dilation))
+    run(kind, data, table, clips, ClipFrames(whole, table.num_frames))
 
 
 @pytest.mark.parametrize("kind", ["host", "device", "staying"])
@@ -261,7 +261,8 @@ def test_every_feature_has_a_window_of_its_own(kind: str, data: st.DataObject) -
     uses = [ClipUse(one, MissingFrames.none()) for of_group in used for one in of_group]
     spec = ClipSpec(1, stride)
     clips = enumerate_clips(spec, table, np.arange(len(table)), uses=uses, pad=pad)
-    run(kind, data, table, clips, ClipFrames(offsets, table.num_frames), windows)
+    of_features = {name: OffsetWindow.of(one) for name, one in offsets.items()}
+    run(kind, data, table, clips, ClipFrames(of_features, table.num_frames), windows)
 
 
 def run(

@@ -8,18 +8,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqrecord.clip_frames import ClipFrames, KnownWindow, OffsetWindow
 from seqrecord.clip_uses import MissingFrames
-from seqrecord.last_known import LastKnown
 
 
-def of_flags(episodes: dict[int, list[bool]], most: int | None) -> LastKnown:
+def of_flags(episodes: dict[int, list[bool]], most: int | None, offsets: list[int]) -> KnownWindow:
     """`episodes` are the flags of each frame, whether it has the feature, by row."""
     runs = [
         (e, i, i + 1) for e, flags in episodes.items() for i, has in enumerate(flags) if not has
     ]
     columns = [np.array(column, np.int64) for column in zip(*runs, strict=True)]
     missing = MissingFrames.of(*columns) if runs else MissingFrames.none()
-    return LastKnown(missing, most)
+    return KnownWindow(OffsetWindow.of(offsets), missing, most)
 
 
 def newest(flags: list[bool], frame: int, most: int | None) -> int | None:
@@ -35,15 +35,24 @@ def newest(flags: list[bool], frame: int, most: int | None) -> int | None:
         st.integers(0, 6), st.lists(st.booleans(), min_size=1, max_size=12), min_size=1
     ),
     most=st.none() | st.integers(0, 6),
+    offsets=st.lists(st.integers(-5, 5), min_size=1, max_size=4),
     data=st.data(),
 )
 def test_what_is_found_is_the_newest(
-    episodes: dict[int, list[bool]], most: int | None, data: Any
+    episodes: dict[int, list[bool]], most: int | None, offsets: list[int], data: Any
 ) -> None:
-    known = of_flags(dict(sorted(episodes.items())), most)
+    """Of clips whose frames may lie beyond the ends of episodes: then these ends count."""
+    known = of_flags(dict(sorted(episodes.items())), most, offsets)
     rows = data.draw(st.lists(st.sampled_from(sorted(episodes)), min_size=1, max_size=5))
-    frames = [[data.draw(st.integers(0, len(episodes[row]) - 1)) for _ in range(3)] for row in rows]
-    found = known.find(np.array(rows), np.array(frames))
+    starts = [data.draw(st.integers(0, len(episodes[row]) - 1)) for row in rows]
+    num_frames = np.array([len(episodes.get(row, ())) for row in range(7)])
+    every = ClipFrames({"gps": known}, num_frames)
+    found = every.find("gps", np.array(rows), np.array(starts))
+    assert found.age is not None
+    frames = [
+        [min(max(start + offset, 0), len(episodes[row]) - 1) for offset in offsets]
+        for row, start in zip(rows, starts, strict=True)
+    ]
     unknown = {
         (int(e), i)
         for e, a, b in zip(

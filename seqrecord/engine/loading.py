@@ -347,7 +347,8 @@ class ChunkLoader:
             # Frames that lack a feature are in no clip, yet they may lie between others.
             present = _all_present(chunk, pages, frames)
             decoded = max(decoded, int(np.count_nonzero(present)))
-            if not present.all() and self._has_unknown(pages[0].feature):
+            known = self._clip_frames
+            if not present.all() and known is not None and known.has_unknown(pages[0].feature):
                 for page in pages:
                     spec = self._reader.features[page.feature]
                     for row in rows[~present].tolist():
@@ -428,11 +429,6 @@ class ChunkLoader:
         if self._clip_frames is None:
             return [list(pages)]
         return [[by_name[name] for name in names] for names in self._clip_frames.alike(by_name)]
-
-    def _has_unknown(self, feature: str) -> bool:
-        """Whether clips may have frames of a feature for which nothing is known: zeros."""
-        known = None if self._clip_frames is None else self._clip_frames.known.get(feature)
-        return known is not None and known.has_unknown
 
     def _note_fetch(self, begin: float, nbytes: int, chunks: Sequence[int] | IntArray) -> None:
         end = perf_counter()

@@ -152,10 +152,9 @@ def _tensors(selection: ClipSelection) -> dict[str, tuple[torch.dtype, tuple[int
     found = {} if crops is None else crops.tensors
     found |= {} if selection.steps is None else selection.steps.tensors
     for name in windows.padded:
-        found[f"{name}_is_pad"] = torch.bool, (len(windows.offsets[name]),)
-    for name in windows.known:
-        if selection.arrays[name].mask_of is None:
-            found[f"{name}_age"] = torch.int64, (len(windows.offsets[name]),)
+        found[f"{name}_is_pad"] = torch.bool, (windows.of[name].length,)
+    for name in windows.aged:
+        found[f"{name}_age"] = torch.int64, (windows.of[name].length,)
     return found
 
 

@@ -22,9 +22,8 @@ from seqrecord.pipes.checks import (
     check_size,
 )
 from seqrecord.pipes.clip_lists import ClipList, check_clip_list
-from seqrecord.pipes.last_known import check_known
 from seqrecord.pipes.ragged import Ragged, check_ragged
-from seqrecord.pipes.windows import Windows, check_windows
+from seqrecord.pipes.windows import Windows, check_known, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.settings import ORDERS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqrecord.clip_frames import RatedOffsets
+from seqrecord.clip_frames import OffsetWindow
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
@@ -74,11 +74,10 @@ class Rates:
         return cls(found, episodes, rate, texts)
 
     @property
-    def rated(self) -> dict[str, RatedOffsets]:
-        """The features whose offsets differ with the episode."""
-        if len(self.episodes) == 1:
-            return {}
-        return {name: RatedOffsets(offsets, self.rate) for name, offsets in self.offsets.items()}
+    def windows(self) -> dict[str, OffsetWindow]:
+        """By feature."""
+        rate = None if len(self.episodes) == 1 else self.rate
+        return {name: OffsetWindow(offsets, rate) for name, offsets in self.offsets.items()}
 
 
 def _stacked(window: Seconds, fps: list[float], keys: list[str], name: str, url: str) -> IntArray:

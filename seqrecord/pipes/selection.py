@@ -174,14 +174,13 @@ class ClipSelection:
         and their starts, int64[n] each: `<feature>_is_pad`, bool[n, T], `<feature>_age`,
         int64[n, T], and what was drawn."""
         windows, masks, ages = self.windows, {}, {}
-        for name in windows.offsets:
-            if name in windows.padded or name in windows.known:
-                found = frames.find(name, episode, start)
-                if name in windows.padded:
-                    masks[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
-                    self.times_without_frame += found.num_far
-                if found.age is not None and self.arrays[name].mask_of is None:
-                    ages[f"{name}_age"] = torch.from_numpy(found.age)
+        for name in dict.fromkeys((*windows.padded, *windows.aged)):
+            found = frames.find(name, episode, start)
+            if name in windows.padded:
+                masks[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
+                self.times_without_frame += found.num_far
+            if found.age is not None:
+                ages[f"{name}_age"] = torch.from_numpy(found.age)
         said = {**masks, **ages}
         if self.steps is not None and frames.draw is not None:
             said |= self.steps.said(frames.draw(episode, start))
@@ -197,14 +196,7 @@ class ClipSelection:
     @property
     def clip_frames(self) -> ClipFrames:
         """Which frames clips have of each feature, before anything is drawn."""
-        windows = self.windows
-        return ClipFrames(
-            windows.offsets,
-            self.episodes.num_frames,
-            timed=windows.timed,
-            known=windows.known,
-            rated=windows.rated,
-        )
+        return ClipFrames(self.windows.of, self.episodes.num_frames)
 
     def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
         """Which frames clips have of each feature in an epoch."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_times import TimedWindow
+from seqrecord.clip_frames import TimedWindow
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
 from seqrecord.grids import IntArray

@@ -1,4 +1,4 @@
-"""The argument `windows`: which frames of each feature a clip has, counted from its start."""
+"""The arguments `windows` and `last_known`: which frames of each feature a clip has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check
+from seqrecord.pipes.checks import check, check_names
 from seqrecord.seconds import Seconds
 from seqrecord.text import repr_of
 
-__all__ = ["CheckedWindows", "Windows", "check_windows", "said_of"]
+__all__ = ["CheckedWindows", "Windows", "check_known", "check_windows", "said_of"]
 
 Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
 """By feature: offsets in frames from a clip's start, or seconds."""
@@ -32,6 +32,17 @@ def check_windows(windows: Any) -> CheckedWindows:
     is_right = isinstance(windows, Mapping) and bool(windows)
     check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
     return {_name(name): _checked(name, window) for name, window in windows.items()}
+
+
+def check_known(last_known: Any, unknown: Any) -> None:
+    """Raise `ClipError` for `last_known` and `unknown` that make no sense."""
+    expected = "names of features, or a dict of how many frames old values may be"
+    check_names("last_known", last_known, expected)
+    most = last_known.values() if isinstance(last_known, Mapping) else ()
+    check("last_known", last_known, all(map(_is_age, most)), expected)
+    check("unknown", unknown, unknown is None or unknown == "zeros", 'None or "zeros"')
+    if unknown is not None and last_known is None:
+        raise ClipError("unknown says nothing", expected="last_known", got=repr(unknown))
 
 
 def said_of(offsets: IntArray) -> str:
@@ -80,3 +91,8 @@ def _integer(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError
     return operator.index(value)
+
+
+def _is_age(value: Any) -> bool:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_integer and 0 <= value < MAX_SETTING
