@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # `make test` tries a few examples of each property; `make test-slow` takes many.
 # What other packages do differently shows in the least.
-hypothesis.settings.register_profile("few", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("few", max_examples=15, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("least", max_examples=5, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("many", max_examples=100, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)

@@ -21,11 +21,10 @@ from seqrecord.errors import ChecksumError
 from seqrecord.format.index import Index
 from seqrecord.reading.mapped import Sizes, map_file
 from seqrecord.reading.metadata import load
-from seqrecord.storage import LocalStorage, Storage, open_storage
+from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.big_index import write_big_index
 from tests.datasets import write_small
-from tests.services import Azurite
 from tests.storage_contract import PATH, put
 from tests.storage_doubles import CountingStorage
 from tests.torch_process import run_code
@@ -271,15 +270,3 @@ def _open(location: str | Path, kind: str, **options: str) -> None:
 @pytest.mark.parametrize("kind", ["local", "remote"])
 def test_a_hundred_million_frames_open_at_once(large: Path, kind: str) -> None:
     _open(large, kind)
-
-
-@pytest.mark.slow
-def test_a_hundred_million_frames_open_at_once_from_azure(
-    large: Path, azurite: Azurite, container: str
-) -> None:
-    url, options = f"az://{container}/large", {"connection_string": azurite.connection_string}
-    storage = open_storage(url, options)
-    for path in sorted(large.rglob("*.*")):
-        put(storage, str(path.relative_to(large)), path.read_bytes())
-    storage.close()
-    _open(url, "azure", **options)

@@ -92,7 +92,7 @@ def check_given(given: list[Given], last: list[Given], changes: list[int]) -> No
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(
     stop=st.sampled_from(["first", "longest", 5]),
     changes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=2, max_size=4),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from seqrecord import SeqRecordWriter
-from tests.services import Azurite, Moto
+from tests.services import Moto
 
 EPOCHS = (5, 15)  # of each kind, in turn; more where other processes disturb the first
 FRAMES = 24  # of an episode
@@ -67,13 +67,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.service
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["azurite", "moto"])
-def test_forked_workers_are_as_fast_as_a_forkservers(
-    kind: str, folder: Path, request: pytest.FixtureRequest
-) -> None:
-    url, options = _uploaded(kind, folder, request)
+def test_forked_workers_are_as_fast_as_a_forkservers(folder: Path, moto: Moto) -> None:
+    url, options = _uploaded(folder, moto)
     ratios: list[float] = []
     for epochs in EPOCHS:
         ratios += _ratios(url, options, epochs)
@@ -98,18 +94,8 @@ def _ratios(url: str, options: dict[str, Any], epochs: int) -> list[float]:
     return [fork / other for fork, other in zip(rates["fork"], rates["forkserver"], strict=True)]
 
 
-def _uploaded(
-    kind: str, folder: Path, request: pytest.FixtureRequest
-) -> tuple[str, dict[str, Any]]:
-    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    if kind == "azurite":
-        azurite: Azurite = request.getfixturevalue("azurite")
-        container = azurite.new_container()
-        for name, path in files.items():
-            azurite.put(container, f"set/{name}", path.read_bytes())
-        return f"az://{container}/set", {"connection_string": azurite.connection_string}
-    moto: Moto = request.getfixturevalue("moto")
+def _uploaded(folder: Path, moto: Moto) -> tuple[str, dict[str, Any]]:
     bucket = moto.new_bucket()
-    for name, path in files.items():
-        moto.put(bucket, f"set/{name}", path.read_bytes())
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        moto.put(bucket, f"set/{path.relative_to(folder).as_posix()}", path.read_bytes())
     return f"s3://{bucket}/set", moto.options()

@@ -254,10 +254,12 @@ def _run(execution: Execution, channel: Channel, clips: tuple[int, int], slots: 
 
 
 def _slots(first: int, together: int, clips: Clips, number: int) -> tuple[IntArray, IntArray]:  # noqa: ARG001
-    """Where clips go that a plan's batches from one on have, so many of which are one."""
+    """Where clips go that a plan's batches from one on have, so many of which are one: but the
+    first is alone, for somebody waits for it."""
     if together == 1:
         return clips.batch, clips.slot
-    return np.divmod(clips.batch - first, together)
+    batch, slot = np.divmod(clips.batch - first + together - 1, together)
+    return batch, np.where(batch > 0, slot, 0)
 
 
 def _begin(
@@ -272,7 +274,8 @@ def _begin(
     if together == 1:
         size = plan.first_clip(number + 1) - plan.first_clip(number)
     else:
-        size = min(together, plan.num_batches - first - number * together)
+        begin = first + 1 + (number - 1) * together
+        size = min(together, plan.num_batches - begin) if number else 1
     return OpenBatch(size, partial(buffers.begin_batch, size), lock)
 
 
