@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from seqrecord.clips import ClipSpec
     from seqrecord.engine.device import prefetch_to_device
     from seqrecord.pipes.collating import collate
-    from seqrecord.pipes.elastic import elastic_state
     from seqrecord.pipes.loaders import (
         SeqRecordDataset,
         SeqRecordNode,
@@ -84,7 +83,6 @@ __all__ = [
     "collate",
     "convert",
     "draw_timeline",
-    "elastic_state",
     "errors",
     "export",
     "open",
@@ -126,7 +124,6 @@ _IMPORTED_LATER = {
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
-    "elastic_state": "pipes.elastic",
     "export": "writing.export",
     "open": "reading.reader:open_dataset",
     "open_source": "sources.registry",

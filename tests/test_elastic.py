@@ -18,10 +18,8 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import seqrecord
 from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.elastic import elastic_state
 from tests.clip_data import digest, effective, names
 from tests.rank_jobs import CLIPS, PATIENCE, finish, start
 from tests.test_launchers import TORCHRUN
@@ -96,13 +94,14 @@ def every(path: Path) -> set[Clip]:
 def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     first = run(path, 4, None, 3)
     second = run(path, 2, first.state, 4)
-    assert [stage["ranks"] for stage in second.state["stages"]] == [4]
+    (source,) = second.state["sources"]
+    assert [stage["ranks"] for one in source["pending"] for stage in one["stages"]] == [4]
     assert (second.state["batch"], second.state["ranks"]) == (4, 2)
     third = run(path, 3, second.state)
     check_epoch([first, second, third], every)
     assert third.repeated < 3
     assert third.state["epoch"] == 1
-    assert third.state["stages"] == []
+    assert third.state["rest"] is None
     # The next epoch is an ordinary one.
     fresh = [make(path, 1, 3), make(path, 1, 3)]
     fresh[0].set_epoch(1)
@@ -188,18 +187,21 @@ def test_a_change_is_over_when_the_next_epoch_begins(path: Path) -> None:
 
 def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> None:
     first = run(path, 2, None, 4)
-    with pytest.raises(StateError, match=r"batch_size; seqrecord\.elastic_state makes of it one"):
-        make(path, 0, 1, batch_size=5).load_state_dict(first.state)
     for ranks in (2, 1):
-        second = run(path, ranks, elastic_state(first.state), 2, batch_size=5)
+        second = run(path, ranks, first.state, 2, batch_size=5)
         third = run(path, ranks, second.state, batch_size=5)
         whole = Stage(second.clips + third.clips, third.state, third.repeated, True)
         check_epoch([first, whole], every)
-    same = run(path, 2, elastic_state(first.state))
-    assert same.clips == run(path, 2, first.state).clips
 
 
 # ---- DataLoader and StatefulDataLoader
+
+
+def elastic_state(path: Path, saved: State, **changes: Any) -> State:
+    """What a stream that has loaded a StatefulDataLoader's state says."""
+    stream = make(path, 0, 1, **changes)
+    stream.load_state_dict(saved)
+    return stream.state_dict()
 
 
 def loaded(path: Path, state: State, workers: int, **changes: Any) -> list[list[Clip]]:
@@ -238,9 +240,9 @@ def test_other_numbers_of_workers(
     given = [clip for _ in range(steps) for clip in clips_of(next(iterator))]
     saved = json.loads(json.dumps(stateful.state_dict()))
     del iterator, stateful
-    state = elastic_state(saved)
-    per_worker = [len(range(i, steps, max(1, workers))) for i in range(max(1, workers))]
-    assert state["batch"] == per_worker
+    state = elastic_state(path, saved)
+    per_worker = [len(range(i, steps, workers)) for i in range(workers)]
+    assert state["batch"] == (per_worker or steps)
     for number in others:
         rest = [clip for batch in loaded(path, state, number) for clip in batch]
         assert not set(rest) & set(given)
@@ -265,7 +267,7 @@ def collated(path: Path, size: int | None, workers: int, every_steps: int) -> An
     [
         (None, 2, 5, 7, [16, 12]),
         (None, 2, 5, 10, [20, 20]),
-        (None, 0, 5, 4, [16]),
+        (None, 0, 5, 4, 16),
         pytest.param(None, 2, 5, 9, [20, 16], marks=pytest.mark.slow),
         pytest.param(None, 3, 4, 9, [12, 12, 12], marks=pytest.mark.slow),
         pytest.param(None, 2, 1, 3, [8, 4], marks=pytest.mark.slow),
@@ -279,7 +281,7 @@ def test_a_loader_with_a_batch_size_of_its_own(
     workers: int,
     every_steps: int,
     steps: int,
-    per_worker: list[int],
+    per_worker: list[int] | int,
 ) -> None:
     """What it has given since it asked its workers for their states is counted in clips."""
     loader = collated(path, size, workers, every_steps)
@@ -287,9 +289,8 @@ def test_a_loader_with_a_batch_size_of_its_own(
     given = [clip for _ in range(steps) for item in next(iterator) for clip in clips_of(item)]
     saved = json.loads(json.dumps(loader.state_dict()))
     del iterator, loader
-    state = elastic_state(saved)
-    assert state["batch"] == per_worker
-    rest = [clip for batch in loaded(path, state, 0, batch_size=size) for clip in batch]
+    assert elastic_state(path, saved, batch_size=size)["batch"] == per_worker
+    rest = [clip for batch in loaded(path, saved, 0, batch_size=size) for clip in batch]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
 
@@ -297,11 +298,11 @@ def test_a_loader_with_a_batch_size_of_its_own(
 def test_a_batch_size_that_the_state_does_not_tell(path: Path) -> None:
     loader = collated(path, None, 2, 5)
     iterator = iter(loader)
-    assert elastic_state(loader.state_dict())["batch"] == [0, 0]
+    assert elastic_state(path, loader.state_dict(), batch_size=None)["batch"] == [0, 0]
     for _ in range(4):
         next(iterator)
     with pytest.raises(StateError, match="how many items a batch") as caught:
-        elastic_state(loader.state_dict())
+        elastic_state(path, loader.state_dict(), batch_size=None)
     assert "snapshot_every_n_steps=1" in str(caught.value.expected)
 
 
@@ -313,7 +314,7 @@ def test_a_batch_size_of_its_own_near_the_end(path: Path, every: set[Clip]) -> N
         loader = collated(path, None, 2, 5)
         iterator = iter(loader)
         given = [clip for _ in range(steps) for item in next(iterator) for clip in clips_of(item)]
-        state = elastic_state(loader.state_dict())
+        state = loader.state_dict()
         del iterator, loader
         try:
             batches = loaded(path, state, 0, batch_size=None)
@@ -338,7 +339,7 @@ def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None
     _, loader = stateful(2)
     iterator = iter(loader)
     given = [clip for _ in range(5) for clip in clips_of(next(iterator))]
-    state = elastic_state(loader.state_dict())
+    state = loader.state_dict()
     stream, loader = stateful(3)
     stream.load_state_dict(state)
     iterator = iter(loader)
@@ -350,12 +351,12 @@ def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None
     again.load_state_dict(saved)
     assert [clips_of(batch) for batch in again] == expected
     assert [clips_of(batch) for batch in again] == expected_later
-    rest = [clip for batch in loaded(path, elastic_state(saved), 0) for clip in batch]
+    rest = [clip for batch in loaded(path, saved, 0) for clip in batch]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
     # At the end of the epoch the next one follows.
-    ended = elastic_state(again.state_dict())
-    assert (ended["epoch"], ended["batch"], ended["stages"]) == (2, [0, 0, 0], [])
+    ended = elastic_state(path, again.state_dict())
+    assert (ended["epoch"], ended["batch"], ended["rest"]) == (2, [0, 0, 0], None)
 
 
 def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: set[Clip]) -> None:
@@ -406,9 +407,10 @@ def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
     stream = make(path, 0, 1)
     stream.load_state_dict(of_worker)
     assert len(stream) == 34  # until it is begun
-    for refused in (lambda: iter(stream), lambda: elastic_state(of_worker)):
-        with pytest.raises(StateError, match="one worker does not say how far the others are"):
-            refused()
+    with pytest.raises(StateError, match="one worker does not say how far the others are"):
+        iter(stream)
+    with pytest.raises(StateError, match="of other settings: batch_size; "):
+        make(path, 0, 1, batch_size=5).load_state_dict(of_worker)
 
 
 def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
@@ -459,14 +461,26 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
     other = make(path, 0, 2, seed=6)
     next(iter(other))
 
+    def changed(state: State, change: Callable[[dict[str, Any]], object]) -> State:
+        """The state, with a change of its source."""
+        copy: State = json.loads(json.dumps(state))
+        change(copy["sources"][0])
+        return copy
+
     def stage(**changes: Any) -> Callable[[State], State]:
-        return lambda state: {
-            **state,
-            "stages": [{**state["stages"][0], **changes}, *state["stages"][1:]],
-        }
+        return lambda state: changed(state, lambda s: s["pending"][0]["stages"][0].update(changes))
 
     def settings(**changes: Any) -> Callable[[State], State]:
-        return lambda state: stage(settings={**state["stages"][0]["settings"], **changes})(state)
+        return lambda state: changed(
+            state, lambda s: s["pending"][0]["stages"][0]["settings"].update(changes)
+        )
+
+    def moved(state: State) -> State:
+        def move(source: dict[str, Any]) -> None:
+            source["following"] += 1
+            source["pending"][0]["epoch"] += 1
+
+        return changed(state, move)
 
     return [
         (stage(batches=[40]), "stage of an epoch is beyond the epoch's end"),
@@ -475,8 +489,10 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
         (settings(seed=6), "stages of the saved state are of several settings: seed"),
         (settings(shuffle=False), "of several settings: shuffle"),
-        (lambda state: {**state, "stages": []}, "state's later makes no sense"),
-        (lambda state: {**state, "later": None}, "state's later makes no sense"),
+        (stage(by_clip=1), "stage make no sense"),
+        (lambda state: {**state, "rest": None}, "state's rest makes no sense"),
+        (lambda state: changed(state, lambda s: s.update(pending=[])), "of other epochs"),
+        (moved, "of other epochs"),
         (lambda state: {**state, "batch": 40}, "beyond the end of its epoch"),
         (lambda state: {**state, "batch": [3, 3]}, "batch is out of range"),
         (lambda state: {**state, "worker": None}, "batch is no list"),
@@ -495,13 +511,6 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
     stream.load_state_dict(state)
 
 
-def test_states_of_ranks_that_are_not_in_step_are_refused(path: Path) -> None:
-    one, two = (run(path, 2, None, count).state for count in (2, 3))
-    assert elastic_state(one, one) == elastic_state(one)
-    with pytest.raises(StateError, match=r"not of the same place.*batch 2 of.*batch 3 of epoch 0"):
-        elastic_state(one, one, two)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -515,12 +524,12 @@ def test_states_of_ranks_that_are_not_in_step_are_refused(path: Path) -> None:
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {}}}},
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": state}}}},
         lambda state: {"fetcher_state": None},
-        lambda state: {"fetcher_state": None, "dataset_state": {"version": 3}},
+        lambda state: {"fetcher_state": None, "dataset_state": {"version": 4}},
     ],
 )
 def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:
     with pytest.raises(StateError):
-        elastic_state(change(make(path, 0, 1).state_dict()))
+        elastic_state(path, change(make(path, 0, 1).state_dict()))
 
 
 def test_workers_of_several_epochs_are_refused(path: Path) -> None:
@@ -534,15 +543,15 @@ def test_workers_of_several_epochs_are_refused(path: Path) -> None:
         "_steps_since_snapshot": 0,
     }
     with pytest.raises(StateError, match="worker 1 is not of the same epoch"):
-        elastic_state(saved)
+        elastic_state(path, saved)
     workers["worker_1"]["dataset_state"]["epoch"] = 0
-    assert elastic_state(saved)["batch"] == [0, 0]
+    assert elastic_state(path, saved)["batch"] == [0, 0]
     for name in ("_last_yielded_worker_id", "_steps_since_snapshot"):
         for value in (-2, 1 << 40, None, "0", True):
             broken = {**saved, "_snapshot": {**saved["_snapshot"]}}
             (broken if name in broken else broken["_snapshot"])[name] = value
             with pytest.raises(StateError, match=f"{name} is out of range"):
-                elastic_state(broken)
+                elastic_state(path, broken)
 
 
 # ---- torchrun
@@ -570,7 +579,3 @@ def test_torchrun_with_three_then_two_ranks(path: Path, tmp_path: Path) -> None:
     assert given.total() - TOTAL <= repeated
     steps = {len(found["batches"]) for found in jobs[-1]}
     assert len(steps) == 1
-
-
-def test_is_public() -> None:
-    assert seqrecord.elastic_state is elastic_state

@@ -73,7 +73,7 @@ def places(state: Any, *names: Any) -> Iterator[tuple[Any, ...]]:
     items = state.items() if isinstance(state, dict) else enumerate(state)
     for name, value in items:
         if isinstance(value, (dict, list)):
-            if name not in ("request", "episodes", "mix"):
+            if name not in ("request", "episodes", "asked"):
                 yield from places(value, *names, name)
         elif value is None or isinstance(value, (int, float)):
             yield (*names, name)
@@ -131,7 +131,6 @@ def test_an_epoch_far_away(root: Path) -> None:
     iterator = iter(mix)
     next(iterator)
     state = mix.state_dict()
-    assert all(source["epoch"] > 1 << 37 for source in state["sources"].values())
     expected = [digest(batch) for batch in iterator]
     again = mixed(root)
     again.load_state_dict(state)

@@ -181,7 +181,7 @@ stream = make(seqrecord.SeqRecordStream, batch_size=4)
 loader = StatefulDataLoader(stream, batch_size=None, num_workers=1)
 batches = iter(loader)
 next(batches)
-seqrecord.elastic_state(loader.state_dict())
+stream.load_state_dict(loader.state_dict())
 """
 
 

@@ -118,7 +118,7 @@ def test_states_of_something_else(path: Path) -> None:
     ]
     for state in states:
         with pytest.raises(StateError, match="StatefulDataLoader around a SeqRecordStream"):
-            seqrecord.elastic_state(state)
+            pipe.load_state_dict(state)
 
 
 def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:

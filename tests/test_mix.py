@@ -163,12 +163,7 @@ def test_resume(root: Path, options: dict[str, Any]) -> None:
     next(iter(mix))
     state = mix.state_dict()
     assert json.loads(json.dumps(state)) == state
-    given_by = {
-        name: (source["epoch"], source["batch"]) for name, source in state["sources"].items()
-    }
-    assert set(given_by) == set("abc")
-    assert all(epoch == 0 for epoch, _ in given_by.values())
-    assert sum(clip for _, clip in given_by.values()) == 7
+    assert (state["epoch"], state["batch"], len(state["sources"])) == (0, 1, 3)
 
 
 def test_resume_uses_the_settings_of_the_state(root: Path) -> None:
@@ -197,26 +192,20 @@ def test_states_of_other_mixes(root: Path) -> None:
     for named, options in others.items():
         with pytest.raises(StateError, match=f"another mix: .*{named}"):
             mixed(root, **options).load_state_dict(state)
-    with pytest.raises(StateError, match="not a state of a SeqRecordMix"):
+    with pytest.raises(StateError, match="another kind of loader"):
         mix.load_state_dict(SeqRecordStream(root / "a", clip_len=3).state_dict())
-    moved = json.loads(json.dumps(state))
-    moved["sources"]["a"]["batch"] += 1
-    with pytest.raises(StateError, match="source 'a' is not where the mix is"):
-        mix.load_state_dict(moved)
+    with pytest.raises(StateError, match="another kind of loader"):
+        SeqRecordStream(root / "a", clip_len=3).load_state_dict(state)
     with pytest.raises(StateError, match="beyond the end"):
         mix.load_state_dict({**state, "batch": 99})
     with pytest.raises(StateError, match="out of range"):
         mix.load_state_dict({**state, "epoch": -1})
     with pytest.raises(StateError, match="other sources"):
-        mix.load_state_dict({**state, "sources": {}})
+        mix.load_state_dict({**state, "sources": state["sources"][:2]})
     wrong = json.loads(json.dumps(state))
-    wrong["sources"]["c"]["episodes"]["digest"] = "0"
+    wrong["sources"][2]["episodes"]["digest"] = "0"
     with pytest.raises(StateError, match="other episodes"):
         mix.load_state_dict(wrong)
-    changed = json.loads(json.dumps(state))
-    changed["sources"]["b"] |= {"worker": None, "batch": [1]}
-    with pytest.raises(StateError, match="source 'b' has changed its ranks or workers"):
-        mix.load_state_dict(changed)
     assert len(list(mix)) == 4  # the next epoch: nothing was loaded
 
 

@@ -184,7 +184,7 @@ def test_a_state_of_another_order(path: Path) -> None:
     with pytest.raises(StateError, match="order"):
         other.load_state_dict(loader.state_dict())
     state = other.state_dict()
-    state["settings"]["order"] = "any"
+    state["sources"][0]["settings"]["order"] = "any"
     with pytest.raises(StateError, match="order"):
         other.load_state_dict(state)
 

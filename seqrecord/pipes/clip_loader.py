@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -23,47 +22,38 @@ from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
-from seqrecord.errors import ClipError
-from seqrecord.forks import cached_property
+from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.batch_source import Clip, Rest, SourceRest, Stages
 from seqrecord.pipes.clip_sets import is_small
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.state_checks import check_state
-from seqrecord.pipes.states import Stages, State
+from seqrecord.pipes.states import State
 from seqrecord.reading.frames import clip_nbytes
-from seqrecord.sampling import (
-    Plan,
-    frames_left_out,
-)
+from seqrecord.sampling import Part, Plan, PlanSettings, frames_left_out
 from seqrecord.sampling.memory import Memory
+from seqrecord.sampling.rest import Stage
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
-__all__ = ["Clip", "ClipLoader", "open_trace"]
+__all__ = ["ClipLoader", "open_trace"]
 
 _MOST_TOGETHER = 32  # single clips
 _MOST_BYTES_TOGETHER = 1 << 20
-
-_logger = logging.getLogger("seqrecord")
-
-Clip: TypeAlias = dict[str, Any]
-"""Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
-
-A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
-`episode` a list of keys, `start` int64 [clips]. Texts are lists too.
-"""
+_MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
 
 class ClipLoader(Planner):
-    """Plans epochs over a selection of clips and runs them. Picklable.
+    """Plans epochs over a selection of clips and runs them: a `BatchSource`. Picklable.
 
     Raises `ClipError` for clips that cannot come so, and `MemoryLimitError` for a memory limit that
     is too small, with the least that would do.
     """
+
+    goes_on = False
 
     def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
         _check(selection, options)
@@ -75,12 +65,60 @@ class ClipLoader(Planner):
         self._buffers = KeptBuffers()
         super().__init__(selection, options)
 
+    @property
+    def sources(self) -> Sequence[Planner]:
+        """This one; see `BatchSource`."""
+        return (self,)
+
+    def asked(self) -> dict[str, Any]:
+        """See `BatchSource`."""
+        return {}
+
+    def plan(self, epoch: int, part: Part, rest: Rest | None = None) -> Plan:
+        """See `plan_epoch`."""
+        return self.plan_epoch(epoch, part, _stages(epoch, rest))
+
+    def rest_after(self, state: State) -> Rest | None:
+        """See `BatchSource`: one more stage of the epoch is over."""
+        if not any(state.batches):
+            return state.rest
+        state = state.of_rank()
+        stages = _stages(state.epoch, state.rest)
+        stage = Stage(state.sharing.ranks, state.batches, _settings(state))
+        own = SourceRest(((state.epoch, (*stages, stage)),), state.epoch + 1)
+        return Rest(state.epoch, None, len(stages) + 1, (own,))
+
+    def check_place(self, state: State) -> None:
+        """See `BatchSource`."""
+        url, settings = self.selection.dataset.url, _settings(state)
+        stages, count = _stages(state.epoch, state.rest), state.sharing.num_parts
+        if bool(stages) != (state.rest is not None) or len(state.sources[0].left) > 1:
+            raise StateError(
+                "the stages of the saved state are of other epochs",
+                file=url,
+                expected=f"epoch {state.epoch}",
+                got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
+            )
+        rows = settings.batch_size or 1 if settings.order == "sequences" else 1
+        if (cursors := max(rows, settings.num_cursors)) > _MAX_CURSORS:
+            raise StateError(
+                "a saved state has more cursors than can be planned",
+                file=url,
+                expected=f"at most {_MAX_CURSORS}",
+                got=cursors,
+            )
+        try:  # no part has more batches than the last one
+            plan = self._planned(state.epoch, Part(count - 1, count), stages, settings)
+        except ClipError as error:
+            raise StateError(f"the saved state is of no epoch: {error}") from error
+        state.check_batches([plan.num_batches] * len(state.batches))
+
     def start(
-        self, plan: Plan, stages: Stages = (), *, batch: int = 0, stats: EngineStats
+        self, plan: Plan, rest: Rest | None = None, *, batch: int = 0, stats: EngineStats
     ) -> Engine:
-        """An engine that runs a plan from `batch` on."""
+        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
         self.selection.times_without_frame = 0
-        fit = self._fit(plan.part.count, plan.epoch, stages)
+        fit = self._fit(plan.part.count, plan.epoch, _stages(plan.epoch, rest))
         is_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
         memory = fit.memory(plan, fixed=is_fixed and self._find_device() is None)
         first_row = None
@@ -162,30 +200,47 @@ class ClipLoader(Planner):
         """The trace of an iteration in this process."""
         return open_trace(self._trace, self.ranks)
 
-    def clip(self, batch: Batch, plan: Plan, number: int) -> Clip:
-        """Batch `number` of a plan, or without `batch_size` its one clip, as users get it."""
+    def present(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
+        """See `BatchSource`.
+
+        Single clips that an engine has delivered as one batch have memory of their own: to keep
+        one, or to pickle it, is not to keep all. In a worker process they are rows of shared
+        memory, which is sent without a copy, and of which each piece takes file descriptors.
+        """
+        columns = self.columns(batch.episode, batch.start, plan.epoch)
+        if self.batch_size is None and len(batch) > 1:
+            divide = _rows if get_worker_info() is not None else _copies
+            # Only tensors are made together.
+            given = {
+                name: divide(one)
+                for name, one in batch.features.items()
+                if isinstance(one, torch.Tensor)
+            }
+            clips = self.selection.columns.singles(given, columns)
+            clips.reverse()
+            return clips
         nested = self.selection.nested
         features = for_users(batch.features, nested)
-        columns = self.columns(batch.episode, batch.start, plan.epoch)
         for name, column in plan.columns(number).items():
             columns[name] = torch.from_numpy(column)
         if self.batch_size is not None:
-            return {**features, **columns}
+            return [{**features, **columns}]
         alone = {name: item if name in nested else item[0] for name, item in features.items()}
-        return self.selection.columns.single(alone, columns)
+        return [self.selection.columns.single(alone, columns)]
 
-    def singles(self, batch: Batch, plan: Plan) -> list[Clip]:
-        """Several single clips, which an engine has delivered as one batch, as users get them.
-
-        Each has memory of its own: to keep one, or to pickle it, is not to keep all. In a worker
-        process they are rows of shared memory, which is sent without a copy, and of which each
-        piece takes file descriptors.
-        """
-        divide = _rows if get_worker_info() is not None else _copies
-        given = {name: divide(feature) for name, feature in _tensors(batch).items()}
-        return self.selection.columns.singles(
-            given, self.columns(batch.episode, batch.start, plan.epoch)
-        )
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
+        """See `BatchSource`."""
+        clips = self.clips(epoch)
+        return {
+            "clips_dropped": 0,
+            "clips_repeated": 0,
+            **done,
+            "clips_incomplete": clips.num_incomplete,
+            "clips_outside": clips.num_outside,
+            "times_without_frame": self.selection.times_without_frame,
+            "episodes_too_short": clips.num_short_episodes,
+            **self.left_out(epoch),
+        }
 
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
         """What is said of clips beside their features, each a list or tensor of clips. They are of
@@ -214,46 +269,6 @@ class ClipLoader(Planner):
                 first += f", {counted(frames, 'frame')} in no clip"
         return "\n".join((first, *features))
 
-    def request(self) -> dict[str, Any]:
-        """What was asked for beside the settings that plans have, as JSON."""
-        dilations = self.options.dilations
-        return {
-            "clip_len": self.options.clip_len,
-            "stride": self.selection.spec.stride,
-            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
-            "reverse": self.options.reverse,
-            "windows": self.selection.windows.said(),
-            "pad": self.options.pad,
-            "last_known": self.selection.windows.said_of_known(),
-            "features": sorted(self.selection.dataset.features),
-            "frame_transform": dict(self._array_texts),
-            "shuffle_buffer": self.options.shuffle_buffer,
-            "clips": self.selection.chosen_digest,
-        }
-
-    @cached_property
-    def _array_texts(self) -> dict[str, str]:
-        selection = self.selection  # how features are padded may change, and with the dataset does
-        is_made = selection.frame_transform is not None
-        arrays = selection.arrays if is_made else selection.stored
-        return {name: str(spec) for name, spec in sorted(arrays.items())}
-
-    def check_state(self, state: State) -> None:
-        """Raise `StateError` for a state of other clips or another order, and say what differs.
-
-        What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
-        how many threads or in how much memory it is read; what was asked for may not. A state of
-        all workers of a rank may be of another `batch_size`.
-        """
-        settings = asdict(self._settings)
-        check_state(
-            state,
-            {name: settings[name] for name in self._asked},
-            self.request(),
-            num_cursors=self.options.num_cursors,
-            selection=self.selection,
-        )
-
     def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:
         """What draws for clips of an epoch; the same for all clips of a sequence."""
         sequences = self.clips(epoch) if self._follows else None
@@ -272,10 +287,15 @@ class ClipLoader(Planner):
         return find_device(self.device)
 
 
-def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """The features of a batch that stands for several: all are tensors, for only such are made
-    together."""
-    return {name: one for name, one in batch.features.items() if isinstance(one, torch.Tensor)}
+def _stages(epoch: int, rest: Rest | None) -> Stages:
+    """Those of an epoch that are over, of the only source."""
+    return () if rest is None else rest.sources[0].stages(epoch)
+
+
+def _settings(state: State) -> PlanSettings:
+    """Those of the state's epoch."""
+    source = state.sources[0]
+    return source.left[0] if source.left else source.settings
 
 
 def _rows(batch: torch.Tensor) -> Sequence[torch.Tensor]:

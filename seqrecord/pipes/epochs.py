@@ -1,38 +1,63 @@
-"""Epochs: the position of a loader, which can be saved and loaded."""
+"""Epochs: the position of a loader, which can be saved and loaded, and what moves it."""
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import threading
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import repeat
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Generic
 
 from torch.utils.data import get_worker_info
 
+from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.forks import at_fork
-from seqrecord.pipes.clip_loader import Clip, ClipLoader
-from seqrecord.pipes.iteration import Iteration
-from seqrecord.pipes.states import Sharing, Stages, State, parse_settings
+from seqrecord.pipes.batch_source import BatchSource, Clip, PlanT, Rest
+from seqrecord.pipes.stateful_loader import parse_state
+from seqrecord.pipes.states import Sharing, State
 from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs
 from seqrecord.pipes.worker_groups import is_given, join_group, starting_group
 from seqrecord.sampling import Part
-from seqrecord.sampling.rest import Stage
 
-__all__ = ["Epochs", "packed", "share_all"]
+__all__ = ["Epochs", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
+_POP = list.pop
 
 
-class Epochs:
+class Phase(Enum):
+    """How far the epoch of a position is."""
+
+    WAITING = "nobody has begun it"
+    RUNNING = "an iteration of this process has begun it"
+    ENDED = "an iteration of this process has given all of it"
+    IN_WORKERS = "worker processes have begun it"
+
+
+_MOVES = {Phase.WAITING: (Phase.RUNNING, Phase.IN_WORKERS), Phase.RUNNING: (Phase.ENDED,)}
+"""From one phase to others. From each there is a way to WAITING: to another epoch, or place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the iteration begins that is made next, or was made last."""
+
+    epoch: int = 0
+    is_loaded: bool = False  # the place is that of the state that was loaded last
+    sharing: Sharing | None = None  # of the iteration, once it was made; so are the next two
+    rest: Rest | None = None
+    batch: int = 0
+
+
+class Epochs(Generic[PlanT]):
     """A loader's epochs, one after the other, and the position in them. Picklable.
 
     The position is two integers: the epoch, and how many of its batches were delivered. Every
@@ -45,22 +70,14 @@ class Epochs:
     when an iteration is made. All other copies are independent.
     """
 
-    def __init__(self, loader: ClipLoader) -> None:
+    def __init__(self, loader: BatchSource[PlanT]) -> None:
         self.loader = loader
-        self._epoch = 0
-        self._stages: Stages = ()  # of the epoch, that are over
-        self._batch = 0  # delivered in this stage before `_moving`
-        self._sharing: Sharing | None = None  # of the batches counted
-        self._saved: State | None = None  # the position that was loaded, until it is begun
-        self._begun = False  # batches of this epoch were asked for
-        self._ended = False  # … and there are no more
-        self._offered = False  # an iteration of this epoch was made, and maybe not begun
-        self._loaded: int | None = None  # the process that loaded this position, until it is begun
-        self._in_workers = False  # it is they who have begun this epoch
+        self._phase = Phase.WAITING
+        self._place = Place()
+        self._base: State | None = None  # that was loaded last, as long as it matters
+        self._told: int | None = None  # the process that was told which epoch comes next
         self._offer: object = None  # stands for the iteration that was made last
-        self._moving: Iteration | None = None  # it, once it is begun: it moves the position
-        self._last: Iteration | None = None  # the one that was begun last
-        self._counts = {"clips_dropped": 0, "clips_repeated": 0}  # of the part, see `Plan.counts`
+        self._last: Iteration[PlanT] | None = None  # the one that was begun last
         self._workers = WorkerEpochs()
         _alive.add(self)
 
@@ -72,9 +89,8 @@ class Epochs:
                 self.share()
         return {
             **self.__dict__,
-            "_batch": self._delivered,
+            "_place": replace(self._place, batch=self._delivered),
             "_offer": None,
-            "_moving": None,
             "_last": None,
             "_workers": self._workers.copy(shared=starts),
             "_group": starting_group() if starts else None,
@@ -93,12 +109,12 @@ class Epochs:
         """
         self._follow_workers()
         is_open = self._last is not None and self._last.is_open
-        return self._epoch + (self._begun and not is_open)
+        return self._place.epoch + (self.is_begun and not is_open)
 
     @property
     def is_begun(self) -> bool:
-        """Whether this process has begun the epoch that the position is in, or has ended it."""
-        return self._begun
+        """Whether the epoch that the position is in was begun."""
+        return self._phase is not Phase.WAITING
 
     def iterate(self, part: Part) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded.
@@ -121,17 +137,16 @@ class Epochs:
             self._last.end()  # its memory must be free before the next one's is taken
         sharing = Sharing.of(part)
         self._follow_workers()
-        loaded = self._epoch if self._loaded == os.getpid() else None
-        if (begun := self._workers.begin(loaded)) is not None:
-            self._begin_with_others(begun, loaded, part)
-        elif self._begun or self._is_over(sharing, part):
-            self._go_to(self._epoch + 1)
-        self._stages, self._batch = self._position(sharing)
-        if self._saved is not None and self._continues(self._saved, sharing):
-            self.loader.use_state(self._saved)
-        self._sharing, self._offered = sharing, True
+        told = self._place.epoch if self._told == os.getpid() else None
+        if (begun := self._workers.begin(told)) is not None:
+            self._begin_with_others(begun, told, part)
+        elif self.is_begun or self._is_over(sharing, part):
+            self._go_to(self._place.epoch + 1)
+        self._place = place = self._placed(sharing)
+        if self._base is not None and place.is_loaded and self._continues(self._base, sharing):
+            _use_settings(self.loader, self._base)
         self._offer = offer = object()
-        return self._run(offer, part, sharing)
+        return self._run(offer, part)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from its start; one that runs does not change.
@@ -145,12 +160,12 @@ class Epochs:
             epoch = -1
         _check_epoch(epoch)
         self._follow_workers()
-        if epoch != self._epoch or self._begun:
-            offer = None if self._begun else self._offer
+        if epoch != self._place.epoch or self.is_begun:
+            offer = None if self.is_begun else self._offer
             self._go_to(epoch)
             self._offer = offer
         if get_worker_info() is not None:
-            self._loaded = os.getpid()  # it holds for this worker's next iteration
+            self._told = os.getpid()  # it holds for this worker's next iteration
         self._publish()
 
     def state(self, part: Part, *, at_end: bool = False) -> dict[str, Any]:
@@ -161,22 +176,26 @@ class Epochs:
 
         Raises `StateError` where worker processes have the position.
         """
-        self._check_position("SeqRecordStream")
-        if self._saved is not None and self._sharing is None:
-            return self._saved.to_json()
-        sharing = self._sharing or Sharing.of(part)
-        over = self._ended and not at_end and get_worker_info() is None
-        epoch, stages = (self._epoch + 1, ()) if over else (self._epoch, self._stages)
-        return State(
-            epoch=epoch,
-            batch=0 if over else self._delivered,
-            sharing=sharing,
-            stages=stages,
-            settings=self.loader.settings(sharing.num_parts, epoch, stages),
-            later=self.loader.settings(sharing.num_parts) if stages else None,
-            request=self.loader.request(),
-            episodes=self.loader.selection.identity,
-        ).to_json()
+        self._follow_workers()
+        base, place, batch = self._base, self._place, self._delivered
+        if self._phase is Phase.IN_WORKERS:
+            raise StateError(
+                "the position is in a DataLoader's worker processes, which this process cannot see",
+                expected="torchdata's StatefulDataLoader(SeqRecordStream(…) or SeqRecordMix(…), "
+                "batch_size=None, …), whose state_dict() has it; or num_workers=0, for this loader "
+                "has threads of its own",
+                got=f"a state_dict() asked for while workers run, or have run, epoch {place.epoch}",
+            )
+        if base is not None and place.is_loaded and place.sharing is None:
+            return base.to_json()
+        sharing, epoch = place.sharing or Sharing.of(part), place.epoch
+        is_over = self._phase is Phase.ENDED and not at_end and get_worker_info() is None
+        if is_over or place.sharing is None:
+            place = self._placed(sharing)
+        if is_over:
+            epoch, batch = epoch + 1, 0
+        rest = None if place.rest is None or epoch < place.rest.epoch else place.rest
+        return State.of(self.loader, epoch, batch, sharing, rest).to_json()
 
     def load(self, state: Mapping[str, Any], part: Part) -> None:
         """Load a position: the next iteration starts right after the batches delivered.
@@ -189,164 +208,156 @@ class Epochs:
         Raises `StateError` for a state of another dataset, of other settings, or of no loader, and
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
-        saved = State.parse(state)
-        self.loader.check_state(saved)
-        num_parts, begun, note = saved.sharing.num_parts, any(saved.batches), b""
-        if begun or saved.stages or num_parts == part.count:
-            self.loader.check_batches(saved)
-            if saved.settings.batch_size == self.loader.batch_size:
+        self._load(parse_state(state), part)
+
+    def _load(self, saved: State, part: Part) -> None:
+        """See `load`."""
+        saved.check(self.loader)
+        is_same = saved.sharing.num_parts == part.count
+        note = b""
+        if saved.is_begun or is_same or self.loader.goes_on:
+            self.loader.check_place(saved)
+            if saved.has_batches_of(self.loader):
                 try:
-                    self.loader.use_state(saved)
-                    said = {"num_parts": num_parts, "settings": asdict(saved.usual)}
-                    note = json.dumps(said).encode()
+                    _use_settings(self.loader, saved)
+                    note = saved.to_bytes()
                 except MemoryLimitError:
-                    if num_parts == part.count:
+                    if is_same:
                         raise  # else this memory need not do for parts of that number
         self._go_to(saved.epoch)
-        self._saved, self._workers.note = saved, note
-        self._loaded = os.getpid()
-        self._workers.keep(packed(saved))
+        self._base, self._place = saved, Place(saved.epoch, is_loaded=True)
+        self._told = os.getpid()
+        packed = saved.to_bytes()
+        self._workers.note = packed if self.loader.goes_on else note
+        self._workers.keep(packed)
         self._publish()
 
     def stats(self) -> dict[str, Any]:
         """What the last iteration has done so far, and what limits it, in words."""
-        clips = self.loader.clips(self._epoch)
-        return {
-            **self._report(),
-            "clips_incomplete": clips.num_incomplete,
-            **self._counts,
-            "clips_outside": clips.num_outside,
-            "times_without_frame": self.loader.selection.times_without_frame,
-            "episodes_too_short": clips.num_short_episodes,
-            **self.loader.left_out(self._epoch),
-        }
+        done = EngineStats().report() if self._last is None else self._last.report()
+        return self.loader.stats(done, self._place.epoch)
 
-    def _run(self, offer: object, part: Part, sharing: Sharing) -> Iterator[Clip]:
+    def _run(self, offer: object, part: Part) -> Iterator[Clip]:
         if self._offer is not offer:
             raise ClipError("this iteration was ended: another one has begun")
-        self._begun, self._loaded, self._sharing, self._saved = True, None, sharing, None
+        place = self._place
+        if place.sharing is None:  # `set_epoch` was called meanwhile
+            place = self._placed(Sharing.of(part))
+        self._told = self._last = None
+        self._place = replace(place, is_loaded=False)
+        if not self.loader.goes_on:
+            self._base = None
+        self._enter(Phase.RUNNING)
         self._publish()
-        plan = self.loader.plan(self._epoch, part, self._stages)
+        plan = self.loader.plan(place.epoch, part, place.rest)
         # Without `equal`, another rank may have had a batch more than this one has.
-        self._batch = min(self._batch, plan.num_batches)
-        self._counts = plan.counts
-        self._last = self._moving = iteration = Iteration(
-            self.loader, plan, self._stages, batch=self._batch
-        )
+        batch = min(place.batch, plan.num_batches)
+        iteration = Iteration(self.loader, plan, place.rest, batch=batch)
+        self._last = iteration
         yield from iteration.clips()
-        if self._moving is iteration:
-            self._ended = True
+        if self._last is iteration and self._phase is Phase.RUNNING:
+            self._enter(Phase.ENDED)
 
     @property
     def _delivered(self) -> int:
-        """Batches of this stage that somebody has got."""
-        return self._batch if self._moving is None else self._moving.delivered
+        """Batches of the position's epoch, or of what was left of it, that somebody has got."""
+        is_here = self._phase in (Phase.RUNNING, Phase.ENDED) and self._last is not None
+        return self._last.delivered if self._last is not None and is_here else self._place.batch
 
-    def _report(self) -> dict[str, Any]:
-        """What the last iteration has done."""
-        return EngineStats().report() if self._last is None else self._last.report()
+    def _enter(self, phase: Phase) -> None:
+        assert phase in _MOVES.get(self._phase, ()), f"{self._phase} to {phase}"
+        self._phase = phase
 
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
         _check_epoch(epoch)
-        self._epoch, self._stages, self._batch, self._sharing = epoch, (), 0, None
-        self._begun = self._ended = self._offered = self._in_workers = False
-        self._offer = self._moving = self._loaded = self._saved = None
+        self._phase, self._place = Phase.WAITING, Place(epoch)
+        self._offer = self._told = None
+        if not self.loader.goes_on:
+            self._base = None
 
     def _join(self, epoch: int) -> None:
         """To an epoch that other processes begin, at the place in it that was loaded.
 
         Workers that are started while others iterate already have that place too.
         """
-        saved = self._saved if epoch == self._epoch else None
+        base, is_there = self._base, self._place.is_loaded and epoch == self._place.epoch
         self._go_to(epoch)
-        self._saved = saved
+        if is_there:
+            self._base, self._place = base, Place(epoch, is_loaded=True)
 
-    def _position(self, sharing: Sharing) -> tuple[Stages, int]:
-        """The stages that are over, and batches delivered in the one that goes on for `sharing`.
+    def _placed(self, sharing: Sharing) -> Place:
+        """The place, for an iteration that shares the epoch so.
 
-        Raises `StateError` where other parts have begun that one, of which too little is known.
+        Raises `StateError` where other parts have begun the epoch, of which too little is known.
         """
-        saved = self._saved
-        if saved is None:
-            if self._batch and self._sharing != sharing:
-                raise StateError(
-                    "the saved state is in the middle of an epoch that other ranks or workers "
-                    "share",
-                    expected=sharing,
-                    got=self._sharing,
-                )
-            return self._stages, self._batch
-        if not any(saved.batches):
-            return saved.stages, 0
-        if self._continues(saved, sharing):
-            worker = sharing.worker if saved.sharing.worker is None else 0
-            return saved.stages, saved.batches[worker or 0]
-        of_all = saved.of_rank()
-        stage = Stage(of_all.sharing.ranks, of_all.batches, of_all.settings)
-        return (*saved.stages, stage), 0
+        base, place, batch = self._base, self._place, 0
+        if base is None:
+            return replace(place, sharing=sharing, rest=None, batch=0)
+        worker = base.sharing.worker
+        is_own = not place.is_loaded or worker in (None, sharing.worker)
+        if not (is_own and self._continues(base, sharing)):
+            rest = self.loader.rest_after(base)
+        else:
+            rest = base.rest
+            if place.is_loaded:
+                batch = base.batches[0 if worker is not None else sharing.worker or 0]
+        return replace(place, sharing=sharing, rest=rest, batch=batch)
 
     def _continues(self, saved: State, sharing: Sharing) -> bool:
-        """Whether `sharing` goes on with the plan that a state is of."""
-        if saved.sharing.worker is None:
-            sharing = replace(sharing, worker=None)
-        return saved.sharing == sharing and saved.settings.batch_size == self.loader.batch_size
+        """Whether `sharing` goes on with the plans that a state is of."""
+        of_all = replace(sharing, worker=None) == replace(saved.sharing, worker=None)
+        return of_all and saved.has_batches_of(self.loader)
 
     def _is_over(self, sharing: Sharing, part: Part) -> bool:
-        """Whether a position was loaded where no batch is left, and an iteration offered since.
+        """Whether a position was loaded where no batch is left, and an iteration made since.
 
         A loader makes one iteration when it loads a state and, if that was of an epoch that had
         ended, another one for the next epoch.
         """
-        if not (self._offered and (self._batch or self._stages) and self._sharing == sharing):
+        place = self._place
+        if not (place.is_loaded and (place.batch or place.rest) and place.sharing == sharing):
             return False
-        return self._batch >= self.loader.plan(self._epoch, part, self._stages).num_batches
-
-    def _check_position(self, kind: str) -> None:
-        """Raise `StateError` where worker processes have the position; `kind` can be resumed so."""
-        self._follow_workers()
-        if self._in_workers:
-            raise StateError(
-                "the position is in a DataLoader's worker processes, which this process cannot see",
-                expected=f"torchdata's StatefulDataLoader({kind}(…), batch_size=None, …), whose "
-                "state_dict() has it; or num_workers=0, for this loader has threads of its own",
-                got=f"a state_dict() asked for while workers run, or have run, epoch {self._epoch}",
-            )
+        return place.batch >= self.loader.plan(place.epoch, part, place.rest).num_batches
 
     # ---- with worker processes
 
     def share(self) -> None:
         """Have a counter that goes to processes which this one starts."""
         self._follow_workers()
-        self._workers.share(self._epoch + self._begun, at_state=self._is_at_state)
+        self._workers.share(self._next, at_state=self._is_at_state)
         if (group := starting_group()) is not None and is_given(self):
             self._workers.allot(group)
 
     def _publish(self) -> None:
         """Tell workers of later iterations which epoch is next."""
-        self._workers.publish(self._epoch + self._begun, at_state=self._is_at_state)
+        self._workers.publish(self._next, at_state=self._is_at_state)
+
+    @property
+    def _next(self) -> int:
+        return self._place.epoch + self.is_begun
 
     @property
     def _is_at_state(self) -> bool:
         """Whether the position is one that was loaded, and not begun."""
-        return self._saved is not None and not self._begun
+        return self._place.is_loaded and not self.is_begun
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
         if (epoch := self._workers.begun()) is not None:
             self._join(epoch)
-            self._begun = self._in_workers = True
+            self._enter(Phase.IN_WORKERS)
             self._take_note()
 
-    def _begin_with_others(self, begun: Begun, loaded: int | None, part: Part) -> None:
-        """In a worker process: to the epoch that all workers begin, `loaded` where it was here."""
-        if loaded is None:
+    def _begin_with_others(self, begun: Begun, told: int | None, part: Part) -> None:
+        """In a worker process: to the epoch that all workers begin; this one was `told` of it."""
+        if told is None:
             self._take_note()
         if begun.state is not None:
-            self.load(json.loads(zlib.decompress(begun.state)), part)
-        elif self._begun or begun.epoch != self._epoch:
+            self._load(State.from_bytes(begun.state), part)
+        elif self.is_begun or begun.epoch != self._place.epoch:
             self._join(begun.epoch)
-        self._loaded = None
+        self._told = None
 
     def _take_note(self) -> None:
         """Keep the settings of a state that workers have loaded, and that they have left a note of.
@@ -354,13 +365,105 @@ class Epochs:
         A StatefulDataLoader gives a state to one epoch's workers; those of the next epoch start as
         copies of an object that has not got it.
         """
-        if (note := self._workers.new_note()) is not None:
-            self._use_note(note)
-            self._workers.note = note
+        if (note := self._workers.new_note()) is None:
+            return
+        self._workers.note = note
+        saved = State.from_bytes(note)
+        with suppress(MemoryLimitError):  # then the workers go on without them, too
+            _use_settings(self.loader, saved)
+        if self.loader.goes_on:
+            self._base = saved
 
-    def _use_note(self, note: bytes) -> None:
-        said = json.loads(note)
-        self.loader.use_settings(parse_settings(said["settings"]), said["num_parts"])
+
+class Iteration(Generic[PlanT]):
+    """Runs a plan from `batch` on. What the engine has made waits here until it is taken.
+
+    Args:
+        plan: one of the loader's, of an epoch with this `rest`.
+        batch: the first batch, or single clip.
+    """
+
+    def __init__(
+        self, loader: BatchSource[PlanT], plan: PlanT, rest: Rest | None, *, batch: int
+    ) -> None:
+        self._present, self._counts = loader.present, plan.counts
+        self._plan: PlanT | None = plan
+        self._number = batch  # of the batch that is made next
+        self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
+        self._trace = loader.trace()
+        self._stats = EngineStats(trace=self._trace)
+        self._engine: Engine | None
+        self._engine = loader.start(plan, rest, batch=batch, stats=self._stats)
+
+    @property
+    def delivered(self) -> int:
+        """The batches of the plan that somebody has got, with those before the first one."""
+        return self._number - len(self._waiting)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its engine runs."""
+        return self._engine is not None
+
+    def clips(self) -> Iterator[Clip]:
+        """The batches, or single clips; once."""
+        engine, plan, trace = self._engine, self._plan, self._trace
+        assert engine is not None
+        assert plan is not None
+        try:
+            for batch in engine:
+                clips = self._present(batch, plan, self._number)
+                del batch  # so that its memory is the consumer's alone to keep, and the clips' too
+                self._number, self._waiting = self._number + len(clips), clips
+                try:
+                    if not trace.is_on:
+                        # No work for each clip: of small ones, a hundred thousand come in a
+                        # second.
+                        yield from map(_POP, repeat(clips, len(clips)))
+                    while clips:
+                        with trace.span("consumer"):
+                            yield clips.pop()
+                except IndexError:  # nothing is left where this iteration was ended
+                    if clips:
+                        raise
+            engine.close()
+        finally:
+            engine.drop()
+            trace.close()
+            self._engine = self._plan = None
+            self.forget()
+
+    def end(self) -> None:
+        """Free its memory, for another iteration is to begin."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+            self.forget()
+            self._trace.close()
+
+    def forget(self) -> None:
+        """Drop what waits: nobody will get it, and nobody has."""
+        count = len(self._waiting)
+        self._number -= count
+        # Without the lock, which a fork may never get: only the consumer counts these.
+        self._stats.clips -= count
+        self._stats.batches -= count
+        self._waiting.clear()
+
+    def report(self) -> dict[str, Any]:
+        """What the engine has done, of clips only those that somebody has got."""
+        report = {**self._stats.report(), **self._counts}
+        report["clips"] -= len(self._waiting)
+        report["batches"] -= len(self._waiting)
+        return report
+
+
+def _use_settings(loader: BatchSource[PlanT], saved: State) -> None:
+    """Keep the settings of a state, for parts of its number; none where one does not fit."""
+    with ExitStack() as stack:
+        for source, said, rest in zip(loader.sources, saved.sources, saved.rests, strict=True):
+            stack.enter_context(source.unless_it_raises())
+            source.use_state(said, saved.sharing.num_parts, rest)
 
 
 def _failed(error: SeqRecordError) -> Iterator[Clip]:
@@ -370,17 +473,12 @@ def _failed(error: SeqRecordError) -> Iterator[Clip]:
     yield {}
 
 
-def packed(saved: Any) -> bytes:
-    """A state as bytes, for other processes."""
-    return zlib.compress(json.dumps(saved.to_json(), separators=(",", ":")).encode(), 9)
-
-
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch <= _MAX_EPOCH:
         raise ClipError("not an epoch", expected=f"an integer of 0 to {_MAX_EPOCH}")
 
 
-_alive: weakref.WeakSet[Epochs] = weakref.WeakSet()
+_alive: weakref.WeakSet[Epochs[Any]] = weakref.WeakSet()
 _starting = threading.Lock()  # threads start processes one after the other
 
 
@@ -391,7 +489,7 @@ def share_all() -> None:
             stack.callback(epochs.share)
 
 
-def _living() -> list[Epochs]:
+def _living() -> list[Epochs[Any]]:
     while True:
         with suppress(RuntimeError):  # another thread has made one meanwhile
             return list(_alive)

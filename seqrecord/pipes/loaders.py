@@ -16,8 +16,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
+from seqrecord.pipes.batch_source import Clip
 from seqrecord.pipes.callers import find_filter, find_holder, find_loader, find_starting
-from seqrecord.pipes.clip_loader import Clip
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import items_beside
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
@@ -81,7 +81,7 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
         sharding, loader = find_filter(), find_loader()
         if sharding is not None and sharding.num_of_instances == 1 and loader is not None:
             # It has not been told of ranks and workers, or only in the workers.
-            whole = self._epochs.loader.plan(self._epochs.current, Part()).num_batches
+            whole = self._loader.plan(self._epochs.current, Part()).num_batches
             items = items_beside(whole, loader.num_workers)
             if items is not None:
                 return items
@@ -105,7 +105,7 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
-        self._epochs.loader.ranks.current()  # an error is better here than in a worker
+        self._loader.ranks.current()  # an error is better here than in a worker
         starting = None if self._warned else find_starting()
         if starting is not None and isinstance(starting[1], StatefulDataLoader):
             self._warned = True
@@ -118,11 +118,11 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
 
     def set_shuffle(self, shuffle: bool = True) -> SeqRecordPipe:
         """Called by a `DataLoader` that was given `shuffle`."""
-        self._epochs.loader.set_shuffle(shuffle)
+        self._loader.set_shuffle(shuffle)
         return self
 
     def _part(self) -> Part:
-        sharding, ranks = find_filter(), self._epochs.loader.ranks
+        sharding, ranks = find_filter(), self._loader.ranks
         if (
             sharding is not None
             and sharding.num_of_instances > 1

@@ -14,14 +14,15 @@ from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.integers import MOST, check_integer
+from seqrecord.pipes.batch_source import Clip
 from seqrecord.pipes.checks import check
-from seqrecord.pipes.clip_loader import Clip, ClipLoader
+from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
 from seqrecord.pipes.mix_features import Join
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_plan import Stop
+from seqrecord.pipes.mix_plan import MixPlan, Stop
 from seqrecord.pipes.mix_sources import check_source
-from seqrecord.pipes.mix_states import MixEpochs
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.streaming import Streaming, WithEpochs, loader_of
 from seqrecord.text import repr_of
@@ -34,7 +35,7 @@ __all__ = ["SeqRecordMix"]
 _MOST_BATCHES = 1 << 40  # of an epoch, exclusive
 
 
-class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
+class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
@@ -153,7 +154,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
             alternate=alternate,
         )
         self._mix = mix
-        self._epochs = MixEpochs(mix)
+        self._epochs = Epochs[MixPlan](mix)
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -167,20 +168,6 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
 
     def __iter__(self) -> Iterator[Clip]:
         return self._epochs.iterate(self._part())
-
-    def state_dict(self) -> dict[str, Any]:
-        """As of `SeqRecordStream`: the epoch, its batches delivered, and where each source is.
-
-        That is the source's epoch and its clips given there, two integers.
-        """
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As of `SeqRecordStream`, also with other ranks or workers.
-
-        Raises `StateError` also for a state of another mix: names, shares, stop, ….
-        """
-        super().load_state_dict(state_dict)
 
     def stats(self) -> dict[str, Any]:
         """As of `SeqRecordStream`, summed; `sources` has those of each.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -21,10 +21,11 @@ from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream, find_device, side_stream
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.ragged import for_users
-from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
-from seqrecord.errors import ClipError, MemoryLimitError
-from seqrecord.pipes.clip_loader import Clip, ClipLoader, open_trace
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
+from seqrecord.pipes.batch_source import Clip, Rest
+from seqrecord.pipes.clip_loader import ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.mix_features import (
     DATASET,
@@ -35,7 +36,7 @@ from seqrecord.pipes.mix_features import (
     columns_of,
     made_of,
 )
-from seqrecord.pipes.mix_plan import MixPlan, MixRest, Stop, batches_left, count_batches
+from seqrecord.pipes.mix_plan import MixPlan, Stop, batches_left, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
     SourceRunner,
@@ -43,6 +44,7 @@ from seqrecord.pipes.mix_sources import (
     source_seed,
 )
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.states import State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH
@@ -57,15 +59,18 @@ _MORE = (8, 4)  # batches that are filled or wait, where they are this part of t
 _SHARE = 16  # small ones, so that sources seldom wait for each other
 _MOST_SLOTS = 1 << 60
 _MOST_BYTES = 1 << 60  # no machine has as many, and floats have them exactly
+_OWN = ("clips", "batches", "waiting_for_batches_seconds")  # counted by the mix alone
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
 class MixLoader:
-    """Plans epochs of a mix and runs them. Picklable.
+    """Plans epochs of a mix and runs them: a `BatchSource`. Picklable.
 
     `options` has what belongs to the mix: batches, memory, seed, rank, device, threads, trace.
     Raises `ClipError` for sources that do not go together, and `MemoryLimitError`.
     """
+
+    goes_on = True
 
     def __init__(
         self,
@@ -134,9 +139,20 @@ class MixLoader:
         return {**self.__dict__, "runners": {}, "_kept": None}
 
     @property
-    def selection(self) -> Any:
-        """The first source's, where the length of its clips is told."""
-        return next(iter(self.loaders.values())).selection
+    def sources(self) -> Sequence[SourceLoader]:
+        """See `BatchSource`."""
+        return list(self.loaders.values())
+
+    def asked(self) -> dict[str, Any]:
+        """See `BatchSource`."""
+        return {
+            "shares": [[name, count] for name, count in zip(self.names, self.counts, strict=True)],
+            "stop": self.stop,
+            "batch_size": self.batch_size,
+            "seed": self.options.seed,
+            "features": self.join,
+            "alternate": self.alternate,
+        }
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -148,16 +164,16 @@ class MixLoader:
         self,
         epoch: int,
         part: Part,
-        stages: MixRest | tuple[()] | None = None,
+        rest: Rest | None = None,
         *,
         workers: int | None = None,
     ) -> MixPlan:
         """The plan of one part of one epoch: the same on all ranks, for workers of one number.
 
-        A rank has so many `workers`; by default as many as there are parts to this rank. `stages`
+        A rank has so many `workers`; by default as many as there are parts to this rank. `rest`
         says where the mix went on with other ranks or workers; epochs before that do not know it.
         """
-        rest = stages if stages and epoch >= stages.epoch else None
+        rest = rest if rest is not None and epoch >= rest.epoch else None
         if workers is None:
             ranks = self.ranks.current().count
             workers = part.count // ranks if part.count % ranks == 0 else 1
@@ -194,7 +210,7 @@ class MixLoader:
             epoch, part, num_batches, self.batch_size, shares, self.alternate, first, rest
         )
 
-    def _lengths_left(self, rest: MixRest, num_parts: int) -> list[int]:
+    def _lengths_left(self, rest: Rest, num_parts: int) -> list[int]:
         """The clips that each source has left of its first epoch, in a part."""
         found = []
         for loader, source in zip(self.loaders.values(), rest.sources, strict=True):
@@ -203,15 +219,56 @@ class MixLoader:
             found.append(0 if is_over else loader.length(0, num_parts, stages))
         return found
 
+    def check_place(self, state: State) -> None:
+        """See `BatchSource`."""
+        try:
+            plans = self._plans(state)
+        except ClipError as error:
+            raise StateError(f"the saved state is of no epoch: {error}") from error
+        state.check_batches(plan.num_batches for plan in plans)
+
+    def rest_after(self, state: State) -> Rest:
+        """See `BatchSource`."""
+        state = state.of_rank()
+        ranks, plans = state.sharing.ranks, self._plans(state)
+        given = [plan.given(batch) for plan, batch in zip(plans, state.batches, strict=True)]
+        before, left = plans[0].rest, None
+        went_on = before is not None and before.epoch == state.epoch and before.left is not None
+        if any(state.batches) or went_on:
+            left = ranks * (sum(plan.num_batches for plan in plans) - sum(state.batches))
+        sources = tuple(
+            loader.rest_of(
+                [int(clips[i]) for clips in given],
+                ranks,
+                None if before is None else before.sources[i],
+                said if before is not None else replace(said, left=()),
+            )
+            for i, (loader, said) in enumerate(zip(self.sources, state.sources, strict=True))
+        )
+        return Rest(state.epoch, left, 1 if state.rest is None else state.rest.number + 1, sources)
+
+    def _plans(self, state: State) -> list[MixPlan]:
+        """Those of the workers that a state has batches of."""
+        sharing, first = state.sharing, state.sharing.worker or 0
+        return [
+            self.plan(
+                state.epoch,
+                Part(first + i, sharing.num_parts),
+                state.rest,
+                workers=sharing.workers,
+            )
+            for i in range(len(state.batches))
+        ]
+
     def start(
         self,
         plan: MixPlan,
-        stages: object = None,  # noqa: ARG002
+        rest: Rest | None = None,  # noqa: ARG002
         *,
         batch: int = 0,
         stats: EngineStats,
     ) -> Engine:
-        """An engine that runs a plan from `batch` on; `stages` are the plan's."""
+        """An engine that runs a plan from `batch` on; `rest` is the plan's."""
         kept = self._memory_of_batches()
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
         missing = {} if self.alternate else self.features.missing_arrays
@@ -233,8 +290,8 @@ class MixLoader:
         """The trace of an iteration in this process."""
         return open_trace(self._trace, self.ranks)
 
-    def clip(self, batch: Batch, plan: MixPlan, number: int) -> Clip:  # noqa: ARG002
-        """A batch as users get it."""
+    def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
+        """See `BatchSource`."""
         first = self.names[int(batch.source[0])]
         columns = columns_of(
             batch,
@@ -243,7 +300,22 @@ class MixLoader:
             missing={} if self.alternate else self.features.missing,
         )
         nested = self.loaders[first].selection.nested
-        return {**for_users(batch.features, nested), **columns}
+        return [{**for_users(batch.features, nested), **columns}]
+
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
+        """See `BatchSource`: of the mix, and of each source."""
+        sources = {}
+        for name, loader in self.loaders.items():
+            runner, clips = self.runners.get(name), loader.clips(0)
+            said = EngineStats().report() if runner is None else runner.stats.report()
+            sources[name] = {
+                **said,
+                "bottleneck": STAGES[bottleneck(said, waiting=1.0)],
+                "clips_incomplete": clips.num_incomplete,
+                "clips_repeated": 0 if runner is None else runner.repeated,
+                "episodes_too_short": clips.num_short_episodes,
+            }
+        return {**_summed(done, sources), "sources": sources}
 
     @property
     def _source_batches(self) -> list[int]:
@@ -346,6 +418,31 @@ def _builder(
             builder.clear(name, slots)
     found: BatchBuilder[Any] = builder
     return found
+
+
+def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The mix's own counts, with what its sources have counted."""
+    total = dict(own)
+    for said in sources.values():
+        for name, value in said.items():
+            if name in _OWN or isinstance(value, str):
+                continue
+            if isinstance(value, dict):
+                total[name] = {**total.get(name, {})}
+                for feature, seconds in value.items():
+                    total[name][feature] = total[name].get(feature, 0.0) + seconds
+            else:
+                total[name] = total.get(name, 0) + value
+    if not own["clips"]:
+        return total
+    # Each waits for the others or for the consumer; the one that does so least limits the mix.
+    waits = {name: said["waiting_for_consumer_seconds"] for name, said in sources.items()}
+    slowest = min(waits, key=waits.__getitem__)
+    total["waiting_for_consumer_seconds"] = waits[slowest]
+    if own["waiting_for_batches_seconds"] < waits[slowest]:
+        return {**total, "bottleneck": STAGES["consumer"]}
+    words = sources[slowest]["bottleneck"]
+    return {**total, "bottleneck": f"source {slowest!r}: {words}"}
 
 
 def _decoder_of(loader: ClipLoader, options: LoaderOptions) -> str:

@@ -10,43 +10,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from seqrecord.clips import IntArray
-from seqrecord.pipes.states import Stages
+from seqrecord.pipes.batch_source import Rest
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares
 
-__all__ = ["MixPlan", "MixRest", "SourceRest", "Stop", "batches_left", "count_batches"]
+__all__ = ["MixPlan", "Stop", "batches_left", "count_batches"]
 
 Stop: TypeAlias = Literal["first", "longest"] | int
 """When an epoch ends; see `SeqRecordMix`."""
-
-
-@dataclass(frozen=True)
-class SourceRest:
-    """What a source goes on with: the rests of epochs that follow each other, then whole epochs.
-
-    `pending` has these epochs with their stages, `following` is the first whole epoch.
-    """
-
-    pending: tuple[tuple[int, Stages], ...]
-    following: int
-
-    def stages(self, epoch: int) -> Stages:
-        """Those of an epoch, none of a whole one."""
-        return dict(self.pending).get(epoch, ())
-
-
-@dataclass(frozen=True)
-class MixRest:
-    """Where a mix goes on with other ranks or workers: from there on slots are counted anew.
-
-    That is in an epoch of which all parts together had `left` batches; `None` where it had not
-    begun. It is the change of this `number`.
-    """
-
-    epoch: int
-    left: int | None
-    number: int
-    sources: tuple[SourceRest, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +37,7 @@ class MixPlan:
     shares: Shares
     alternate: bool
     first: int
-    rest: MixRest | None = None
+    rest: Rest | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -104,7 +75,7 @@ class MixPlan:
 
 
 def batches_left(
-    rest: MixRest,
+    rest: Rest,
     stop: Stop,
     lengths: Sequence[int],
     shares: Sequence[Fraction],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,16 @@ from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.forks import cached_property
+from seqrecord.pipes.batch_source import SourceRest, Stages
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.mix_plan import MixPlan, SourceRest
+from seqrecord.pipes.mix_plan import MixPlan
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Stages
+from seqrecord.pipes.states import SourceState
 from seqrecord.sampling import Clips, Part, Plan
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.random_order import key_of
+from seqrecord.sampling.rest import Stage
 
 __all__ = ["SourceLoader", "SourceRunner", "check_source", "divide_memory", "source_seed"]
 
@@ -151,6 +153,39 @@ class SourceLoader(ClipLoader):
             )
         return epoch, self._clips_before(epoch, num_parts) - skipped + first
 
+    def rest_of(
+        self,
+        given: Sequence[int],
+        ranks: int,
+        before: SourceRest | None,
+        state: SourceState,
+    ) -> SourceRest:
+        """What is left when each worker of a rank has given so many clips since `before`.
+
+        The clips that parts have given of each epoch make one more stage of that epoch.
+        """
+        count = ranks * len(given)
+        places = [self.locate(clips, count, before) for clips in given]
+        old = {} if before is None else dict(before.pending)
+        chosen = dict(zip(old, state.left, strict=True))
+        first, last = min(places)[0], max(places)[0]
+        pending: list[tuple[int, Stages]] = []
+        following = first
+        for epoch in range(first, max([last, *old]) + 1):
+            stages = old.get(epoch, ())
+            length = self.length(epoch, count, stages)
+            clips = tuple(
+                length if place > epoch else total - begin if place == epoch else 0
+                for total, (place, begin) in zip(given, places, strict=True)
+            )
+            if any(clips):
+                settings = chosen.get(epoch, state.settings)
+                stages = (*stages, Stage(ranks, clips, settings, by_clip=True))
+            if stages:
+                pending.append((epoch, stages))
+                following = epoch + 1
+        return SourceRest(tuple(pending), following)
+
     def _clips_before(self, epoch: int, num_parts: int) -> int:
         """How many clips each of so many parts has of all epochs before one."""
         seed, shuffle = self._settings.seed, self._settings.shuffle
@@ -237,7 +272,7 @@ class SourceRunner:
         while clip < last:
             epoch, offset = self._loader.locate(clip, self._part.count, self._rest)
             stages = () if self._rest is None else self._rest.stages(epoch)
-            plan = self._loader.plan(epoch, self._part, stages)
+            plan = self._loader.plan_epoch(epoch, self._part, stages)
             self.repeated += plan.num_repeated
             execution = self._loader.execution(
                 plan, stages=stages, stats=self.stats, stream=self._stream

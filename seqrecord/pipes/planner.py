@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from seqrecord.clips import ClipTable
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import StateError
 from seqrecord.forks import cached_property
+from seqrecord.pipes.batch_source import SourceRest, Stages
 from seqrecord.pipes.frame_sizes import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Stages, State
+from seqrecord.pipes.states import SourceState
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
@@ -27,12 +28,12 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
 from seqrecord.sampling.rest import rest_of
+from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 
 __all__ = ["Planner"]
 
 _logger = logging.getLogger("seqrecord")
-_MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
 
 class Planner:
@@ -100,7 +101,7 @@ class Planner:
             self._rest = epoch, stages, rest
         return self._rest[2]
 
-    def plan(self, epoch: int, part: Part, stages: Stages = ()) -> Plan:
+    def plan_epoch(self, epoch: int, part: Part, stages: Stages = ()) -> Plan:
         """The plan of one part of one epoch, or of what some stages have left of it.
 
         Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
@@ -113,28 +114,6 @@ class Planner:
             self._told.add(part.count)
             _logger.info("%s: %s", self.selection.dataset.url, limited)
         return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
-
-    def check_batches(self, state: State) -> None:
-        """Raise `StateError` for a state that is of no epoch, or beyond the end of its stage."""
-        count = state.sharing.num_parts
-        last = Part(count - 1, count)
-        if state.settings.num_cursors > _MAX_CURSORS:
-            raise StateError(
-                "a saved state has more cursors than can be planned",
-                file=self.selection.dataset.url,
-                expected=f"at most {_MAX_CURSORS}",
-                got=state.settings.num_cursors,
-            )
-        try:  # no part has more batches than the last one
-            plan = self._planned(state.epoch, last, state.stages, state.settings)
-        except ClipError as error:
-            raise StateError(f"the saved state is of no epoch: {error}") from error
-        if max(state.batches) > plan.num_batches:
-            raise StateError(
-                "the saved state is beyond the end of its epoch",
-                expected=f"at most {plan.num_batches} batches",
-                got=max(state.batches),
-            )
 
     def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
         """The settings of an epoch in so many parts, all of them chosen.
@@ -159,13 +138,102 @@ class Planner:
             url=self.selection.dataset.url,
         )
 
-    def use_state(self, state: State) -> None:
-        """`use_settings`, those of a state; none where one of them does not fit."""
-        count = state.sharing.num_parts
-        with self.unless_it_raises():
-            self.use_settings(state.usual, count)
-            if state.stages:
-                self.use_settings(state.settings, count, state.epoch, state.stages)
+    # ---- states
+
+    def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
+        """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
+        pending = () if rest is None else rest.pending
+        left = tuple(self.settings(num_parts, *epoch) for epoch in pending)
+        request, identity = self.request(), self.selection.identity
+        return SourceState(self.settings(num_parts), request, identity, left)
+
+    def use_state(self, state: SourceState, num_parts: int, rest: SourceRest) -> None:
+        """`use_settings`, those of a state."""
+        self.use_settings(state.settings, num_parts)
+        for epoch, settings in zip(rest.pending, state.left, strict=True):
+            self.use_settings(settings, num_parts, *epoch)
+
+    def check_state(
+        self, state: SourceState, rest: SourceRest, *, any_batch_size: bool = False
+    ) -> None:
+        """Raise `StateError` for a state of other clips or another order, and say what differs.
+
+        What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
+        how many threads or in how much memory it is read; what was asked for may not.
+        """
+        url, identity = self.selection.dataset.url, self.selection.identity
+        now, saved = {name: getattr(self._settings, name) for name in self._asked}, state.settings
+        stages = (stage.settings for _, stages in rest.pending for stage in stages)
+        free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
+        for other in (*state.left, *stages):
+            differ = [n for n in now if n not in free and getattr(other, n) != getattr(saved, n)]
+            if differ:
+                raise StateError(
+                    f"stages of the saved state are of several settings: {', '.join(differ)}",
+                    file=url,
+                    expected=_named(differ, asdict(saved)),
+                    got=_named(differ, asdict(other)),
+                )
+        if any_batch_size:
+            del now["batch_size"]
+        now = {**self.request(), **now}
+        now["num_cursors"] = self.options.num_cursors
+        for name in ("num_cursors", "shuffle_buffer"):
+            if now[name] is None:
+                del now[name]
+        if not self._settings.shuffle and not saved.shuffle:
+            for name in ("num_cursors", "shuffle_buffer"):
+                now.pop(name, None)
+            if not self.selection.differs_by_epoch:
+                del now["seed"]
+        found = {**state.request, **asdict(saved)}
+        differ = [name for name in now if name not in found or found[name] != now[name]]
+        if "features" in differ and "frame_transform" in differ:
+            differ.remove("frame_transform")  # its arrays are the features
+        if differ:
+            raise StateError(
+                f"the saved state is of other settings: {', '.join(differ)}",
+                file=url,
+                expected=_named(differ, now),
+                got=_named(differ, found),
+            )
+        if state.episodes["digest"] != identity["digest"]:
+            same = state.episodes["dataset"] == identity["dataset"]
+            raise StateError(
+                "the saved state is of other episodes of this dataset"
+                if same
+                else "the saved state is of another dataset, or this one has changed: select the "
+                "state's episodes, if they are still the same",
+                file=url,
+                expected=_described(identity),
+                got=_described(state.episodes),
+            )
+
+    def request(self) -> dict[str, Any]:
+        """What was asked for beside the settings that plans have, as JSON."""
+        dilations = self.options.dilations
+        return {
+            "clip_len": self.options.clip_len,
+            "stride": self.selection.spec.stride,
+            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
+            "reverse": self.options.reverse,
+            "windows": self.selection.windows.said(),
+            "pad": self.options.pad,
+            "last_known": self.selection.windows.said_of_known(),
+            "features": sorted(self.selection.dataset.features),
+            "frame_transform": dict(self._array_texts),
+            "shuffle_buffer": self.options.shuffle_buffer,
+            "clips": self.selection.chosen_digest,
+        }
+
+    @cached_property
+    def _array_texts(self) -> dict[str, str]:
+        selection = self.selection  # how features are padded may change, and with the dataset does
+        is_made = selection.frame_transform is not None
+        arrays = selection.arrays if is_made else selection.stored
+        return {name: str(spec) for name, spec in sorted(arrays.items())}
+
+    # ---- memory
 
     def least_limit(self) -> int:
         """The least memory limit that would do, in bytes."""
@@ -232,6 +300,15 @@ class Planner:
         except BaseException:
             self._fits = before
             raise
+
+
+def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={repr_of(values.get(name))}" for name in names)
+
+
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"
 
 
 def _key(num_parts: int, epoch: int, stages: Stages) -> tuple[int, int, Stages]:

@@ -1,52 +1,38 @@
-"""What a saved state says, read from JSON that anyone may have written."""
+"""What a saved state says, read from JSON that anyone may have written.
+
+A state has a position and, of each dataset that clips come from, what the order depends on.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias, get_args, get_type_hints
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.integers import SEED_LIMIT
+from seqrecord.pipes.batch_source import BatchSource, PlanT, Rest, SourceRest, Stages
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
 from seqrecord.text import counted, repr_of
 
-__all__ = [
-    "Sharing",
-    "Stages",
-    "State",
-    "check_keys",
-    "check_number",
-    "parse_settings",
-    "parse_stages",
-    "stages_to_json",
-]
+__all__ = ["Sharing", "SourceState", "State", "check_number"]
 
-Stages: TypeAlias = tuple[Stage, ...]
-"""Those of an epoch that are over, because the number of ranks or workers has changed."""
-
-_VERSION = 3
-_KEYS = (
-    "version",
-    "epoch",
-    "batch",
-    "ranks",
-    "workers",
-    "worker",
-    "stages",
-    "settings",
-    "later",
-    "request",
-    "episodes",
-)
+_VERSION = 4
+_KEYS = ("version", "epoch", "batch", "ranks", "workers", "worker", "asked", "rest", "sources")
 _NUMBERS = ("epoch", "ranks", "workers")
-_STAGE = ("ranks", "batches", "settings")
+_REST = ("epoch", "left", "number")
+_SOURCE = ("settings", "request", "episodes", "following", "pending")
+_PENDING = ("epoch", "stages", "settings")
+_STAGE = ("ranks", "batches", "settings", "by_clip")
 _EPISODES = ("count", "frames", "digest", "dataset")
 _MAX_INTEGER = 1 << 63  # exclusive
 _MAX_PARTS = 1 << 31  # exclusive
 _MAX_SETTING = 1 << 31  # exclusive
+_MOST_PENDING = 1 << 10  # epochs of a source
 
 
 @dataclass(frozen=True)
@@ -81,74 +67,170 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class State:
-    """A position, and what an epoch's order depends on."""
+class SourceState:
+    """What the order of a dataset's clips depends on."""
 
-    epoch: int
-    batch: int
-    """Delivered in this stage of the epoch, by the worker of `sharing`."""
-    sharing: Sharing
     settings: PlanSettings
+    """Of whole epochs."""
     request: Mapping[str, Any]
     """What was asked for beside the settings: clips and features, by the name of the argument."""
     episodes: Mapping[str, Any]
     """How many, of how many frames, digests of them and of the dataset that they are in."""
-    of_workers: tuple[int, ...] | None = None
-    """Batches delivered by each of a rank's workers, where `sharing` is of all; else `batch`."""
-    stages: Stages = ()
-    later: PlanSettings | None = None
-    """The settings of later epochs, where `stages` make those of this one differ."""
+    left: tuple[PlanSettings, ...] = ()
+    """The settings of what is left of each epoch that is pending; see `SourceRest`."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A position, and what an epoch's order depends on."""
+
+    epoch: int
+    batches: tuple[int, ...]
+    """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
+    them."""
+    sharing: Sharing
+    asked: Mapping[str, Any]
+    """What was asked for beside what each source was."""
+    sources: tuple[SourceState, ...]
+    rest: Rest | None = None
+
+    @classmethod
+    def of(
+        cls,
+        loader: BatchSource[PlanT],
+        epoch: int,
+        batch: int,
+        sharing: Sharing,
+        rest: Rest | None,
+    ) -> State:
+        """That of a loader, of which `sharing` has given so many batches of an epoch."""
+        rests = (None,) * len(loader.sources) if rest is None else rest.sources
+        pairs = zip(loader.sources, rests, strict=True)
+        sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
+        return cls(epoch, (batch,), sharing, loader.asked(), sources, rest)
+
+    def check(self, loader: BatchSource[PlanT]) -> None:
+        """Raise `StateError` where it is not of such a loader, and say what differs.
+
+        That of all workers of a rank may be of another `batch_size`, but for a mix.
+        """
+        now, found = loader.asked(), self.asked
+        differ = [name for name in {**now, **found} if name not in found or name not in now]
+        if differ or len(self.sources) != len(loader.sources):
+            raise StateError(
+                "the saved state is of another kind of loader, or of other sources",
+                expected="one of SeqRecordMix, of as many sources"
+                if now
+                else "one of SeqRecordStream, SeqRecordPipe or SeqRecordNode",
+                got=f"{counted(len(self.sources), 'source')}, and {repr_of(list(found))}",
+            )
+        if differ := [name for name in now if found[name] != now[name]]:
+            raise StateError(
+                f"the saved state is of another mix: {', '.join(differ)}",
+                expected=", ".join(f"{name}={repr_of(now[name])}" for name in differ),
+                got=", ".join(f"{name}={repr_of(found[name])}" for name in differ),
+            )
+        is_any = self.is_of_all and not now
+        for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
+            source.check_state(said, rest, any_batch_size=is_any)
+
+    def has_batches_of(self, loader: BatchSource[PlanT]) -> bool:
+        """Whether it counts batches of the size that a loader has."""
+        pairs = zip(loader.sources, self.sources, strict=True)
+        return all(source.batch_size == said.settings.batch_size for source, said in pairs)
 
     @property
-    def batches(self) -> tuple[int, ...]:
-        """Delivered by the worker of `sharing`, or by each of them."""
-        return self.of_workers or (self.batch,)
+    def rests(self) -> tuple[SourceRest, ...]:
+        """What is left of each source."""
+        none = SourceRest((), 0)
+        return (none,) * len(self.sources) if self.rest is None else self.rest.sources
 
     @property
-    def usual(self) -> PlanSettings:
-        """The settings of whole epochs."""
-        return self.later or self.settings
+    def is_of_all(self) -> bool:
+        """Whether it says where all workers of a rank are."""
+        return self.sharing.worker is None or self.sharing.workers == 1
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it is inside an epoch."""
+        return any(self.batches) or self.rest is not None
+
+    def check_batches(self, most: Iterable[int]) -> None:
+        """Raise `StateError` for more batches than there are: `most` for each of `batches`."""
+        for given, number in zip(self.batches, most, strict=True):
+            if given > number:
+                raise StateError(
+                    "the saved state is beyond the end of its epoch",
+                    expected=f"at most {number} batches",
+                    got=given,
+                )
 
     def of_rank(self) -> State:
         """The same, of all workers of a rank; `StateError` for one worker of several."""
-        if self.sharing.worker is None:
-            return self
-        if self.sharing.workers > 1:
+        if not self.is_of_all:
             raise StateError(
                 "the state of one worker does not say how far the others are",
-                expected="the whole state of the StatefulDataLoader, which has those of all its "
-                "workers, as seqrecord.elastic_state(loader.state_dict())",
+                expected="the whole state_dict() of the StatefulDataLoader, which has those of all "
+                "its workers",
                 got=self.sharing,
             )
-        return self.of_all((self.batch,))
+        return self.of_all(self.batches)
 
     def of_all(self, batches: tuple[int, ...]) -> State:
         """That of all workers of a rank, by what each has delivered; this is one of them."""
-        sharing = replace(self.sharing, worker=None)
-        return replace(self, sharing=sharing, batch=0, of_workers=batches)
+        return replace(self, sharing=replace(self.sharing, worker=None), batches=batches)
+
+    def next_epoch(self) -> State:
+        """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
+        batches = (0,) * len(self.batches)
+        sources = self.sources if self.asked else (replace(self.sources[0], left=()),)
+        rest = self.rest if self.asked else None
+        return replace(self, epoch=self.epoch + 1, batches=batches, sources=sources, rest=rest)
 
     def at_worker(self, worker: int, workers: int) -> State:
         """The same with no batch delivered, of a worker of so many."""
-        return replace(self, sharing=Sharing(self.sharing.ranks, workers, worker), batch=0)
+        sharing = Sharing(self.sharing.ranks, workers, worker)
+        return replace(self, sharing=sharing, batches=(0,))
 
-    def next_epoch(self) -> State:
-        """The same in the epoch after this one, whose settings are the usual ones."""
-        settings = self.usual
-        return replace(self, epoch=self.epoch + 1, stages=(), settings=settings, later=None)
+    def to_bytes(self) -> bytes:
+        """For other processes."""
+        return zlib.compress(json.dumps(self.to_json(), separators=(",", ":")).encode(), 9)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> State:
+        return cls.parse(json.loads(zlib.decompress(data)))
 
     def to_json(self) -> dict[str, Any]:
+        sharing, rest = self.sharing, self.rest
         return {
             "version": _VERSION,
             "epoch": self.epoch,
-            "batch": self.batch if self.of_workers is None else list(self.of_workers),
-            "ranks": self.sharing.ranks,
-            "workers": self.sharing.workers,
-            "worker": self.sharing.worker,
-            "stages": stages_to_json(self.stages),
-            "settings": dict(vars(self.settings)),
-            "later": None if self.later is None else dict(vars(self.later)),
-            "request": dict(self.request),
-            "episodes": dict(self.episodes),
+            "batch": list(self.batches) if sharing.worker is None else self.batches[0],
+            "ranks": sharing.ranks,
+            "workers": sharing.workers,
+            "worker": sharing.worker,
+            "asked": dict(self.asked),
+            "rest": None if rest is None else {name: getattr(rest, name) for name in _REST},
+            "sources": [
+                {
+                    "settings": asdict(source.settings),
+                    "request": dict(source.request),
+                    "episodes": dict(source.episodes),
+                    "following": own.following,
+                    "pending": [
+                        {
+                            "epoch": epoch,
+                            "stages": [
+                                {**asdict(stage), "batches": list(stage.batches)}
+                                for stage in stages
+                            ],
+                            "settings": asdict(settings),
+                        }
+                        for (epoch, stages), settings in zip(own.pending, source.left, strict=True)
+                    ],
+                }
+                for source, own in zip(self.sources, self.rests, strict=True)
+            ],
         }
 
     @classmethod
@@ -156,7 +238,8 @@ class State:
         """Inverse of `to_json`; `StateError` for what no loader has saved."""
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
-                "not a state of a seqrecord loader",
+                "not a state of a seqrecord loader, nor of a StatefulDataLoader around a "
+                "SeqRecordStream",
                 expected="what state_dict() of a loader has returned: a dict of version, epoch, …",
                 got=repr_of(state),
             )
@@ -164,15 +247,13 @@ class State:
             raise StateError(
                 "a state of another version", expected=_VERSION, got=repr_of(state["version"])
             )
-        check_keys("a state", state, _KEYS)
+        _check_keys("a state", state, _KEYS)
         epoch, ranks, workers = (_integer(name, state[name]) for name in _NUMBERS)
-        worker = batch = of_workers = None
-        if state["worker"] is None:
-            of_workers = _integers("batch", state["batch"])
-        else:
-            worker, batch = (_integer(name, state[name]) for name in ("worker", "batch"))
-        sharing = Sharing(ranks, workers, worker)
-        known = len(of_workers or ()) == workers if worker is None else worker < workers
+        batches, worker = state["batch"], state["worker"]
+        if worker is not None:
+            batches, worker = [batches], _integer("worker", worker)
+        batches, sharing = _integers("batch", batches), Sharing(ranks, workers, worker)
+        known = len(batches) == workers if worker is None else worker < workers
         if not known or not 0 < sharing.num_parts < _MAX_PARTS:
             raise StateError(
                 "a state's ranks and workers make no sense",
@@ -180,63 +261,61 @@ class State:
                 f"{_MAX_PARTS} in all ranks",
                 got=f"{repr_of(sharing)}, batch {repr_of(state['batch'])}",
             )
-        if not isinstance(state["request"], Mapping):
-            raise StateError("a state's request is no dict", got=repr_of(state["request"]))
-        check_keys("a state's episodes", state["episodes"], _EPISODES)
-        stages, later = parse_stages(state["stages"]), state["later"]
-        if bool(stages) != (later is not None):
-            raise StateError(
-                "a state's later makes no sense",
-                expected="the settings of later epochs where there are stages, else None",
-                got=repr_of(later),
-            )
-        return cls(
-            epoch,
-            batch or 0,
-            sharing,
-            parse_settings(state["settings"]),
-            state["request"],
-            state["episodes"],
-            of_workers,
-            stages,
-            None if later is None else parse_settings(later),
+        found = [_parse_source(source) for source in _list("sources", state["sources"])]
+        if not found:
+            raise StateError("a state of no source", expected="one at least", got="none")
+        rest = state["rest"]
+        if rest is not None:
+            _check_keys("a state's rest", rest, _REST)
+            left = None if rest["left"] is None else _integer("left", rest["left"])
+            number = check_number("a state's number", rest["number"], _MAX_INTEGER, least=1)
+            sources = tuple(own for _, own in found)
+            rest = Rest(_integer("epoch", rest["epoch"]), left, number, sources)
+        elif any(own != SourceRest((), 0) for _, own in found):
+            raise StateError("a state's rest makes no sense", expected="a dict", got=None)
+        asked = _check_keys("what a state was asked for", state["asked"])
+        return cls(epoch, batches, sharing, asked, tuple(one for one, _ in found), rest)
+
+
+def _parse_source(saved: object) -> tuple[SourceState, SourceRest]:
+    saved = _check_keys("a state's source", saved, _SOURCE)
+    items, following = _list("pending", saved["pending"]), _integer("following", saved["following"])
+    pending, left = list[tuple[int, Stages]](), list[PlanSettings]()
+    for item in items[:_MOST_PENDING]:
+        _check_keys("a state's pending epoch", item, _PENDING)
+        stages = tuple(map(_parse_stage, _list("stages", item["stages"])))
+        if not stages:
+            raise StateError("a pending epoch of a state has no stages", got=repr_of(item))
+        pending.append((_integer("epoch", item["epoch"]), stages))
+        left.append(_parse_settings(item["settings"]))
+    epochs = [epoch for epoch, _ in pending]
+    if epochs != list(range(following - len(items), following)):
+        raise StateError(
+            "a state's pending epochs do not follow each other",
+            expected=f"{len(items)} epochs before {following}, at most {_MOST_PENDING}",
+            got=repr_of(epochs),
         )
+    request = _check_keys("a state's request", saved["request"])
+    episodes = _check_keys("a state's episodes", saved["episodes"], _EPISODES)
+    source = SourceState(_parse_settings(saved["settings"]), request, episodes, tuple(left))
+    return source, SourceRest(tuple(pending), following)
 
 
-def stages_to_json(stages: Stages) -> list[dict[str, Any]]:
-    """Inverse of `parse_stages`."""
-    return [
-        {
-            "ranks": stage.ranks,
-            "batches": list(stage.batches),
-            "settings": dict(vars(stage.settings)),
-        }
-        for stage in stages
-    ]
+def _parse_stage(saved: object) -> Stage:
+    saved = _check_keys("a state's stage", saved, _STAGE)
+    ranks, batches = _integer("ranks", saved["ranks"]), _integers("batches", saved["batches"])
+    if not 0 < ranks * len(batches) < _MAX_PARTS or type(saved["by_clip"]) is not bool:
+        raise StateError(
+            "the ranks and workers of a state's stage make no sense",
+            expected=f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks",
+            got=f"{repr_of(ranks)} ranks of {len(batches)}, by_clip {repr_of(saved['by_clip'])}",
+        )
+    return Stage(ranks, batches, _parse_settings(saved["settings"]), saved["by_clip"])
 
 
-def parse_stages(saved: object) -> Stages:
-    """Stages from JSON; `StateError` for what are none."""
-    if not isinstance(saved, (list, tuple)):
-        raise StateError("a state's stages are no list", got=repr_of(saved))
-    stages = []
-    for item in saved:
-        check_keys("a state's stage", item, _STAGE)
-        ranks, batches = _integer("ranks", item["ranks"]), _integers("batches", item["batches"])
-        if not 0 < ranks * len(batches) < _MAX_PARTS:
-            raise StateError(
-                "the ranks and workers of a state's stage make no sense",
-                expected=f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks",
-                got=f"{repr_of(ranks)} ranks of {len(batches)}",
-            )
-        stages.append(Stage(ranks, batches, parse_settings(item["settings"])))
-    return tuple(stages)
-
-
-def parse_settings(saved: object) -> PlanSettings:
-    """Settings of a plan from JSON; `StateError` for what are none."""
+def _parse_settings(saved: object) -> PlanSettings:
     names = [field.name for field in fields(PlanSettings)]
-    saved = check_keys("a state's settings", saved, names)
+    saved = _check_keys("a state's settings", saved, names)
     for name, hint in get_type_hints(PlanSettings).items():
         value, kinds = saved[name], get_args(hint) or (hint,)
         most = SEED_LIMIT if name == "seed" else _MAX_SETTING
@@ -246,17 +325,6 @@ def parse_settings(saved: object) -> PlanSettings:
         return PlanSettings(**saved)
     except ClipError as error:
         raise StateError(f"a state's settings make no sense: {error}") from error
-
-
-def check_keys(what: str, found: object, names: Iterable[str]) -> Mapping[str, Any]:
-    """A dict of these entries; `StateError` for anything else."""
-    if not isinstance(found, Mapping) or set(found) != set(names):
-        raise StateError(
-            f"{what} of other entries than it should have",
-            expected=", ".join(names),
-            got=repr_of(list(found) if isinstance(found, Mapping) else found),
-        )
-    return found
 
 
 def check_number(what: str, value: object, limit: int, *, least: int = 0) -> int:
@@ -270,13 +338,26 @@ def check_number(what: str, value: object, limit: int, *, least: int = 0) -> int
     return value
 
 
+def _check_keys(what: str, found: object, names: Iterable[str] | None = None) -> Mapping[str, Any]:
+    """A dict, of these entries if they are given; `StateError` for anything else."""
+    if not isinstance(found, Mapping) or (names is not None and set(found) != set(names)):
+        raise StateError(
+            f"{what} of other entries than it should have",
+            expected="a dict" if names is None else ", ".join(names),
+            got=repr_of(list(found) if isinstance(found, Mapping) else found),
+        )
+    return found
+
+
+def _list(name: str, value: object) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise StateError(f"a state's {name} is no list", expected="a list", got=repr_of(value))
+    return value
+
+
 def _integer(name: str, value: object) -> int:
     return check_number(f"a state's {name}", value, _MAX_INTEGER)
 
 
 def _integers(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise StateError(
-            f"a state's {name} is no list", expected="a number for each worker", got=repr_of(value)
-        )
-    return tuple(_integer(name, number) for number in value)
+    return tuple(_integer(name, number) for number in _list(name, value))

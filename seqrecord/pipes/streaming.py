@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import ClipTable
 from seqrecord.pipes.arguments import init_takes_arguments
+from seqrecord.pipes.batch_source import Clip, PlanT
 from seqrecord.pipes.callers import find_loader
-from seqrecord.pipes.clip_loader import Clip, ClipLoader
+from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
-from seqrecord.sampling import Part
+from seqrecord.sampling import Part, Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Streaming", "WithEpochs", "loader_of"]
 
 
-class WithEpochs:
+class WithEpochs(Generic[PlanT]):
     """What streams epochs: their length, which one is next, and the position in them."""
 
-    _epochs: Epochs
+    _epochs: Epochs[PlanT]
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -76,10 +77,12 @@ class WithEpochs:
         which it names, and `MemoryLimitError` where the state's order needs more than
         `memory_limit`.
 
-        The number of ranks and workers may differ, also in the middle of an epoch: what the former
-        ones have not given is then planned anew (see docs/ranks.md). The state of one of several
-        workers tells too little for that, and the next iteration raises a `StateError`: see
-        `seqrecord.elastic_state`.
+        The number of ranks and workers may differ, also in the middle of an epoch, and so may
+        `batch_size`, but for a mix: what the former ones have not given is then planned anew (see
+        docs/ranks.md). The state may be that of a torchdata `StatefulDataLoader` around a loader of
+        this kind, to go on with other workers. What it has of one worker alone tells too little for
+        that, and the next iteration raises a `StateError`; one from before the first snapshot of a
+        StatefulDataLoader that makes batches itself does, too.
         """
         self._epochs.load(state_dict, self._part())
 
@@ -113,13 +116,14 @@ class WithEpochs:
         return self._epochs.loader.ranks.parts_of_workers(num_workers)
 
 
-class Streaming(WithEpochs):
+class Streaming(WithEpochs[Plan]):
     """What the streaming loaders have in common: arguments, and a dataset's clips in epochs."""
 
     @init_takes_arguments(LoaderOptions)
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
         super().__init__()
-        self._epochs = Epochs(ClipLoader(ClipSelection(location, options), options))
+        self._loader = ClipLoader(ClipSelection(location, options), options)
+        self._epochs = Epochs[Plan](self._loader)
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:
@@ -130,12 +134,12 @@ class Streaming(WithEpochs):
     @property
     def options(self) -> LoaderOptions:
         """What this loader was given."""
-        return self._epochs.loader.options
+        return self._loader.options
 
     @property
     def dataset(self) -> SeqRecordReader:
         """The dataset that the clips come from, with the requested features."""
-        return self._epochs.loader.selection.dataset
+        return self._loader.selection.dataset
 
     @property
     def clips(self) -> ClipTable:
@@ -144,23 +148,22 @@ class Streaming(WithEpochs):
         With `rotate_phase`, here and in `num_clips` and `len`, of the epoch that runs, or if none
         does of the next one.
         """
-        return self._epochs.loader.clips(self._epochs.current)
+        return self._loader.clips(self._epochs.current)
 
     @property
     def num_clips(self) -> int:
         """Clips of an epoch over all ranks and workers, each counted once."""
-        return self._epochs.loader.num_clips(self._epochs.current)
+        return self._loader.num_clips(self._epochs.current)
 
     def _iterate(self) -> Iterator[Clip]:
         return self._epochs.iterate(self._part())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._epochs.loader.describe()})"
+        return f"{type(self).__name__}({self._loader.describe()})"
 
     __str__ = __repr__  # IterDataPipe's is the bare name
 
 
 def loader_of(streaming: Streaming) -> ClipLoader:
     """What plans and runs its epochs."""
-    loader: ClipLoader = streaming._epochs.loader
-    return loader
+    return streaming._loader
