@@ -13,8 +13,13 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import ClipSpec, FormatError, SeqRecordWriter, summarize
-from seqrecord.reading.episode_summary import list_episodes, listing_lines, summarize_episode
-from seqrecord.reading.summary import ClipSummary, Summary
+from seqrecord.reading.summary import (
+    ClipSummary,
+    Summary,
+    list_episodes,
+    listing_lines,
+    summarize_episode,
+)
 from seqrecord.text import codec_text
 from tests.command_line import main
 from tests.datasets import SmallFrame, write_small

@@ -14,7 +14,7 @@ from seqrecord.errors import ClipError, SchemaError
 from seqrecord.format.index import Index
 from seqrecord.format.rows import WORD
 from seqrecord.reading.chunks import ChunkReader, Page
-from seqrecord.reading.html_card import html_card
+from seqrecord.reading.feature_tables import html_card
 from seqrecord.reading.raw_frames import FrameRuns, followed
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of

@@ -26,8 +26,8 @@ from seqrecord.format.statistics import read_statistics
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode
+from seqrecord.reading.feature_tables import html_card
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
-from seqrecord.reading.html_card import html_card
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics

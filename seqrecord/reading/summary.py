@@ -1,25 +1,46 @@
-"""What a dataset holds, counted from its manifest and index: no record file is read."""
+"""What a dataset and an episode hold, and lists of episodes: counted from manifest and index.
+
+No record file is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from seqrecord.clips import ClipSpec
-from seqrecord.format.index import GroupIndex, Index
+from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
-from seqrecord.reading.feature_table import described
+from seqrecord.reading.feature_tables import described
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import counted, table_lines
+from seqrecord.text import counted, printable, table_lines
 from seqrecord.units import format_size
 
-__all__ = ["ClipSummary", "FeatureSummary", "GroupSummary", "Summary", "summarize"]
+__all__ = [
+    "ClipSummary",
+    "EpisodeFeature",
+    "EpisodeRow",
+    "EpisodeSummary",
+    "FeatureSummary",
+    "GroupSummary",
+    "Summary",
+    "list_episodes",
+    "listing_lines",
+    "summarize",
+    "summarize_episode",
+]
+
+_MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON show all
+_MAX_RUNS = 4  # of missing frames, in a line of text; JSON has all
 
 
 @dataclass(frozen=True)
@@ -42,8 +63,7 @@ class FeatureSummary:
         return _ratio(self.raw_bytes, self.stored_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        counts = {k: v for k, v in vars(self).items() if k != "spec"}
-        return {**self.spec.to_json(), **counts, "ratio": self.ratio}
+        return _json_of(self, ratio=self.ratio)
 
 
 @dataclass(frozen=True)
@@ -125,16 +145,14 @@ class Summary:
         return _ratio(sum(f.raw_bytes or 0 for f in known), sum(f.stored_bytes for f in known))
 
     def to_json(self) -> dict[str, Any]:
-        special = ("features", "groups", "splits", "clips")
         return {
-            **{k: v for k, v in vars(self).items() if k not in special},
-            "groups": [asdict(group) for group in self.groups],
-            "splits": dict(self.splits),
+            **vars(self),
+            "groups": [vars(group) for group in self.groups],
             "stored_bytes": self.stored_bytes,
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
             "features": [feature.to_json() for feature in self.features],
-            "clips": None if self.clips is None else asdict(self.clips),
+            "clips": None if self.clips is None else vars(self.clips),
         }
 
     def __str__(self) -> str:
@@ -142,49 +160,28 @@ class Summary:
         if self.shortest_episode == self.longest_episode:
             lengths = counted(self.longest_episode, "frame")
         several = len(self.groups) > 1
-        frames = f"{self.num_frames:,}" + ("" if several else f" in {self.groups[0]}")
+        splits = [f"{name} {count:,}" for name, count in self.splits.items()]
+        splits.append(f"none {self.num_episodes - sum(self.splits.values()):,}")
         facts = [
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
-            *([("splits", self._splits())] if self.splits else []),
-            ("frames", frames),
-            *([(f"group {group.number}", str(group)) for group in self.groups] if several else []),
-            *([] if self.fps is None else [("fps", _range(*self.fps))]),
+            ("splits", ", ".join(splits) if self.splits else None),
+            ("frames", f"{self.num_frames:,}" + ("" if several else f" in {self.groups[0]}")),
+            *((f"group {group.number}", str(group)) for group in self.groups if several),
+            ("fps", self.fps and " to ".join(f"{fps:g}" for fps in sorted({*self.fps}))),
             ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
             ("index", format_size(self.index_bytes)),
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
         ]
-        lines = [self.url, *(f"  {name:<13} {value}" for name, value in facts)]
-        lines += ["", *(f"  {line}" for line in table_lines(self._rows(), left=4))]
-        if self.clips is not None:
-            lines += ["", *_clip_lines(self.clips, self.num_episodes)]
-        return "\n".join(lines)
-
-    def _splits(self) -> str:
-        counts = [f"{name} {count:,}" for name, count in self.splits.items()]
-        return ", ".join([*counts, f"none {self.num_episodes - sum(self.splits.values()):,}"])
-
-    def _rows(self) -> list[Sequence[str]]:
         what = described(feature.spec for feature in self.features)
-        head = ("feature", *next(what), "raw", "stored", "ratio", "missing")
-        rows: list[Sequence[str]] = [head]
+        rows = [("feature", *(head := next(what)), "raw", "stored", "ratio", "missing")]
         for feature, cells in zip(self.features, what, strict=True):
-            rows.append(
-                (
-                    feature.spec.name,
-                    *cells,
-                    "?" if feature.raw_bytes is None else format_size(feature.raw_bytes),
-                    format_size(feature.stored_bytes),
-                    _times(feature.ratio),
-                    f"{feature.num_missing:,}",
-                )
-            )
+            missing = f"{feature.num_missing:,}"
+            rows.append((feature.spec.name, *cells, *_sizes(feature), missing))
         if len(self.features) > 1:
-            raw = "?" if self.raw_bytes is None else format_size(self.raw_bytes)
-            stored = format_size(self.stored_bytes)
-            blank = [""] * (len(head) - 5)
-            rows.append(("total", *blank, raw, stored, _times(self.ratio), ""))
-        return rows
+            rows.append(("total", *("" for _ in head), *_sizes(self), ""))
+        clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
+        return "\n".join([self.url, *_lines(facts, rows), *clips])
 
 
 def summarize(
@@ -284,10 +281,7 @@ def _count_missing(index: Index) -> npt.NDArray[np.int64]:
 def _count_clips(dataset: SeqRecordReader, spec: ClipSpec) -> ClipSummary:
     table = dataset.clips(spec)
     return ClipSummary(
-        length=spec.length,
-        stride=spec.stride,
-        dilation=spec.dilation,
-        span=spec.span,
+        *(spec.length, spec.stride, spec.dilation, spec.span),
         num_clips=table.num_clips,
         num_episodes=len(np.unique(table.episode)),
         num_short_episodes=table.num_short_episodes,
@@ -309,9 +303,215 @@ def _ratio(raw: int | None, stored: int) -> float | None:
     return raw / stored if raw is not None and stored else None
 
 
-def _range(least: float, greatest: float) -> str:
-    return f"{least:g}" if least == greatest else f"{least:g} to {greatest:g}"
+def _sizes(summary: Summary | FeatureSummary) -> tuple[str, str, str]:
+    raw, ratio = summary.raw_bytes, summary.ratio
+    return (
+        "?" if raw is None else format_size(raw),
+        format_size(summary.stored_bytes),
+        "?" if ratio is None else f"{ratio:.2f}x",
+    )
 
 
-def _times(ratio: float | None) -> str:
-    return "?" if ratio is None else f"{ratio:.2f}x"
+def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Facts that are known, and a table whose first four columns are text."""
+    yield from (f"  {name:<13} {value}" for name, value in facts if value is not None)
+    yield ""
+    yield from (f"  {line}" for line in table_lines(rows, left=4))
+
+
+def _json_of(feature: FeatureSummary | EpisodeFeature, **more: Any) -> dict[str, Any]:
+    counts = {name: value for name, value in vars(feature).items() if name != "spec"}
+    return {**feature.spec.to_json(), **counts, **more}
+
+
+@dataclass(frozen=True)
+class EpisodeFeature:
+    """One feature of an episode. `stored_bytes` are those of its pages.
+
+    `missing` are the runs of frames, `[start, stop)`, that lack the feature.
+    """
+
+    spec: FeatureSpec
+    num_frames: int  # that have it
+    stored_bytes: int
+    missing: tuple[tuple[int, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return _json_of(self)
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """What one episode holds. `num_clips` is `None` unless clips were asked for."""
+
+    url: str
+    key: str
+    uid: str
+    num_frames: int
+    fps: float | None
+    split: str | None
+    num_chunks: tuple[int, ...]  # of each group of features
+    record_files: tuple[str, ...]
+    num_clips: int | None
+    features: tuple[EpisodeFeature, ...]
+    metadata: dict[str, Any]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the features' pages."""
+        return sum(feature.stored_bytes for feature in self.features)
+
+    def to_json(self) -> dict[str, Any]:
+        features = [feature.to_json() for feature in self.features]
+        return {**vars(self), "stored_bytes": self.stored_bytes, "features": features}
+
+    def __str__(self) -> str:
+        chunks = " and ".join(f"{count:,}" for count in self.num_chunks)
+        facts = [
+            ("dataset", self.url),
+            ("uid", self.uid),
+            ("frames", f"{self.num_frames:,} in {chunks} chunk{'s' * (chunks != '1')}"),
+            ("fps", None if self.fps is None else f"{self.fps:g}"),
+            ("split", self.split),
+            ("clips", None if self.num_clips is None else f"{self.num_clips:,}"),
+            ("stored", format_size(self.stored_bytes)),
+            ("record files", ", ".join(self.record_files)),
+        ]
+        what = described(feature.spec for feature in self.features)
+        rows = [("feature", *next(what), "stored", "missing")]
+        for feature, cells in zip(self.features, what, strict=True):
+            missing = _missing_text(feature, self.num_frames)
+            rows.append((feature.spec.name, *cells, format_size(feature.stored_bytes), missing))
+        metadata = json.dumps(self.metadata, indent=1, ensure_ascii=False).splitlines()
+        metadata = [f"  {printable(line)}" for line in metadata]
+        return "\n".join([printable(self.key), *_lines(facts, rows), "", "  metadata", *metadata])
+
+
+def summarize_episode(
+    dataset: SeqRecordReader, key: str, *, clip: ClipSpec | None = None
+) -> EpisodeSummary:
+    """Count an episode's frames, chunks, bytes and, with `clip`, its clips.
+
+    Features and clips are those of the features that the dataset was opened with. Raises
+    `ClipError` for a key that is not there.
+    """
+    [number] = dataset.find_episodes([key]).tolist()
+    index, manifest, episode = dataset.index, dataset.manifest, dataset.episodes[key]
+    chunks = {
+        group: table.rows_of(number)
+        for group, table in enumerate(index.groups)
+        if any(name in dataset.features for name in table.schema)
+    }
+    features = []
+    for name, spec in dataset.features.items():
+        present = episode.present(name)
+        stored = int(index.lengths(name)[chunks[spec.group]].sum(dtype=np.uint64))
+        features.append(EpisodeFeature(spec, int(present.sum()), stored, _runs(~present)))
+    files = np.concatenate([index.groups[group].file[rows] for group, rows in chunks.items()])
+    split = int(index.split[number])
+    return EpisodeSummary(
+        url=dataset.url,
+        key=key,
+        uid=episode.uid,
+        num_frames=len(episode),
+        fps=episode.fps,
+        split=None if split == NO_SPLIT else manifest.splits[split],
+        num_chunks=tuple(rows.stop - rows.start for rows in chunks.values()),
+        record_files=tuple(manifest.record_files[n].path for n in np.unique(files)),
+        num_clips=None if clip is None else dataset.clips(clip, [key]).num_clips,
+        features=tuple(features),
+        metadata=episode.metadata,
+    )
+
+
+def _runs(flags: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
+    """The runs `[start, stop)` of true values."""
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:
+    count = num_frames - feature.num_frames
+    if count in (0, num_frames):
+        return "all" if count and count == num_frames else "0"
+    runs = [str(a) if b - a == 1 else f"{a}-{b - 1}" for a, b in feature.missing[:_MAX_RUNS]]
+    more = ", …" if len(feature.missing) > _MAX_RUNS else ""
+    return f"{count:,}: {', '.join(runs)}{more}"
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One episode of a list. `num_clips` is `None` unless clips were asked for."""
+
+    key: str
+    num_frames: int
+    num_clips: int | None
+    metadata: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def list_episodes(
+    dataset: SeqRecordReader, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
+) -> Iterator[EpisodeRow]:
+    """The selected episodes in the dataset's order, one at a time.
+
+    Clips are counted as in `SeqRecordReader.clips`. Raises `ClipError` where
+    `SeqRecordReader.find_episodes` does.
+    """
+    return _rows(dataset, *_counts(dataset, episodes, clip))
+
+
+def listing_lines(
+    dataset: SeqRecordReader, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
+) -> Iterator[str]:
+    """`list_episodes` as lines of an aligned table, with a total at its end."""
+    numbers, clips = _counts(dataset, episodes, clip)
+    frames, keys = dataset.index.num_frames[numbers], dataset.index.keys.take(pa.array(numbers))
+    widths = [
+        max(len("episode"), *map(len, keys.to_pylist())),
+        max(len("frames"), len(f"{frames.max():,}")),
+        0 if clips is None else max(len("clips"), len(f"{clips.max():,}")),
+    ]
+
+    def line(key: str, frame_count: str, clip_count: str, metadata: str) -> str:
+        cells = [key.ljust(widths[0]), frame_count.rjust(widths[1])]
+        cells += [] if clips is None else [clip_count.rjust(widths[2])]
+        return "  ".join([*cells, metadata]).rstrip()
+
+    yield line("episode", "frames", "clips", "metadata")
+    for row in _rows(dataset, numbers, clips):
+        metadata = printable(json.dumps(row.metadata, ensure_ascii=False)) if row.metadata else ""
+        if len(metadata) > _MAX_METADATA:
+            metadata = f"{metadata[: _MAX_METADATA - 1]}…"
+        yield line(printable(row.key), f"{row.num_frames:,}", f"{row.num_clips or 0:,}", metadata)
+    total = f"{counted(len(numbers), 'episode')}, {counted(int(frames.sum()), 'frame')}"
+    yield total if clips is None else f"{total}, {counted(int(clips.sum()), 'clip')}"
+
+
+def _counts(
+    dataset: SeqRecordReader, episodes: EpisodeFilter, clip: ClipSpec | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """The numbers of the selected episodes, and how many clips each has, if clips are asked for;
+    int64[n]."""
+    numbers = dataset.find_episodes(episodes)
+    if clip is None:
+        return numbers, None
+    table = dataset.clips(clip, episodes)
+    counts = np.zeros(len(dataset.index.num_frames), np.int64)
+    np.add.at(counts, table.episode, table.count)
+    return numbers, counts[numbers]
+
+
+def _rows(
+    dataset: SeqRecordReader, numbers: npt.NDArray[np.int64], clips: npt.NDArray[np.int64] | None
+) -> Iterator[EpisodeRow]:
+    index = dataset.index
+    for place, number in enumerate(numbers.tolist()):
+        yield EpisodeRow(
+            key=index.key(number),
+            num_frames=int(index.num_frames[number]),
+            num_clips=None if clips is None else int(clips[place]),
+            metadata=index.episode_metadata(number),
+        )

@@ -9,15 +9,16 @@ from typing import Any
 import click
 
 from seqrecord.clips import ClipSpec
-from seqrecord.reading.episode_summary import (
-    EpisodeSummary,
-    list_episodes,
-    listing_lines,
-    summarize_episode,
-)
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
-from seqrecord.reading.summary import Summary, summarize
+from seqrecord.reading.summary import (
+    EpisodeSummary,
+    Summary,
+    list_episodes,
+    listing_lines,
+    summarize,
+    summarize_episode,
+)
 from seqrecord.reading.verify import VerifyProgress
 from seqrecord.reading.verify import verify as verify_dataset
 from seqrecord.text import one_line

@@ -1,16 +1,39 @@
-"""HTML that a notebook shows for an object: facts, and a table of features."""
+"""Tables that say what features are: columns of text, and the HTML that a notebook shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, printable, shape_text
 
-__all__ = ["html_card"]
+__all__ = ["described", "html_card"]
 
-_MOST = 200  # characters of a cell; what is longer is cut
+_MOST = 200  # characters of a cell of HTML; what is longer is cut
+
+
+def described(features: Iterable[FeatureSpec]) -> Iterator[tuple[str, ...]]:
+    """The heads of the columns, then the cells of each feature.
+
+    dtype, shape and codec; group, kind and unit only where they tell anything.
+    """
+    specs = list(features)
+    columns = [
+        ("dtype", [spec.dtype.name if spec.value == "array" else spec.value for spec in specs]),
+        ("shape", ["" if spec.value != "array" else shape_text(spec.shape) for spec in specs]),
+        ("codec", [codec_text(spec.codec) for spec in specs]),
+    ]
+    if len({spec.group for spec in specs}) > 1:
+        columns.append(("group", [str(spec.group) for spec in specs]))
+    for name, texts in (
+        ("kind", [spec.kind or "" for spec in specs]),
+        ("unit", [spec.unit or "" for spec in specs]),
+    ):
+        if any(texts):
+            columns.append((name, texts))
+    yield tuple(name for name, _ in columns)
+    yield from zip(*(texts for _, texts in columns), strict=True)
 
 
 def html_card(
