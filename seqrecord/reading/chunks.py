@@ -14,14 +14,13 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import (
     ALIGNMENT,
+    num_slices,
     page_offsets,
     slice_sums,
     table_bytes,
 )
-from seqrecord.reading.page import Chunk, Page
-from seqrecord.reading.page_columns import PageColumns, group_numbers
-from seqrecord.reading.page_decoder import PageDecoder
-from seqrecord.reading.raw_frames import FrameRuns, RawFrames
+from seqrecord.reading.page import Chunk, Page, PageDecoder
+from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange, coalesce
@@ -55,8 +54,7 @@ class ChunkReader(PageDecoder):
         self.paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         self._has_gaps: dict[int, bool] = {}  # by group, likewise
-        numbers = group_numbers(features)
-        self._groups = {n: PageColumns(index, features, n) for n in numbers}
+        numbers = {spec.group for spec in features.values()}
         self.raw = {
             n: RawFrames(
                 storage,
@@ -91,27 +89,30 @@ class ChunkReader(PageDecoder):
 
     def pages(self, chunk: Chunk) -> list[Page]:
         """The pages of the chosen features of the chunk's group, in their order."""
-        table, columns = self._index.groups[chunk.group], self._groups.get(chunk.group)
-        if columns is None:
-            return []
-        lengths = table.page_length[chunk.row]
-        offsets = page_offsets(lengths)
-        if offsets[-1] > _UNCHECKED_BYTES:
-            self._check_length(chunk, chunk.offset + int(offsets[-1]))
-        sums = columns.sums(lengths, chunk.offset + int(offsets[-1]))
-        return [
-            Page(
-                feature=name,
-                chunk=chunk,
-                start=chunk.offset + int(offsets[column]),
-                stop=chunk.offset + int(offsets[column]) + int(lengths[column]),
-                crc32c=int(table.page_crc32c[chunk.row, column]),
-                present=table.present(chunk.row, feature),
-                largest=None if variable is None else int(table.largest_frame[chunk.row, variable]),
-                sums=sums.get(column),
-            )
-            for name, column, feature, variable in columns.chosen
-        ]
+        table, found = self._index.groups[chunk.group], {}
+        lengths = table.page_length[chunk.row].tolist()
+        starts = (chunk.offset + page_offsets(table.page_length[chunk.row])).tolist()
+        sums = starts[-1]  # of the slices of raw pages, which lie behind the pages
+        if sums - chunk.offset > _UNCHECKED_BYTES:
+            self._check_length(chunk, sums)
+        variable = 0
+        for column, (name, spec) in enumerate(table.schema.items()):
+            if name in self.features:
+                largest = None if spec.is_fixed else int(table.largest_frame[chunk.row, variable])
+                found[name] = Page(
+                    feature=name,
+                    chunk=chunk,
+                    start=starts[column],
+                    stop=starts[column] + lengths[column],
+                    crc32c=int(table.page_crc32c[chunk.row, column]),
+                    present=table.present(chunk.row, int(table.features[column])),
+                    largest=largest,
+                    sums=sums if spec.is_raw else None,
+                )
+            variable += not spec.is_fixed
+            if spec.is_raw:
+                sums += 4 * num_slices(spec, lengths[column] // spec.nbytes)
+        return [found[name] for name in self.features if name in found]
 
     def _check_length(self, chunk: Chunk, stop: int) -> None:
         """Raise `FormatError` for a chunk outside its file, before memory for it is asked for."""
@@ -172,23 +173,10 @@ class ChunkReader(PageDecoder):
             raise self._located(page, error)
 
     def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
-        """One frame of a page, with as few bytes read as possible.
-
-        Of a raw page its slice is checked as `verify` says, and of video the whole page; of another
-        page nothing is.
-        """
-        if page.feature in self._video:
-            return self.decode_frame([page], self.read([page]), frame)[page.feature]
-        codec, count = self._codecs[page.feature], page.num_present
-        position = page.position(frame)
+        """One frame of a page that is neither raw nor video, read alone; nothing is checked."""
+        codec, spec = self._codecs[page.feature], self.features[page.feature]
+        count, position = page.num_present, page.position(frame)
         assert position is not None, "the frame lacks the feature"
-        spec = self.features[page.feature]
-        if spec.is_raw:
-            rows = np.empty((1, *(n or 0 for n in spec.shape)), spec.dtype)
-            chunk = page.chunk
-            one = FrameRuns(*(np.array([n]) for n in (chunk.row, frame, 1, 0)))
-            self.raw[chunk.group].read(one, {page.feature: rows}, exact=True)
-            return rows[0, ...]
         try:
             size = table_bytes(spec, count)
             if size > page.stop - page.start:

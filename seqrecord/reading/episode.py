@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from seqrecord.format.rows import WORD
 from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.feature_tables import html_card
 from seqrecord.reading.raw_frames import FrameRuns, followed
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
 __all__ = ["Episode"]
@@ -77,7 +77,9 @@ class Episode:
             ) from None
         if not -len(self) <= number < len(self):
             raise IndexError(f"frame {repr_of(number)} of an episode of {len(self)} frames")
-        return self._frame(number % len(self))
+        number %= len(self)
+        found = self._read(np.array([number]), self._having(number))
+        return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:
         """Which frames have a feature: bool [frames]."""
@@ -111,20 +113,25 @@ class Episode:
         `features` only these are read; raises `SchemaError` for one that the dataset was not
         opened with. Of a raw page only what holds these frames is read.
         """
-        reader, chosen = self._reader, self.features.select(features)
-        numbers = np.asarray(frames, np.int64)
+        chosen, numbers = self.features.select(features), np.asarray(frames, np.int64)
         if (outside := (numbers < 0) | (numbers >= len(self))).any():
             wrong = int(numbers[np.argmax(outside)])
             raise IndexError(f"frame {wrong} of an episode of {len(self)} frames")
+        for name in chosen:
+            self._check_present(name, numbers)
+        return self._read(numbers, chosen)
+
+    def _read(
+        self, numbers: npt.NDArray[np.int64], chosen: Mapping[str, FeatureSpec]
+    ) -> dict[str, Any]:
+        reader = self._reader
         arrays: dict[str, Any] = {
             name: np.empty((len(numbers), *(n or 0 for n in spec.shape)), spec.dtype)
             if spec.is_fixed
             else [np.empty(0)] * len(numbers)
             for name, spec in chosen.items()
         }
-        for name in chosen:
-            self._check_present(name, numbers)
-        for group in dict.fromkeys(spec.group for spec in chosen.values()):
+        for group in {spec.group for spec in chosen.values()}:
             table, raw = self._index.groups[group], reader.raw[group]
             rows = table.chunks_of(self._number, numbers)
             inside = numbers - table.first_frame[rows]
@@ -142,12 +149,17 @@ class Episode:
             for places in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
                 if len(places):
                     chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
-                    pages = [
-                        page
-                        for page in reader.pages(chunk)
-                        if page.feature in chosen
-                        and not (page.feature in straight and is_read[places[0]])
-                    ]
+                    pages, place = [], int(places[0])
+                    for page in reader.pages(chunk):
+                        name, frame = page.feature, int(inside[place])
+                        if name not in chosen or (name in straight and is_read[place]):
+                            continue
+                        is_blob = not (chosen[name].is_raw or chosen[name].is_video)
+                        if is_blob and len(places) == 1 and not reader.verify:
+                            array = reader.read_frame(page, frame)
+                            arrays[name][place] = reader.value(page, array, frame)
+                        else:
+                            pages.append(page)
                     runs = followed(inside[places], places)
                     for page, data in zip(pages, reader.read(pages), strict=True):
                         name = page.feature
@@ -178,21 +190,16 @@ class Episode:
             frames = range(int(inside[start]), int(inside[stop - 1]) + 1)
             reader.decode(page, data, frames, target[places[start] : places[stop - 1] + 1])
 
-    def _frame(self, number: int) -> dict[str, Any]:
-        reader, found = self._reader, {}
-        for group in dict.fromkeys(spec.group for spec in self.features.values()):
-            [row] = self._index.groups[group].chunks_of(self._number, np.array([number])).tolist()
-            chunk = reader.chunk_at(group, row, self._number)
-            inside = number - chunk.first_frame
-            pages = [page for page in reader.pages(chunk) if page.has(inside)]
-            whole = [page for page in pages if reader.verify and page.sums is None]
-            arrays = reader.decode_frame(whole, reader.read(whole), inside)
-            for page in pages:
-                array = arrays.get(page.feature)
-                if array is None:
-                    array = reader.read_frame(page, inside)
-                found[page.feature] = reader.value(page, array, inside)
-        return {name: found[name] for name in self.features if name in found}
+    def _having(self, number: int) -> dict[str, FeatureSpec]:
+        """The features that a frame has."""
+        found, index = {}, self._index
+        for name, spec in self.features.items():
+            table = index.groups[spec.group]
+            [row] = table.chunks_of(self._number, np.array([number])).tolist()
+            present = table.present(row, index.schema.position(name))
+            if present is None or present[number - int(table.first_frame[row])]:
+                found[name] = spec
+        return found
 
     def _check_present(self, feature: str, frames: npt.NDArray[np.int64]) -> None:
         table = self._index.group_of(feature)

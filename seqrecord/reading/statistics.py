@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,15 +62,9 @@ def compute_statistics(
     total, done = len(names) * dataset.num_frames, 0
     found: dict[str, Statistics] = {}
     with request_threads(threads, "statistics") as pool:
-        tasks = _tasks(dataset, names, step)
-        waiting: deque[tuple[_Task, Future[Statistics]]] = deque()
-        while True:
-            while len(waiting) < 2 * threads and (task := next(tasks, None)) is not None:
-                waiting.append((task, pool.submit(_Task.collect, task)))
-            if not waiting:
-                break
-            task, future = waiting.popleft()  # in order, so that what is merged is the same
-            name, part = task.feature, future.result()
+        # In order, so that what is merged is the same.
+        for task, part in pool.map(_Task.collect, _tasks(dataset, names, step), 2 * threads):
+            name = task.feature
             found[name] = found[name].merged(part) if name in found else part
             done += task.num_frames
             if progress is not None:
@@ -92,7 +84,7 @@ class _Task:
     first_span: int  # how many spans of the feature come before it
     step: int  # of so many spans one is looked at
 
-    def collect(self) -> Statistics:
+    def collect(self) -> tuple[_Task, Statistics]:
         spec = self.dataset.features[self.feature]
         collector = StatisticsCollector(Schema([spec]))
         length, span = _span_frames(spec), self.first_span - 1
@@ -115,7 +107,7 @@ class _Task:
                     for at, array in enumerate(arrays):
                         collector.add_frames(self.feature, array[None], there[at : at + 1])
             collector.keep()
-        return collector.statistics()
+        return self, collector.statistics()
 
 
 def _tasks(dataset: SeqRecordReader, names: Sequence[str], step: int) -> Iterator[_Task]:
