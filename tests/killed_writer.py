@@ -22,7 +22,7 @@ from seqrecord import SeqRecordWriter
 from seqrecord.format import parse_footer
 from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.record_footers import read_footers
+from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.merging import merge_datasets
 from seqrecord.writing.rewriting import rewrite_files

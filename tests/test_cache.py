@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord.errors import ChecksumError, LocationError, StorageError
+from seqrecord.reading.metadata import read_footer
 from seqrecord.reading.raw_frames import FrameRuns
-from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache.entry import PIECE_BYTES, DamagedError, read_entry, write_entry

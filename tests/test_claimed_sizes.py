@@ -33,7 +33,7 @@ from seqrecord.format.text import (
     MAX_METADATA_LENGTH,
     parse_json,
 )
-from seqrecord.reading.absent import absent_chunks
+from seqrecord.reading.episode_parts import absent_chunks
 from seqrecord.reading.mapped import map_file
 from seqrecord.reading.metadata import load
 from seqrecord.schema import FeatureSpec, Schema

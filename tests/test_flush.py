@@ -11,7 +11,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import ConflictError, DestinationError, FrameError
-from seqrecord.reading.record_footers import read_footers
+from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
 from tests.own_threads import own_threads

@@ -15,8 +15,7 @@ from seqrecord.format import Footer
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.video_pages import parse_video_page
-from seqrecord.reading.metadata import load
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import load, read_footer
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
 from tests.golden.make_v1 import GOLDEN, describe_frame

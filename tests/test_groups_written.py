@@ -13,7 +13,7 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.errors import FrameError, SchemaError
 from seqrecord.format.pages import aligned, page_offsets, slice_table
-from seqrecord.reading.record_footers import read_footers
+from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.chunking import ChunkLength, is_small
 from seqrecord.writing.stored_schema import infer_schema, stored_schema

@@ -20,8 +20,7 @@ from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordE
 from seqrecord.format import encode_footer, parse_footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
-from seqrecord.reading.metadata import load
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import load, read_footer
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
 from tests import (

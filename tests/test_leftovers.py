@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seqrecord.format import EpisodePart
-from seqrecord.reading.record_footers import read_footers
+from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.leftovers import recover
 from seqrecord.writing.record_file import RecordFileWriter

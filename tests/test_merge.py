@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import DestinationError, SchemaError, StorageError
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import copy_on_server, open_storage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.edits import (

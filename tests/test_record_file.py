@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seqrecord.errors import FormatError
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.writer_ids import new_writer_id, writer_of

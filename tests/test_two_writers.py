@@ -27,7 +27,7 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.format.manifest import MANIFEST, read_manifest
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Unfinished
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.retrying import Retrier, RetryingStorage

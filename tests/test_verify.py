@@ -19,8 +19,7 @@ from seqrecord.format import Footer, encode_footer
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, chunk_bytes, page_offsets
 from seqrecord.reading.agreement import disagreements
-from seqrecord.reading.metadata import index_of
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import index_of, read_footer
 from seqrecord.reading.verify import VerifyProgress
 from seqrecord.storage import LocalStorage
 from tests.datasets import nth_chunk, write_small

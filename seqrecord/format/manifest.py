@@ -47,6 +47,7 @@ __all__ = [
     "parse_manifest",
     "put_manifest",
     "read_manifest",
+    "read_named",
     "read_tagged",
 ]
 
@@ -233,6 +234,34 @@ def read_manifest(storage: Storage) -> Manifest:
     """
     data, _ = read_tagged(storage)
     return parse_manifest(storage, data)
+
+
+def read_named(storage: Storage, file: IndexFile, what: str, most: int) -> bytes:
+    """The bytes of a small file that a manifest names, at most so many; `what` it is, in errors.
+
+    Raises `NotFoundError` if it is gone, and `FormatError` if it is not what the manifest says.
+    """
+    shown = f"{storage.url}/{file.path}"
+    if file.size > most:
+        expected = f"at most {most} bytes"
+        raise FormatError(f"{what} that is too large", file=shown, expected=expected, got=file.size)
+    if (size := storage.size(file.path)) != file.size:
+        raise FormatError(
+            f"{what} of another length than the manifest says",
+            file=shown,
+            expected=file.size,
+            got=size,
+        )
+    data, _ = storage.read_whole(file.path, most)
+    if (actual := f"{crc32c(data):08x}") != file.crc32c:
+        raise ChecksumError(
+            f"{what} that does not match its checksum",
+            file=shown,
+            offset=0,
+            expected=f"CRC32C {file.crc32c}",
+            got=actual,
+        )
+    return data
 
 
 def read_tagged(storage: Storage) -> tuple[bytes, str]:

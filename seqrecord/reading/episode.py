@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -19,8 +19,10 @@ from seqrecord.reading.raw_frames import FrameRuns, followed
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
-__all__ = ["Episode"]
+__all__ = ["Episode", "values_in_order"]
 
+_FRAMES_AT_ONCE = 32  # about what a chunk of images has
+_SMALL_BYTES = 1 << 20  # of frames so small that a chunk has many
 _SHOWN_METADATA = 20  # in a notebook
 
 FrameArray: TypeAlias = "npt.NDArray[Any]"
@@ -227,3 +229,20 @@ class Episode:
             facts.append(("…", f"{len(metadata) - _SHOWN_METADATA} more"))
         missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
         return html_card(self.key, facts, self.features.values(), {"missing": missing})
+
+
+def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> Iterator[Any]:
+    """What these frames have of a feature, in their order: `None` for each that lacks it.
+
+    Holds 32 frames, or 1 MiB of smaller ones of a fixed shape. Raises what `Episode.read` raises.
+    """
+    present, spec = episode.present(feature), episode.features[feature]
+    at_once = _FRAMES_AT_ONCE
+    if spec.is_fixed:
+        at_once = max(at_once, _SMALL_BYTES // max(1, spec.nbytes))
+    for start in range(0, len(numbers), at_once):
+        part = numbers[start : start + at_once]
+        there = [number for number in part if present[number]]
+        values = iter(episode.read(there, features=[feature])[feature] if there else ())
+        for number in part:
+            yield next(values) if present[number] else None

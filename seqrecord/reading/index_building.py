@@ -15,8 +15,7 @@ from seqrecord.format.edits import Edits
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.rows import features_of
 from seqrecord.lags import EpisodeLags, with_lags
-from seqrecord.reading.absent import conformed
-from seqrecord.reading.episode_parts import Piece, Rows, complete_rows, shifted
+from seqrecord.reading.episode_parts import Piece, Rows, complete_rows, conformed, shifted
 from seqrecord.schema import Schema
 
 __all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]

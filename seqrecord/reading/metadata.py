@@ -1,29 +1,49 @@
-"""Manifest and index together: what a reader opens."""
+"""All that a dataset says of itself: manifest, index, edits, and the footers of record files."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
+from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StateError
-from seqrecord.format import Footer
-from seqrecord.format.edits import Edits
+from seqrecord.format import (
+    HEADER_BYTES,
+    RECORDS,
+    TAIL_BYTES,
+    Footer,
+    parse_footer,
+    parse_header,
+    parse_tail,
+)
+from seqrecord.format.edits import MAX_EDIT_BYTES, Edit, Edits, parse_edit
 from seqrecord.format.index import Index
 from seqrecord.format.index_tables import most_table_bytes, table_names
-from seqrecord.format.manifest import Manifest, read_manifest
-from seqrecord.reading.edits import read_edits
+from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
 from seqrecord.reading.index_building import build_index
 from seqrecord.reading.mapped import Mapped, map_file
-from seqrecord.reading.record_footers import read_footer
 from seqrecord.storage import Storage, forget_cached, map_files, request_threads
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["index_of", "load", "load_index", "load_version", "map_table", "still_missing"]
+__all__ = [
+    "all_edits",
+    "index_of",
+    "load",
+    "load_index",
+    "load_version",
+    "map_table",
+    "read_edits",
+    "read_file_id",
+    "read_footer",
+    "read_footers",
+    "record_sizes",
+    "still_missing",
+]
 
 _AT_ONCE = 8  # tables that are read
 
@@ -194,3 +214,92 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
 
 def _crc32c(mapped: Mapped) -> str:
     return f"{mapped.crc32c or 0:08x}"
+
+
+def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
+    """What the edits of a manifest come to. Raises `FormatError` that names the file."""
+    by_path = {file.path: file for file in files}
+
+    def read(path: str) -> list[Edit]:
+        data = read_named(storage, by_path[path], "a file of edits", MAX_EDIT_BYTES)
+        with _in_file(storage, path):
+            return parse_edit(data)
+
+    found = map_files(storage, read, by_path)
+    return Edits.of(edit for file in files for edit in found[file.path])
+
+
+def all_edits(storage: Storage) -> tuple[IndexFile, ...]:
+    """All files of edits that are there, in the order of their names; for a lost manifest."""
+    found = []
+    for path in sorted(file.path for file in storage.files(EDITS)):
+        if path.endswith(".json"):
+            data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
+            found.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _in_file(storage: Storage, path: str) -> Iterator[None]:
+    """A `FormatError` in the block names the file."""
+    try:
+        yield
+    except FormatError as error:
+        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
+
+
+def record_sizes(storage: Storage) -> dict[str, int]:
+    """Paths of all finished record files, in order, with their lengths in bytes."""
+    files = storage.files(RECORDS)
+    return {file.path: file.size for file in files if file.path.endswith(".seqrec")}
+
+
+def read_footers(storage: Storage, sizes: Mapping[str, int]) -> dict[str, Footer]:
+    """The footers of finished record files, by path; see `read_footer`."""
+    return map_files(storage, lambda path: read_footer(storage, path, sizes[path]), sizes)
+
+
+def read_file_id(storage: Storage, path: str) -> str:
+    """The id in a record file's header. Raises `FormatError` that names the file."""
+    data = bytearray(HEADER_BYTES)
+    storage.read_ranges(path, [ByteRange(0, HEADER_BYTES)], [memoryview(data)])
+    with _in_file(storage, path):
+        return parse_header(data)
+
+
+def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
+    """The footer of a finished record file, whose header must belong to it.
+
+    Three reads, none of a page; the file's `size` is asked for unless it is given. Raises
+    `FormatError` that names file, offset, expected and got.
+    """
+    done: list[ByteRange] = []
+
+    def read(start: int, stop: int) -> bytes:
+        data, item = bytearray(stop - start), ByteRange(start, stop)
+        storage.read_ranges(path, [item], [memoryview(data)])
+        done.append(item)
+        return bytes(data)
+
+    size = storage.size(path) if size is None else size
+    with _in_file(storage, path):
+        try:
+            return _footer(read, size)
+        except FormatError:
+            if not forget_cached(storage, path, done):
+                raise
+        return _footer(read, size)
+
+
+def _footer(read: Callable[[int, int], bytes], size: int) -> Footer:
+    start, _ = parse_tail(read(max(0, size - TAIL_BYTES), size), size)
+    file_id = parse_header(read(0, HEADER_BYTES))
+    footer = parse_footer(read(start, size), start)
+    if footer.file_id != file_id:
+        raise FormatError(
+            "header and footer are of different files",
+            offset=start,
+            expected=file_id,
+            got=footer.file_id,
+        )
+    return footer

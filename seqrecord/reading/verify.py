@@ -27,10 +27,15 @@ from seqrecord.format.index_tables import table_names
 from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
 from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.chunks import ChunkReader, Page
-from seqrecord.reading.edits import read_edits
-from seqrecord.reading.metadata import index_of, load_index, map_table
+from seqrecord.reading.metadata import (
+    index_of,
+    load_index,
+    map_table,
+    read_edits,
+    read_footer,
+    record_sizes,
+)
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, refuse_ignored
-from seqrecord.reading.record_footers import read_footer, record_sizes
 from seqrecord.storage import Storage, open_storage, request_threads
 from seqrecord.text import counted
 from seqrecord.units import format_size

@@ -12,7 +12,7 @@ from pathlib import Path
 from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import RecordFile
-from seqrecord.reading.record_footers import read_footer
+from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import Storage, copy_on_server
 from seqrecord.storage.local.folders import make_folder, sync_folder
 from seqrecord.storage.local.storage import LocalStorage

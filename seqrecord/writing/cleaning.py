@@ -14,7 +14,7 @@ from typing import Any
 from seqrecord.errors import ConflictError, DestinationError
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX
-from seqrecord.reading.record_footers import record_sizes
+from seqrecord.reading.metadata import record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.committing import Base, commit, read_base

@@ -21,10 +21,15 @@ from seqrecord.format.manifest import (
     check_record_path,
 )
 from seqrecord.format.statistics import encode_statistics
-from seqrecord.reading.edits import all_edits, read_edits
 from seqrecord.reading.index_building import build_index, complete_episodes
-from seqrecord.reading.metadata import load_index
-from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
+from seqrecord.reading.metadata import (
+    all_edits,
+    load_index,
+    read_edits,
+    read_file_id,
+    read_footers,
+    record_sizes,
+)
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted

@@ -18,10 +18,14 @@ from seqrecord.forks import cached_property
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
-from seqrecord.reading.absent import conformed
-from seqrecord.reading.edits import read_edits
-from seqrecord.reading.metadata import load_index
-from seqrecord.reading.record_footers import read_file_id, read_footers, record_sizes
+from seqrecord.reading.episode_parts import conformed
+from seqrecord.reading.metadata import (
+    load_index,
+    read_edits,
+    read_file_id,
+    read_footers,
+    record_sizes,
+)
 from seqrecord.schema import Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, map_files

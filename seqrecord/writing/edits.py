@@ -20,10 +20,9 @@ from seqrecord.format.edits import Delete, Edit, Edits, Relabel, Rename, Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS, Manifest
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.reading.edits import read_edits
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.record_footers import read_footer, record_sizes
+from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
 from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt

@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.lazy import required
-from seqrecord.reading.episode import Episode
+from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.mcap import LOG_TIME

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
-from seqrecord.reading.episode import Episode
-from seqrecord.reading.in_order import values_in_order
+from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec
 from seqrecord.writing.features import Values

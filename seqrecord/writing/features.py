@@ -23,8 +23,8 @@ from seqrecord.format.edits import Features
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.index_building import complete_episodes
+from seqrecord.reading.metadata import read_footers
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.reading.record_footers import read_footers
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage

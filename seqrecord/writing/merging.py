@@ -12,9 +12,8 @@ from seqrecord.errors import DestinationError
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
-from seqrecord.reading.edits import read_edits
 from seqrecord.reading.index_building import build_index
-from seqrecord.reading.record_footers import record_sizes
+from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.statistics import Statistics
 from seqrecord.storage import (
     Storage,

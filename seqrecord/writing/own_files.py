@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqrecord.reading.record_footers import record_sizes
+from seqrecord.reading.metadata import record_sizes
 from seqrecord.storage import Storage
 from seqrecord.writing.writer_ids import writer_of
 

@@ -20,9 +20,8 @@ from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.pages import chunk_bytes
-from seqrecord.reading.absent import conformed
-from seqrecord.reading.edits import read_edits
-from seqrecord.reading.record_footers import read_footers
+from seqrecord.reading.episode_parts import conformed
+from seqrecord.reading.metadata import read_edits, read_footers
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.lazy import required
+from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.in_order import values_in_order
 from seqrecord.reading.reader import DatasetLike, Episode, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.tools.drawing.colours import flow_colours

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
-from seqrecord.reading.in_order import values_in_order
+from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.reader import (
     DatasetLike,
     Episode,
