@@ -17,6 +17,7 @@ from seqrecord.clips import (
     enumerate_clips,
 )
 from seqrecord.frame_keys import frame_keys
+from seqrecord.grids import followed
 
 __all__ = ["ChosenClips"]
 
@@ -101,12 +102,13 @@ class ChosenClips:
         """
         episode, start = np.repeat(self.episode, times), np.repeat(self.start, times)
         place = frame_keys(episode, start)
-        begins = np.flatnonzero(np.diff(place, prepend=place[:1] - 2) != 1)
+        edges = np.array(followed(place), np.int64)
+        begins = edges[:-1]
         return ClipTable(
             spec,
             selected,
             episode[begins],
             start[begins],
-            np.diff(begins, append=len(place)),
+            np.diff(edges),
             num_incomplete=num_incomplete,
         )

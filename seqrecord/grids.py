@@ -17,7 +17,7 @@ import numpy.typing as npt
 from seqrecord.forks import cached_property
 from seqrecord.frame_keys import frame_keys, split_keys
 
-__all__ = ["ChunkGrid", "IntArray", "numbered"]
+__all__ = ["ChunkGrid", "IntArray", "followed", "numbered"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -232,3 +232,16 @@ def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
     """Owner, and number from 0 on, of `counts[i]` items of each owner `i`, one after the other."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+
+
+def followed(*columns: IntArray, same: IntArray | None = None) -> list[int]:
+    """Where runs begin, and where the last one ends: in a run all columns grow by one from each
+    place to the next, int64[n] each, and `same`, int64[n], stays; `[0]` of nothing."""
+    every = [*columns, *(() if same is None else (same,))]
+    count = len(every[0])
+    if not count:
+        return [0]
+    breaks = np.zeros(count - 1, np.bool_) if same is None else same[1:] != same[:-1]
+    for column in columns:
+        breaks = breaks | (column[1:] - column[:-1] != 1)
+    return [0, *(np.flatnonzero(breaks) + 1).tolist(), count]

@@ -28,7 +28,7 @@ from seqrecord.engine.draws import DrawClips, Drawn
 from seqrecord.engine.loads import Load, Placed, Waiting, each_load, loads_of_round
 from seqrecord.engine.stores import FoundRows, FrameStore
 from seqrecord.engine.workers import Loading, WorkerPool
-from seqrecord.reading.raw_frames import followed
+from seqrecord.grids import followed
 from seqrecord.sampling import Clips, Plan, Round
 
 __all__ = ["Slots", "execute"]

@@ -16,8 +16,8 @@ from seqrecord.engine.batches import Copiers, Copy, Source
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
 from seqrecord.engine.ragged import Packed, clips_of
+from seqrecord.grids import followed
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.raw_frames import followed
 
 __all__ = ["HostBatchBuilder"]
 

@@ -31,7 +31,7 @@ from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
-from seqrecord.grids import numbered
+from seqrecord.grids import followed, numbered
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.frames import (
     ArraySpec,
@@ -41,7 +41,7 @@ from seqrecord.reading.frames import (
     check_arrays,
     mask_name,
 )
-from seqrecord.reading.raw_frames import FrameRuns, followed
+from seqrecord.reading.raw_frames import FrameRuns
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage.stopping import check_wanted
 

@@ -33,7 +33,7 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load, Placed, Waiting
 from seqrecord.frame_keys import frame_keys
-from seqrecord.reading.raw_frames import followed
+from seqrecord.grids import followed
 from seqrecord.sampling import Clips, GroupPlan, Plan, Round
 
 __all__ = ["AllFrames", "FoundRows", "FrameStore", "Ring", "Rings", "find_rows", "first_rows"]

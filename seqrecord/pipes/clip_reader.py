@@ -28,14 +28,13 @@ from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.frame_keys import frame_keys, split_keys
-from seqrecord.grids import ChunkGrid
+from seqrecord.grids import ChunkGrid, followed
 from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.clip_sets import Alike, sets_of
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.raw_frames import followed
 from seqrecord.threads import ThreadPool
 from seqrecord.units import parse_size
 
@@ -334,10 +333,7 @@ def _copies(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[_T
     """Copies of the frames that arrays have more than once: row `i` is that of `source[i]`."""
     target = np.flatnonzero(source != np.arange(len(source)))
     source = source[target]
-    edges = np.flatnonzero((np.diff(target) != 1) | (np.diff(source) != 1)) + 1
-    for begin, end in pairwise([0, *edges.tolist(), len(target)]):
-        if begin == end:
-            continue
+    for begin, end in pairwise(followed(target, source)):
         to = slice(int(target[begin]), int(target[end - 1]) + 1)
         of = slice(int(source[begin]), int(source[end - 1]) + 1)
         for array in arrays:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.format.index import Index
 from seqrecord.format.rows import WORD
+from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.feature_tables import html_card
-from seqrecord.reading.raw_frames import FrameRuns, followed
+from seqrecord.reading.raw_frames import FrameRuns
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 

@@ -23,12 +23,12 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import Index
 from seqrecord.format.pages import num_slices, page_offsets, slice_frames
-from seqrecord.grids import IntArray, numbered
+from seqrecord.grids import IntArray, followed, numbered
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["FrameRuns", "Lender", "RawFrames", "followed"]
+__all__ = ["FrameRuns", "Lender", "RawFrames"]
 
 _BLOCK_BYTES = 2 << 20  # read, then summed while the processor's cache holds them
 _PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
@@ -73,19 +73,6 @@ class Lender(Protocol):
 
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
         """Take back what was acquired."""
-
-
-def followed(*columns: IntArray, same: IntArray | None = None) -> list[int]:
-    """Where runs begin, and where the last one ends: in a run all columns grow by one from each
-    place to the next, int64[n] each, and `same`, int64[n], stays; `[0]` of nothing."""
-    every = [*columns, *(() if same is None else (same,))]
-    count = len(every[0])
-    if not count:
-        return [0]
-    breaks = np.zeros(count - 1, np.bool_) if same is None else same[1:] != same[:-1]
-    for column in columns:
-        breaks = breaks | (column[1:] - column[:-1] != 1)
-    return [0, *(np.flatnonzero(breaks) + 1).tolist(), count]
 
 
 @dataclass(eq=False, slots=True)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.frame_keys import frame_keys
-from seqrecord.grids import numbered
+from seqrecord.grids import followed, numbered
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.cuts import Cuts
@@ -295,8 +295,8 @@ class _Remainder:
 
 def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:
     """Ascending numbers as half-open intervals."""
-    first = np.diff(clips, prepend=clips[:1] - 2) != 1
-    return clips[first], clips[np.append(first[1:], True)[: len(clips)]] + 1
+    edges = np.array(followed(clips), np.int64)
+    return clips[edges[:-1]], clips[edges[1:] - 1] + 1
 
 
 def _without(start: IntArray, stop: IntArray, clips: IntArray) -> tuple[IntArray, IntArray]:

@@ -32,6 +32,7 @@ from seqrecord.engine.crops import runs
 from seqrecord.engine.device.staging import Staging, StagingBuffer
 from seqrecord.engine.device.streams import Mark
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
+from seqrecord.grids import followed
 from seqrecord.reading.frames import ArraySpec
 
 __all__ = ["CopySpan", "DeviceArena", "StagedRows", "as_words", "torch_dtype"]
@@ -124,7 +125,7 @@ class DeviceArena:
                         target[row] = self._upload(frame) if is_array else frame
                         nbytes += frame.nbytes if is_array else 0
                     continue
-                for start, stop in _runs(rows):
+                for start, stop in pairwise(followed(rows)):
                     first = int(rows[start])
                     source = frames[start:stop].view(target.dtype)
                     target[first : first + len(source)].copy_(source, non_blocking=is_late)
@@ -272,9 +273,3 @@ def _word(nbytes: int) -> torch.dtype:
         if nbytes % word.itemsize == 0:
             return word
     return torch.uint8
-
-
-def _runs(rows: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Where rows follow each other, half-open: at one place the ring begins anew."""
-    edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    return list(pairwise(edges))
