@@ -6,6 +6,7 @@ Tests of a device run on every kind of stream that there is here, see `side_stre
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from seqrecord.engine.arena import Arena, page_aligned
 from seqrecord.engine.batch_pools import batch_pools
-from seqrecord.engine.batches import Batch, BatchBuilder, Source, ThisThread
+from seqrecord.engine.batches import Batch, BatchBuilder, Copy, OpenBatch, Source
 from seqrecord.engine.buffers import Buffers, ChunkBuffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.device.arena import DeviceArena
 from seqrecord.engine.device.buffers import DeviceBatchBuilder, DeviceBuffers
@@ -93,14 +94,26 @@ def write(
     return nbytes
 
 
-def gather(
-    builder: BatchBuilder[Any], sources: Sequence[tuple[Any, list[list[int]]]], first: int
-) -> int:
+class ThisThread:
+    """`Copiers` that copy in the thread that asks for it."""
+
+    num_threads = 1
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        for copy in copies:
+            copy.do()
+
+
+def opened(builder: BatchBuilder[Any], size: int) -> OpenBatch:
+    return OpenBatch(size, lambda: builder, threading.Lock())
+
+
+def gather(batch: OpenBatch, sources: Sequence[tuple[Any, list[list[int]]]], first: int) -> int:
     """Gather clips from rows of arenas."""
-    clips = sources[0][1]
+    slots = np.arange(first, first + len(sources[0][1]))
     parts = [Source(arena, np.array(rows), list(arena.specs)) for arena, rows in sources]
-    nbytes = builder.gather(first, parts, ThisThread())
-    builder.append(np.arange(first, first + len(clips)), np.full(len(clips), 7))
+    nbytes = batch.builder.gather(slots, parts, ThisThread())
+    batch.name(slots, slots, np.full(len(slots), 7), 0)
     return nbytes
 
 
@@ -156,11 +169,10 @@ def test_what_is_gathered_was_loaded(
             common = sorted(set.intersection(*map(set, held)))
             clip = st.lists(st.sampled_from(common), min_size=CLIP_LEN, max_size=CLIP_LEN)
             clips = data.draw(st.lists(clip, min_size=1, max_size=4))
-            builder = buffers.begin_batch(len(clips))
+            builder = opened(buffers.begin_batch(len(clips)), len(clips))
             cut, done = data.draw(st.integers(0, len(clips))), 0
             for gathered in (clips[:cut], clips[cut:]):
                 if gathered:
-                    assert not builder.is_full
                     sources = [
                         (arena, [[rows_of[number] for number in numbers] for numbers in gathered])
                         for arena, rows_of in zip(buffers.arenas, held, strict=True)
@@ -168,7 +180,6 @@ def test_what_is_gathered_was_loaded(
                     nbytes = 8 * CLIP_LEN * len(gathered) * len(groups)
                     assert gather(builder, sources, done) == (0 if kind == "host" else nbytes)
                     done += len(gathered)
-            assert builder.is_full
             under_way.append((builder.finish(), clips))
         device = buffers.needs.device or torch.device("cpu")
         for batch, numbers_of in under_way:
@@ -188,10 +199,11 @@ def test_a_batch_of_several_arenas(kind: str) -> None:
         Arena(specs, 4) if kind == "host" else DeviceArena(specs, 4, staging)
         for specs in (SPECS, some, rest)
     ]
-    builder: BatchBuilder[Any] = (
+    builder = opened(
         HostBatchBuilder(3, SPECS, batch_pools(SPECS, 3, LENGTHS, keep=1))
         if kind == "host"
-        else DeviceBatchBuilder(3, LENGTHS, SPECS, stream, RunAhead())
+        else DeviceBatchBuilder(3, LENGTHS, SPECS, stream, RunAhead()),
+        3,
     )
     for arena, numbers in zip(arenas, ([0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]), strict=True):
         if isinstance(arena, Arena):
@@ -203,7 +215,6 @@ def test_a_batch_of_several_arenas(kind: str) -> None:
     gather(builder, [(arenas[0], [[1, 0]])], 0)
     gather(builder, [(arenas[1], [[2, 2]]), (arenas[2], [[2, 2]])], 1)
     gather(builder, [(arenas[0], [[2, 3]])], 2)
-    assert builder.is_full
     check(builder.finish(), [[1, 0], [6, 6], [2, 3]], stream.device)
 
 
@@ -228,7 +239,7 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     with arena.stage(np.arange(4)) as staged:
         write(staged, range(4), [0, 1, 2, 3])
         staged.store()
-    builder = DeviceBatchBuilder(2, LENGTHS, SPECS, stream, RunAhead())
+    builder = opened(DeviceBatchBuilder(2, LENGTHS, SPECS, stream, RunAhead()), 2)
     gather(builder, [(arena, [[0, 1], [2, 3]])], 0)
     batch = builder.finish()
     batch.arrive()
@@ -243,7 +254,7 @@ def test_batches_do_not_outrun_the_device_of_the_consumer() -> None:
     with streams_of("cpu", lambda _: OutrunStream(waited)):
         buffers = DeviceBuffers(needs_of([SPECS], 4, 1, torch.device("cpu")))
     for number in range(6):
-        buffers.begin_batch(1).finish().arrive()
+        opened(buffers.begin_batch(1), 1).finish().arrive()
         assert waited == list(range(max(0, number - 2)))
 
 

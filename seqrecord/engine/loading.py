@@ -220,12 +220,12 @@ class ChunkLoader:
         try:
             nbytes = raw.read(runs, targets, self._buffers.chunks)
         except Exception as error:
-            if chunk[0] == chunk[-1]:
-                self._name(error, self._reader.chunk_at(group, int(chunk[0])))
-                raise
-            for a, b in pairwise(followed(same=chunk)):  # which is wrong?
-                self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
-            return set(targets)
+            if chunk[0] != chunk[-1]:
+                for a, b in pairwise(followed(same=chunk)):  # which is wrong?
+                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
+            # Of several that are right one by one, the first.
+            self._name(error, self._reader.chunk_at(group, int(chunk[0])))
+            raise
         self._note_fetch(begin, nbytes, chunk)
         return set(targets)
 
