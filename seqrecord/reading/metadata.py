@@ -27,7 +27,7 @@ from seqrecord.format.index_tables import most_table_bytes, table_names
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
 from seqrecord.reading.index_building import build_index
 from seqrecord.reading.mapped import Mapped, map_file
-from seqrecord.storage import Storage, forget_cached, map_files, request_threads
+from seqrecord.storage import Storage, forget_cached, map_files
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
@@ -44,8 +44,6 @@ __all__ = [
     "record_sizes",
     "still_missing",
 ]
-
-_AT_ONCE = 8  # tables that are read
 
 _logger = logging.getLogger("seqrecord")
 
@@ -166,15 +164,12 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
 def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:
     """The bytes of the index's tables, by name; of a remote storage all are read at once."""
 
-    def table(name: str) -> Mapped:
-        return map_table(storage, manifest, name, verify=verify)
+    names = {manifest.index[name].path: name for name in table_names(manifest.schema)}
 
-    names = table_names(manifest.schema)
-    if storage.local_path(manifest.index[names[0]].path) is not None:
-        return {name: table(name) for name in names}
-    with request_threads(min(len(names), _AT_ONCE), "index") as threads:
-        found = {name: threads.submit(table, name) for name in names}
-        return {name: future.result() for name, future in found.items()}
+    def table(path: str) -> Mapped:
+        return map_table(storage, manifest, names[path], verify=verify)
+
+    return {names[path]: mapped for path, mapped in map_files(storage, table, names).items()}
 
 
 def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool = True) -> Mapped:
@@ -194,26 +189,19 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
             expected=f"at most {most} bytes",
             got=size,
         )
-    mapped = map_file(storage, file.path, size, checksum=verify)
-    if not verify:
-        return mapped
-    if _crc32c(mapped) != file.crc32c and forget_cached(
-        storage, file.path, [ByteRange(0, file.size)]
-    ):
-        mapped = map_file(storage, file.path, size, checksum=True)
-    if (actual := _crc32c(mapped)) != file.crc32c:
-        raise ChecksumError(
-            "an index file does not match its checksum",
-            file=shown,
-            offset=0,
-            expected=f"CRC32C {file.crc32c}",
-            got=actual,
-        )
+    mapped, right = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
+    if verify and mapped.crc32c != right:
+        if forget_cached(storage, file.path, [ByteRange(0, size)]):
+            mapped = map_file(storage, file.path, size, checksum=True)
+        if mapped.crc32c != right:
+            raise ChecksumError(
+                "an index file does not match its checksum",
+                file=shown,
+                offset=0,
+                expected=f"CRC32C {file.crc32c}",
+                got=f"{mapped.crc32c or 0:08x}",
+            )
     return mapped
-
-
-def _crc32c(mapped: Mapped) -> str:
-    return f"{mapped.crc32c or 0:08x}"
 
 
 def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:

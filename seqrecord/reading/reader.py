@@ -217,13 +217,9 @@ class SeqRecordReader:
         """Where the dataset lies."""
         return self._storage
 
-    @property
+    @cached_property
     def episode_table(self) -> EpisodeTable:
         """The integers of the episodes, for clips and plans."""
-        return self._episode_table
-
-    @cached_property
-    def _episode_table(self) -> EpisodeTable:
         num_frames, grids = self._index.num_frames, []
         for number in sorted({spec.group for spec in self.features.values()}):
             table = self._index.groups[number]

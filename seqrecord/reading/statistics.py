@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,9 +63,10 @@ def compute_statistics(
     names = [n for n, spec in dataset.features.items() if num_channels(spec) is not None]
     total, done = len(names) * dataset.num_frames, 0
     found: dict[str, Statistics] = {}
+    collect = partial(_collect, dataset, step)
     with request_threads(threads, "statistics") as pool:
         # In order, so that what is merged is the same.
-        for task, part in pool.map(_Task.collect, _tasks(dataset, names, step), 2 * threads):
+        for task, part in pool.map(collect, _tasks(dataset, names), 2 * threads):
             name = task.feature
             found[name] = found[name].merged(part) if name in found else part
             done += task.num_frames
@@ -73,57 +76,52 @@ def compute_statistics(
     return Statistics(dataset.num_frames, features)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One feature of some episodes."""
+class _Task(NamedTuple):
+    """One feature of some episodes, by their numbers."""
 
-    dataset: SeqRecordReader
     feature: str
-    episodes: Sequence[int]
+    episodes: list[int]
     num_frames: int
     first_span: int  # how many spans of the feature come before it
-    step: int  # of so many spans one is looked at
-
-    def collect(self) -> tuple[_Task, Statistics]:
-        spec = self.dataset.features[self.feature]
-        collector = StatisticsCollector(Schema([spec]))
-        length, span = _span_frames(spec), self.first_span - 1
-        for number in self.episodes:
-            episode = self.dataset.episodes[self.dataset.index.key(number)]
-            present = episode.present(self.feature)
-            collector.begin(episode.key)
-            for first in range(0, len(episode), length):
-                last = min(first + length, len(episode))
-                span += 1
-                # Multiples of the golden ratio lie evenly, and in step with no length of episodes.
-                collector.skip(last - first)
-                if (span * _GOLDEN) % 1 * self.step >= 1:
-                    continue
-                there = np.flatnonzero(present[first:last]) + first
-                arrays = episode.read(there.tolist(), features=[self.feature])[self.feature]
-                if isinstance(arrays, np.ndarray):
-                    collector.add_frames(self.feature, arrays, there)
-                else:
-                    for at, array in enumerate(arrays):
-                        collector.add_frames(self.feature, array[None], there[at : at + 1])
-            collector.keep()
-        return self, collector.statistics()
 
 
-def _tasks(dataset: SeqRecordReader, names: Sequence[str], step: int) -> Iterator[_Task]:
+def _tasks(dataset: SeqRecordReader, names: Sequence[str]) -> Iterator[_Task]:
     lengths = dataset.index.num_frames.astype(np.int64)
+    # An episode begins a task where the frames before it fill one more.
+    number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
+    cuts = np.flatnonzero(np.diff(number)) + 1
     for name in names:
-        size = _span_frames(dataset.features[name])
-        episodes: list[int] = []
-        frames = spans = before = 0
-        for number, length in enumerate(lengths.tolist()):
-            episodes.append(number)
-            frames += length
-            spans += -(-length // size)
-            if frames >= _TASK_FRAMES or number == len(lengths) - 1:
-                yield _Task(dataset, name, tuple(episodes), frames, before, step)
-                before += spans
-                episodes, frames, spans = [], 0, 0
+        spans = -(-lengths // _span_frames(dataset.features[name]))
+        first = 0
+        for episodes in np.split(np.arange(len(lengths)), cuts):
+            yield _Task(name, episodes.tolist(), int(lengths[episodes].sum()), first)
+            first += int(spans[episodes].sum())
+
+
+def _collect(dataset: SeqRecordReader, step: int, task: _Task) -> tuple[_Task, Statistics]:
+    """The statistics of a task, of one of `step` spans."""
+    spec, span = dataset.features[task.feature], task.first_span - 1
+    collector, length = StatisticsCollector(Schema([spec])), _span_frames(spec)
+    for number in task.episodes:
+        episode = dataset.episodes[dataset.index.key(number)]
+        present = episode.present(spec.name)
+        collector.begin(episode.key)
+        for first in range(0, len(episode), length):
+            last = min(first + length, len(episode))
+            span += 1
+            # Multiples of the golden ratio lie evenly, and in step with no length of episodes.
+            collector.skip(last - first)
+            if (span * _GOLDEN) % 1 * step >= 1:
+                continue
+            there = np.flatnonzero(present[first:last]) + first
+            arrays = episode.read(there.tolist(), features=[spec.name])[spec.name]
+            if isinstance(arrays, np.ndarray):
+                collector.add_frames(spec.name, arrays, there)
+            else:
+                for at, array in enumerate(arrays):
+                    collector.add_frames(spec.name, array[None], there[at : at + 1])
+        collector.keep()
+    return task, collector.statistics()
 
 
 def _span_frames(spec: FeatureSpec) -> int:
