@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import FormatError
 from seqrecord.format import Footer
 from seqrecord.format.index import GroupIndex, Index
 
 __all__ = ["disagreements"]
-
-_COLUMNS = {
-    "frames": ("first_frame", "num_frames"),
-    "page lengths": ("page_length",),
-    "page checksums": ("page_crc32c",),
-    "largest frames": ("largest_frame",),
-}
-"""What errors call the columns of a chunk table."""
 
 
 def disagreements(
@@ -106,49 +97,40 @@ def _unlisted(
 
 
 def _differing(
-    stored: Index,
-    episode: int,
-    rebuilt: Index,
-    other: int,
-    footers: Sequence[Footer | None],
+    stored: Index, episode: int, rebuilt: Index, other: int, footers: Sequence[Footer | None]
 ) -> tuple[int, int, str] | None:
     """Group and row of an episode's first chunk that differs, and what does.
 
     It is episode `other` of `rebuilt`, and has as many chunks there.
     """
     for number, (mine, theirs) in enumerate(zip(stored.groups, rebuilt.groups, strict=True)):
-        rows, there = mine.rows_of(episode), theirs.rows_of(other)
-        differs = {
-            name: np.logical_or.reduce(
-                [_differ(getattr(mine, one)[rows], getattr(theirs, one)[there]) for one in columns]
-            )
-            for name, columns in _COLUMNS.items()
-        }
-        gaps = np.setxor1d(_gaps(mine, rows), _gaps(theirs, there))
-        differs["missing frames"] = np.isin(np.arange(len(differs["frames"])), gaps["chunk"])
-        differs["offset"] = _differ(mine.file[rows], theirs.file[there])
-        differs["offset"] |= _differ(mine.offset[rows], theirs.offset[there])
-        for at in np.flatnonzero(differs["offset"]).tolist():
-            first = _listed(footers, mine, number, rows.start + at)
-            second = _listed(footers, theirs, number, there.start + at)
-            differs["offset"][at] = not _equal(first, second)
-        wrong = np.flatnonzero(np.logical_or.reduce([*differs.values()]))
-        if len(wrong):
-            names = ", ".join(name for name, values in differs.items() if values[wrong[0]])
-            return number, rows.start + int(wrong[0]), names
+        rows, places = mine.rows_of(episode), theirs.rows_of(other)
+        each = zip(range(rows.start, rows.stop), range(places.start, places.stop), strict=True)
+        for row, place in each:
+            first, second = _said(mine, row), _said(theirs, place)
+            names = [name for name in first if first[name] != second[name]]
+            if "offset" in names:
+                one, two = (
+                    _listed(footers, mine, number, row),
+                    _listed(footers, theirs, number, place),
+                )
+                if _equal(one, two):
+                    names.remove("offset")
+            if names:
+                return number, row, ", ".join(names)
     return None
 
 
-def _differ(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = (first != second).reshape(len(first), -1).any(axis=1)
-    return found
-
-
-def _gaps(group: GroupIndex, rows: slice) -> npt.NDArray[Any]:
-    """The gaps of these chunks, which they count from the first."""
-    gaps: npt.NDArray[Any] = group.gaps_of(rows.start, rows.stop).copy()
-    gaps["chunk"] -= rows.start
-    return gaps
+def _said(group: GroupIndex, row: int) -> dict[str, Any]:
+    """What a chunk table says of a chunk, by what errors call it."""
+    return {
+        "frames": (group.first_frame[row], group.num_frames[row]),
+        "page lengths": group.page_length[row].tolist(),
+        "page checksums": group.page_crc32c[row].tolist(),
+        "largest frames": group.largest_frame[row].tolist(),
+        "missing frames": group.gaps_of(row, row + 1)[["feature", "word", "present"]].tolist(),
+        "offset": (group.file[row], group.offset[row]),
+    }
 
 
 def _listed(footers: Sequence[Footer | None], group: GroupIndex, number: int, row: int) -> Any:

@@ -12,13 +12,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import (
-    ALIGNMENT,
-    num_slices,
-    page_offsets,
-    slice_sums,
-    table_bytes,
-)
+from seqrecord.format.pages import ALIGNMENT, num_slices, page_offsets, slice_sums, table_bytes
 from seqrecord.reading.page import Chunk, Page, PageDecoder
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
@@ -57,13 +51,7 @@ class ChunkReader(PageDecoder):
         numbers = {spec.group for spec in features.values()}
         self.raw = {
             n: RawFrames(
-                storage,
-                self.paths,
-                index,
-                n,
-                features,
-                verify=verify,
-                is_local=self.is_local,
+                storage, self.paths, index, n, features, verify=verify, is_local=self.is_local
             )
             for n in numbers
         }
@@ -128,9 +116,7 @@ class ChunkReader(PageDecoder):
             )
 
     def read(
-        self,
-        pages: Sequence[Page],
-        allocate: Callable[[int], memoryview] | None = None,
+        self, pages: Sequence[Page], allocate: Callable[[int], memoryview] | None = None
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 

@@ -138,10 +138,7 @@ def complete_episodes(
 
 
 def _index_of(
-    schema: Schema,
-    episodes: Sequence[Rows],
-    splits: Sequence[str | None],
-    names: Sequence[str],
+    schema: Schema, episodes: Sequence[Rows], splits: Sequence[str | None], names: Sequence[str]
 ) -> tuple[Index, list[int]]:
     """The index, and the numbers of the files that it uses, in the order of their first use."""
     parts = [rows.episode for rows in episodes]
