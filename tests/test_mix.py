@@ -26,7 +26,7 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.mix_sources import divide_memory
+from seqrecord.pipes.memory import divide_memory
 from tests.clip_data import digest, leaves_nothing
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
@@ -493,6 +493,39 @@ def test_a_source_of_weight_0_is_left_out(root: Path) -> None:
     mix = mixed(root, weights={"a": 0, "b": 1, "c": 1})
     assert mix.shares == {"b": Fraction(1, 2), "c": Fraction(1, 2)}
     assert {name for name, _, _ in run(mix)} == {"b", "c"}
+
+
+def test_a_mix_of_mixes_is_one_of_all_datasets(root: Path) -> None:
+    """Shares multiply; the order is that of a mix of datasets with these names."""
+
+    def nested(**options: Any) -> SeqRecordMix:
+        inner = SeqRecordMix(streams(root, "ab"), weights={"a": 3, "b": 2}, batch_size=1)
+        sources: dict[str, Any] = {"ab": inner, **streams(root, "c")}
+        return SeqRecordMix(sources, weights={"ab": 0.5, "c": 0.1}, batch_size=7, **options)
+
+    mix = nested(seed=3)
+    shares = {"ab/a": Fraction(1, 2), "ab/b": Fraction(1, 3), "c": Fraction(1, 6)}
+    assert mix.shares == shares
+    names = {"ab/a": "a", "ab/b": "b", "c": "c"}
+    flat = SeqRecordMix(
+        {name: streams(root, source)[source] for name, source in names.items()},
+        weights=shares,
+        batch_size=7,
+        seed=3,
+    )
+    iterator = iter(mix)
+    assert digest(next(iterator)) == digest(next(iter(flat)))
+    flat.load_state_dict(mix.state_dict())
+    assert [digest(batch) for batch in flat] == [digest(batch) for batch in iterator]
+    wrong = SeqRecordMix(streams(root, "a"), batch_size=1, seed=1)
+    with pytest.raises(ClipError, match="source 'x' of a mix sets what belongs to the mix"):
+        SeqRecordMix({"x": wrong}, batch_size=2)
+    until = SeqRecordMix(streams(root, "a"), batch_size=1, stop=3)
+    with pytest.raises(ClipError, match="stop of source 'x'"):
+        SeqRecordMix({"x": until}, batch_size=2)
+    whole = SeqRecordMix(streams(root, "a"), batch_size=1)
+    with pytest.raises(ClipError, match=r"two datasets of a mix have one name.*got: x/a"):
+        SeqRecordMix({"x": whole, "x/a": streams(root, "a")["a"]}, batch_size=2)
 
 
 def test_without_weights_all_sources_end_together(root: Path) -> None:

@@ -18,8 +18,8 @@ from seqrecord.clips import EpisodeTable
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import MemoryLimitError
 from seqrecord.grids import ChunkGrid
-from seqrecord.pipes.frame_sizes import bytes_beside, bytes_kept_beside, bytes_kept_open
-from seqrecord.pipes.video_pieces import in_pieces
+from seqrecord.pipes.arrays import in_pieces
+from seqrecord.pipes.memory import bytes_beside, bytes_kept_beside, bytes_kept_open
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving

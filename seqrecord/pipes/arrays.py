@@ -1,21 +1,46 @@
-"""What arrays a frame has: as they are stored, or as `frame_transform` makes them."""
+"""What arrays a frame has: as they are stored, padded, or as `frame_transform` makes them.
+
+Long chunks of video are loaded in pieces: each is read once, and decoded as far as clips need. A
+chunk of video is one group of pictures at least, of up to 256 frames. Decoded at once it would take
+memory for all of them. So plans see pieces of it as chunks, and the engine keeps the page and its
+decoder open between two pieces of a cursor's chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from seqrecord.clips import IntArray
+from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.reading.frames import ArraySpec, FrameTransform, add_place, apply_transform
+from seqrecord.pipes.checks import are_names, check
+from seqrecord.reading.frames import (
+    ArraySpec,
+    FrameTransform,
+    add_place,
+    apply_transform,
+    mask_name,
+)
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
-__all__ = ["bytes_by_group", "check_tensors", "stored_arrays", "transformed_arrays"]
+__all__ = [
+    "Ragged",
+    "bytes_by_group",
+    "check_ragged",
+    "check_tensors",
+    "in_pieces",
+    "ragged_arrays",
+    "stored_arrays",
+    "transformed_arrays",
+    "video_of",
+]
 
 
 def stored_arrays(dataset: SeqRecordReader, episodes: IntArray) -> dict[str, ArraySpec]:
@@ -93,3 +118,141 @@ def _spec_of(name: str, value: Any, stored: Mapping[str, ArraySpec]) -> ArraySpe
             got=repr_of(value, 50),
         )
     return stored[name]
+
+
+_Form: TypeAlias = "Literal['list', 'pad', 'nested']"
+
+Ragged: TypeAlias = "_Form | Mapping[str, _Form | int | Sequence[int]]"
+"""How features of variable shapes come: all of them, or by name, there also by sizes."""
+
+_FORMS = ("list", "pad", "nested")
+
+
+def check_ragged(value: Any) -> None:
+    """Raise `ClipError` for what is no `ragged`."""
+    if isinstance(value, Mapping):
+        names, forms = list(value), list(value.values())
+    else:
+        names, forms = [], [value]
+    known = (f in _FORMS if isinstance(f, str) else names and _are_sizes(f) for f in forms)
+    is_right = all(known) and are_names(names)
+    expected = '"list", "pad" or "nested", or a dict of these and of sizes by feature'
+    check("ragged", value, is_right, expected)
+
+
+def ragged_arrays(
+    ragged: Ragged, stored: Mapping[str, ArraySpec], *, url: str
+) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+    """What frames have of the stored features, and which of them come as nested tensors.
+
+    A padded feature has its sizes, and behind it stands its mask. Raises `ClipError` for a feature
+    that does not come as `ragged` says.
+    """
+    variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
+    forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
+    if wrong := [name for name in forms if name not in variable]:
+        raise ClipError(
+            "ragged is for features whose shape varies",
+            file=url,
+            expected=", ".join(variable) or "a dataset that has some",
+            got=", ".join(f"{n}: {stored[n]}" if n in stored else repr_of(n, 50) for n in wrong),
+        )
+    arrays: dict[str, ArraySpec] = {}
+    for name, spec in stored.items():
+        form = forms.get(name, "list")
+        if form in ("list", "nested"):
+            _check_nested(name, spec, form, url)
+            arrays[name] = spec
+            continue
+        mask = mask_name(name)
+        if mask in stored:
+            raise ClipError(
+                "a feature has the name of the mask of a padded one",
+                file=url,
+                feature=name,
+                expected=f"features without {mask}, or ragged={{{name!r}: 'list'}}",
+                got=mask,
+            )
+        sizes = _sizes(name, spec, form, url)
+        filled = iter(sizes)
+        shape = tuple(next(filled) if size is None else size for size in spec.shape)
+        arrays[name] = ArraySpec(spec.dtype, shape)
+        arrays[mask] = ArraySpec(np.dtype(np.bool_), tuple(sizes), mask_of=name)
+    return arrays, frozenset(name for name, form in forms.items() if form == "nested")
+
+
+def _sizes(name: str, spec: ArraySpec, form: Any, url: str) -> list[int]:
+    """What the variable dimensions are padded to."""
+    count = spec.shape.count(None)
+    if form == "pad":
+        if count == 1:  # then bytes tell the size of the largest frame
+            row = replace(spec, largest=None).nbytes
+            return [max(1, (spec.largest or 0) // row)]
+        example = f"ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
+        raise ClipError(
+            "several dimensions vary, whose largest sizes are not known",
+            file=url,
+            feature=name,
+            expected=f"the {count} sizes to pad to, such as {example}",
+            got=spec,
+        )
+    sizes = [int(size) for size in ([form] if isinstance(form, int | np.integer) else form)]
+    if len(sizes) != count:
+        raise ClipError(
+            "ragged has another number of sizes than there are variable dimensions",
+            file=url,
+            feature=name,
+            expected=count,
+            got=f"{sizes} for {spec}",
+        )
+    padded = math.prod(sizes) * replace(spec, largest=None).nbytes
+    if padded < (spec.largest or 0):
+        raise ClipError(
+            "a frame is larger than what it is padded to",
+            file=url,
+            feature=name,
+            expected=f"sizes of at least {spec.largest} bytes",
+            got=f"{sizes}, which are {padded}",
+        )
+    return sizes
+
+
+def _check_nested(name: str, spec: ArraySpec, form: Any, url: str) -> None:
+    if form == "nested" and (spec.shape[:1] != (None,) or None in spec.shape[1:]):
+        raise ClipError(
+            "a nested tensor can hold frames that differ in their first dimension only",
+            file=url,
+            feature=name,
+            expected='"list", or sizes to pad to',
+            got=spec,
+        )
+
+
+def _are_sizes(value: Any) -> bool:
+    sizes = [value] if isinstance(value, int | np.integer) else value
+    return isinstance(sizes, Sequence) and all(
+        isinstance(size, int | np.integer) and not isinstance(size, bool) and 1 <= size < 2**31
+        for size in sizes
+    )
+
+
+_PIECE_FRAMES = 32  # at most, as other chunks have
+_PIECE_BYTES = 48 << 20  # decoded, likewise
+_LEAST_FRAMES = 4
+
+
+def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
+    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`."""
+    groups = list(table.groups)
+    for place, grid in enumerate(groups):
+        video = video_of(grid.group, features)
+        if video is not None:
+            most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
+            groups[place] = grid.in_pieces(table.num_frames, most)
+    return replace(table, groups=tuple(groups))
+
+
+def video_of(group: int, features: Schema) -> FeatureSpec | None:
+    """The video feature that a group has, if it has one."""
+    found = [spec for spec in features.values() if spec.group == group and spec.is_video]
+    return found[0] if found else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,13 @@ from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.batch_source import Clip, Rest, SourceRest, Stages
-from seqrecord.pipes.clip_sets import is_small
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
+from seqrecord.pipes.memory import settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import State
-from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part, Plan, PlanSettings, frames_left_out
 from seqrecord.sampling.memory import Memory
 from seqrecord.sampling.rest import Stage
@@ -41,8 +39,6 @@ from seqrecord.text import counted
 
 __all__ = ["ClipLoader", "open_trace"]
 
-_MOST_TOGETHER = 32  # single clips
-_MOST_BYTES_TOGETHER = 1 << 20
 _MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
 
@@ -55,7 +51,9 @@ class ClipLoader(Planner):
 
     goes_on = False
 
-    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
+    def __init__(
+        self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
+    ) -> None:
         _check(selection, options)
         self.ranks = Ranks(options.rank, options.world_size)
         self.device = None if options.device is None else check_device(options.device)
@@ -63,7 +61,7 @@ class ClipLoader(Planner):
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
         self._buffers = KeptBuffers()
-        super().__init__(selection, options)
+        super().__init__(selection, options, of_mix=of_mix)
 
     @property
     def sources(self) -> Sequence[Planner]:
@@ -118,39 +116,22 @@ class ClipLoader(Planner):
     ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
         self.selection.times_without_frame = 0
-        fit = self._fit(plan.part.count, plan.epoch, _stages(plan.epoch, rest))
-        is_fixed = all(spec.is_fixed for spec in self.selection.arrays.values())
-        memory = fit.memory(plan, fixed=is_fixed and self._find_device() is None)
-        first_row = None
-        if self._may_stay and (staying := fit.staying(self._num_frames)) is not None:
-            memory = staying
-            first_row = first_rows(self.selection.episodes.num_frames, self.selection.selected)
-        if get_worker_info() is not None and self.selection.dataset.chunk_reader().is_local:
-            # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
-            memory = replace(memory, prefetch=1)
-        if (most := self._most_together) > 1:
-            memory = replace(memory, together=fit.together(memory, most))
+        memory, first_row = self._memory(plan, _stages(plan.epoch, rest))
         resources = self._resources(memory, first_row=first_row)
         return run_plan(self._job(plan), resources, stats, batch=batch)
 
-    @property
-    def _most_together(self) -> int:
-        """How many single clips may be made at once: a few small ones."""
-        if self.batch_size is not None or not self._are_alike:
-            return 1
-        return max(1, min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // max(1, self._clip_bytes)))
-
-    @property
-    def _are_alike(self) -> bool:
-        """Whether the features of all clips are arrays of the same shapes, on the host."""
-        made = self.selection.made
-        is_fixed = all(spec.is_fixed and spec.value == "array" for spec in made.values())
-        return is_fixed and self._find_device() is None
-
-    @property
-    def _clip_bytes(self) -> int:
-        """Of a clip's features."""
-        return clip_nbytes(self.selection.made, self.selection.lengths)
+    def _memory(self, plan: Plan, stages: Stages) -> tuple[Memory, IntArray | None]:
+        """What an epoch gets, and the first row of each episode where all frames stay."""
+        memory, stays = settle(
+            self._fit(plan.part.count, plan.epoch, stages),
+            plan,
+            self.selection,
+            on_device=self._find_device() is not None,
+            of_mix=self._of_mix,
+        )
+        if not stays:
+            return memory, None
+        return memory, first_rows(self.selection.episodes.num_frames, self.selection.selected)
 
     def _job(self, plan: Plan) -> Job:
         """What to do for a plan."""
@@ -176,22 +157,6 @@ class ClipLoader(Planner):
             decode_there=self.options.video_decoder == "torchcodec",
             **more,
         )
-
-    @property
-    def _may_stay(self) -> bool:
-        """Whether frames stay in memory for the epochs to come, if all fit: those of small raw
-        features, on a local disk. Worker processes mostly end with an epoch."""
-        selection = self.selection
-        if selection.frame_transform is not None or self._find_device() is not None:
-            return False
-        if get_worker_info() is not None:
-            return False
-        return all(is_small(selection.dataset, name) for name in selection.dataset.features)
-
-    @property
-    def _num_frames(self) -> int:
-        """Of the selected episodes."""
-        return int(self.selection.episodes.num_frames[self.selection.selected].sum())
 
     def _frames(self, epoch: int) -> ClipFrames:
         return self.selection.drawn_frames(self._settings.seed, epoch)

@@ -29,8 +29,8 @@ from seqrecord.engine.ragged import nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.frame_keys import frame_keys, split_keys
 from seqrecord.grids import ChunkGrid, followed
-from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.clip_sets import Alike, sets_of
+from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.selection import ClipSelection

@@ -6,9 +6,9 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,10 @@ from seqrecord.engine.ragged import nested
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
-from seqrecord.pipes.clip_sequence import ClipSequence
 from seqrecord.pipes.columns import SingleClip
 from seqrecord.text import repr_of
 
-__all__ = ["collate", "keep_memory_for"]
+__all__ = ["ClipSequence", "collate", "keep_memory_for"]
 
 _KEEP = 3  # buffers of a kind that nobody uses
 _MOST_POOLS = 128  # kinds of buffers: features of all loaders of a process
@@ -259,3 +258,44 @@ def _end_use(token: object) -> None:
     _users.discard(token)
     if not _users:
         _pools.clear()
+
+
+class ClipSequence(Sequence[dict[str, Any]]):
+    """Clips, each a dict, as a list has them. `collate` takes the whole batch if nobody had a clip.
+
+    Args:
+        count: how many clips there are.
+        batch: makes the batch.
+        single: makes the clips, all of them, on the same memory.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch: Callable[[], dict[str, Any]],
+        single: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        self._count = count
+        self._batch = batch
+        self._single = single
+        self._clips: list[dict[str, Any]] | None = None
+
+    def whole(self) -> dict[str, Any] | None:
+        """The batch; `None` once clips were given out, which their user may have changed."""
+        return self._batch() if self._clips is None else None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if self._clips is None:
+            self._clips = self._single()
+        return self._clips[index]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} clips)"

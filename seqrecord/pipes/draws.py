@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from seqrecord.clip_frames import ClipFrames, FoundFrames
-from seqrecord.clip_transforms import chain_of
+from seqrecord.clip_frames import ClipFrames, ClipSteps, FoundFrames
+from seqrecord.clip_transforms import HorizontalFlip, WindowStep, chain_of
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.calls import ClipFunctions, read_only
-from seqrecord.engine.crops import Crop
+from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.ragged import pad
 from seqrecord.errors import ClipError
-from seqrecord.pipes.crops import SelectedCrops
 from seqrecord.pipes.identity import ClipNumbers
 from seqrecord.reading.frames import (
     ArraySpec,
@@ -27,9 +26,10 @@ from seqrecord.reading.frames import (
     mask_name,
 )
 from seqrecord.reading.reader import Episode, SeqRecordReader
+from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["SAID", "ClipDraws"]
+__all__ = ["SAID", "ClipDraws", "SelectedCrops", "SelectedSteps"]
 
 SAID = ("crop", "flipped", "intrinsics")
 """What batches may tell of what was drawn."""
@@ -184,3 +184,140 @@ def _read_feature(episode: Episode, spec: FeatureSpec, clip: FoundFrames) -> Any
     given = iter(values)
     every = [next(given) if is_known else nothing for is_known in known]
     return np.stack(every) if spec.is_fixed else every
+
+
+_CAMERA = ("fx", "fy", "cx", "cy")
+
+
+class SelectedCrops:
+    """The crops of a dataset's clips. Picklable.
+
+    Raises `ClipError` for steps that do not fit the features.
+
+    Args:
+        episode: the row of one of the episodes; whether it has intrinsics decides for all.
+    """
+
+    def __init__(
+        self,
+        steps: tuple[WindowStep, ...],
+        arrays: Mapping[str, ArraySpec],
+        dataset: SeqRecordReader,
+        episode: int,
+    ) -> None:
+        kinds = {name: spec.kind for name, spec in dataset.features.items()}
+        self._dataset = dataset
+        self.crops = ClipCrops.of(steps, arrays, kinds)
+        self.made = self.crops.specs(arrays)
+        """What the features of a frame look like in batches."""
+        self._flips = any(isinstance(step, HorizontalFlip) for step in self.crops.steps)
+        self._cameras: dict[int, tuple[float, ...]] = {}
+        self._has_intrinsics = not np.isnan(self._camera(episode)).all()
+
+    def draw(self, seed: int, epoch: int, numbers: IntArray) -> Crop:
+        """The windows of clips by what tells them apart, int64[n]."""
+        return Crop(self.crops, self.crops.windows(seed, epoch, numbers))
+
+    @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtype and shape for a clip of what `said` gives, by name."""
+        every = {
+            "crop": (torch.int64, (4,)),
+            "flipped": (torch.bool, ()),
+            "intrinsics": (torch.float64, (4,)),
+        }
+        is_said = {"crop": True, "flipped": self._flips, "intrinsics": self._has_intrinsics}
+        return {name: kind for name, kind in every.items() if is_said[name]}
+
+    def said(self, crop: Crop, episode: IntArray) -> dict[str, torch.Tensor]:
+        """`crop`, int64[n, 4], and if there are such `flipped`, bool[n], and `intrinsics`,
+        float64[n, 4]: not a number where an episode has none."""
+        windows = crop.windows
+        said = {"crop": torch.from_numpy(windows.crops)}
+        if self._flips:
+            said["flipped"] = torch.from_numpy(windows.flipped)
+        if self._has_intrinsics:
+            cameras = np.array([self._camera(row) for row in episode.tolist()])
+            said["intrinsics"] = torch.from_numpy(windows.intrinsics(cameras))
+        return said
+
+    def _camera(self, row: int) -> tuple[float, ...]:
+        """fx, fy, cx, cy of an episode's metadata, if they are of frames of this size."""
+        if row not in self._cameras:
+            camera = self._dataset.index.episode_metadata(row).get("camera")
+            self._cameras[row] = _intrinsics(camera, *self.crops.frame)
+        return self._cameras[row]
+
+
+def _intrinsics(camera: Any, height: int, width: int) -> tuple[float, ...]:
+    none = (float("nan"),) * len(_CAMERA)
+    if not isinstance(camera, Mapping):
+        return none
+    if camera.get("width", width) != width or camera.get("height", height) != height:
+        return none
+    values = [camera.get(name) for name in _CAMERA]
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        return none
+    return tuple(float(value) for value in values)  # type: ignore[arg-type]
+
+
+_SALT = 0x73746570  # the draws are not those of crops
+
+
+class SelectedSteps:
+    """The steps of a dataset's clips. Picklable.
+
+    Args:
+        dilations: of which one is drawn for each clip.
+        reverse: the probability that a clip's frames come in reverse.
+        whole: for each of the dilations the clips, with stride 1, that lack nothing with it. They
+            are not needed of a single one.
+    """
+
+    def __init__(
+        self,
+        dilations: Sequence[int],
+        reverse: float,
+        whole: Sequence[ClipTable],
+        numbers: ClipNumbers,
+    ) -> None:
+        self._dilations = np.array(dilations)
+        self._reverse = reverse
+        self._whole = whole
+        self._numbers = numbers
+        self.names = self._names()
+        """What batches say of them."""
+
+    def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> ClipSteps:
+        """For clips by the rows of their episodes and their starts, int64[n] each.
+
+        They depend on seed, epoch, the episode's key and the start alone, and on which dilations
+        there are with which the clip lacks nothing: each of these is equally likely.
+        """
+        numbers = self._numbers.of(episode, start)
+        shares = [
+            (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
+            for i in range(2)
+        ]
+        dilation = np.full(len(start), self._dilations[0])
+        if len(self._dilations) > 1:
+            fits = np.stack([table.has(episode, start) for table in self._whole], axis=1)
+            count = np.cumsum(fits, axis=1)
+            chosen = (shares[0] * count[:, -1]).astype(np.int64)
+            dilation = self._dilations[np.argmax(count > chosen[:, None], axis=1)]
+        return ClipSteps(dilation, shares[1] < self._reverse)
+
+    def said(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
+        """`dilation`, int64[n], and `reversed`, bool[n], where they are drawn."""
+        columns = {"dilation": steps.dilation, "reversed": steps.is_reversed}
+        return {name: torch.from_numpy(columns[name]) for name in self.names}
+
+    @property
+    def tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Dtype and shape for a clip of what `said` gives, by name."""
+        every = {"dilation": (torch.int64, ()), "reversed": (torch.bool, ())}
+        return {name: every[name] for name in self.names}
+
+    def _names(self) -> tuple[str, ...]:
+        drawn = {"dilation": len(self._dilations) > 1, "reversed": self._reverse > 0}
+        return tuple(name for name, is_drawn in drawn.items() if is_drawn)

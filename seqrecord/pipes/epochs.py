@@ -23,8 +23,7 @@ from seqrecord.forks import at_fork
 from seqrecord.pipes.batch_source import BatchSource, Clip, PlanT, Rest
 from seqrecord.pipes.stateful_loader import parse_state
 from seqrecord.pipes.states import Sharing, State
-from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs
-from seqrecord.pipes.worker_groups import is_given, join_group, starting_group
+from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs, is_given, join_group, starting_group
 from seqrecord.sampling import Part
 
 __all__ = ["Epochs", "share_all"]
@@ -144,7 +143,7 @@ class Epochs(Generic[PlanT]):
             self._go_to(self._place.epoch + 1)
         self._place = place = self._placed(sharing)
         if self._base is not None and place.is_loaded and self._continues(self._base, sharing):
-            _use_settings(self.loader, self._base)
+            self._base.use_settings(self.loader)
         self._offer = offer = object()
         return self._run(offer, part)
 
@@ -219,7 +218,7 @@ class Epochs(Generic[PlanT]):
             self.loader.check_place(saved)
             if saved.has_batches_of(self.loader):
                 try:
-                    _use_settings(self.loader, saved)
+                    saved.use_settings(self.loader)
                     note = saved.to_bytes()
                 except MemoryLimitError:
                     if is_same:
@@ -370,7 +369,7 @@ class Epochs(Generic[PlanT]):
         self._workers.note = note
         saved = State.from_bytes(note)
         with suppress(MemoryLimitError):  # then the workers go on without them, too
-            _use_settings(self.loader, saved)
+            saved.use_settings(self.loader)
         if self.loader.goes_on:
             self._base = saved
 
@@ -456,14 +455,6 @@ class Iteration(Generic[PlanT]):
         report["clips"] -= len(self._waiting)
         report["batches"] -= len(self._waiting)
         return report
-
-
-def _use_settings(loader: BatchSource[PlanT], saved: State) -> None:
-    """Keep the settings of a state, for parts of its number; none where one does not fit."""
-    with ExitStack() as stack:
-        for source, said, rest in zip(loader.sources, saved.sources, saved.rests, strict=True):
-            stack.enter_context(source.unless_it_raises())
-            source.use_state(said, saved.sharing.num_parts, rest)
 
 
 def _failed(error: SeqRecordError) -> Iterator[Clip]:

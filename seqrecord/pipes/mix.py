@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
-from numbers import Real
+from numbers import Rational, Real
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -18,13 +19,19 @@ from seqrecord.pipes.batch_source import Clip
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.loaders import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord.pipes.loaders import (
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+    Streaming,
+    WithEpochs,
+    loader_of,
+)
 from seqrecord.pipes.mix_features import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, Stop
 from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.streaming import Streaming, WithEpochs, loader_of
 from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
@@ -79,7 +86,9 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     Args:
         sources: loaders by name, without `batch_size`: `SeqRecordStream`, or another that streams.
-            A source need not be shuffled.
+            A source need not be shuffled. It may be a mix: then its datasets are mixed, with their
+            shares of its weight and names such as "indoor/kitchen". The `batch_size` and
+            `alternate` of that mix have no meaning.
         weights: how many clips of each source come, relative to the others; 0 leaves a source out.
             By default, as many as it has clips. Where no whole numbers of a sum of at most 65,536
             have the ratio of the weights, they are rounded to numbers of that sum; `shares` says.
@@ -106,7 +115,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     def __init__(
         self,
-        sources: Mapping[str, SeqRecordStream | SeqRecordPipe | SeqRecordNode],
+        sources: Mapping[str, SeqRecordStream | SeqRecordPipe | SeqRecordNode | SeqRecordMix],
         *,
         weights: Mapping[str, float | Fraction] | None = None,
         stop: Stop = "first",
@@ -140,14 +149,22 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         known = isinstance(asked, str) and asked in joins
         check("features", features, known, "'union' or 'intersection'")
         check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
-        loaders = _checked_sources(sources)
+        found = _checked_sources(sources)
         if weights is None:
-            weights = {name: loader.num_clips(0) for name, loader in loaders.items()}
-        weights = _checked_weights(weights, loaders)
-        drawn = {name: loader for name, loader in loaders.items() if weights[name]}
+            weights = {
+                name: sum(loader.num_clips(0) for loader, _ in each.values())
+                for name, each in found.items()
+            }
+        weights = _checked_weights(weights, found)
+        drawn = {
+            name: (loader, _fraction(weights[outer]) * share)
+            for outer, each in found.items()
+            for name, (loader, share) in each.items()
+            if weights[outer]
+        }
         mix = MixLoader(
-            drawn,
-            weights,
+            {name: loader for name, (loader, _) in drawn.items()},
+            {name: weight for name, (_, weight) in drawn.items()},
             options,
             stop=_checked_stop(stop),
             join=features,
@@ -186,16 +203,32 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         return "\n  ".join(lines) + ")"
 
 
-def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
-    """The loader of each source."""
+_Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
+"""The loader of each dataset of a source, and its share of that source's clips."""
+
+
+def _checked_sources(sources: Any) -> dict[str, _Datasets]:
+    """What each source has: one dataset, or those of a mix."""
     if not isinstance(sources, Mapping) or not sources:
         raise ClipError(
             "a mix needs sources", expected="a dict of loaders by name", got=repr_of(sources, 100)
         )
-    found: dict[str, ClipLoader] = {}
+    found: dict[str, _Datasets] = {}
     for name, source in sources.items():
         if not isinstance(name, str) or not name or not _is_unicode(name):
             raise ClipError("a source's name is no text", expected="a name", got=repr_of(name, 100))
+        if isinstance(source, SeqRecordMix):
+            mix = source._mix
+            check_source(name, replace(mix.options, batch_size=None))
+            check(
+                f"stop of source {name!r}",
+                mix.stop,
+                mix.stop == "first",
+                "no stop: that of the mix",
+            )
+            each = zip(mix.loaders, mix.loaders.values(), mix.shares.values(), strict=True)
+            found[name] = {f"{name}/{inner}": (loader, share) for inner, loader, share in each}
+            continue
         if not isinstance(source, Streaming):
             raise ClipError(
                 f"source {name!r} of a mix is no loader",
@@ -203,8 +236,18 @@ def _checked_sources(sources: Any) -> dict[str, ClipLoader]:
                 got=type(source).__name__,
             )
         check_source(name, source.options)
-        found[name] = loader_of(source)
+        found[name] = {name: (loader_of(source), Fraction(1))}
+    names = [name for each in found.values() for name in each]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ClipError(
+            "two datasets of a mix have one name", expected="other", got=", ".join(twice)
+        )
     return found
+
+
+def _fraction(weight: Any) -> Fraction:
+    """A weight as it is shown."""
+    return Fraction(weight if isinstance(weight, Rational) else str(weight))
 
 
 def _is_unicode(name: str) -> bool:
@@ -212,7 +255,7 @@ def _is_unicode(name: str) -> bool:
     return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
-def _checked_weights(weights: Any, loaders: Mapping[str, ClipLoader]) -> dict[str, Any]:
+def _checked_weights(weights: Any, loaders: Mapping[str, object]) -> dict[str, Any]:
     """A weight for each source, one of them above 0."""
     if not isinstance(weights, Mapping) or set(weights) != set(loaders):
         raise ClipError(

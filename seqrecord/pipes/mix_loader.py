@@ -23,10 +23,11 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
-from seqrecord.errors import ClipError, MemoryLimitError, StateError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.batch_source import Clip, Rest
 from seqrecord.pipes.clip_loader import ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.memory import share_out
 from seqrecord.pipes.mix_features import (
     DATASET,
     MISSING,
@@ -40,25 +41,20 @@ from seqrecord.pipes.mix_plan import MixPlan, Stop, batches_left, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
     SourceRunner,
-    divide_memory,
     source_seed,
 )
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.states import State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
-from seqrecord.sampling.memory import CONSUMER, PREFETCH
+from seqrecord.sampling.memory import CONSUMER
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 from seqrecord.storage import local_path
-from seqrecord.units import parse_size
 
 __all__ = ["MixLoader"]
 
-_MORE = (8, 4)  # batches that are filled or wait, where they are this part of the memory:
-_SHARE = 16  # small ones, so that sources seldom wait for each other
 _MOST_SLOTS = 1 << 60
-_MOST_BYTES = 1 << 60  # no machine has as many, and floats have them exactly
 _OWN = ("clips", "batches", "waiting_for_batches_seconds")  # counted by the mix alone
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
@@ -132,7 +128,17 @@ class MixLoader:
             self._trace = local_path(options.trace, "trace").absolute()
         self._kept: _Kept | None = None  # memory of batches, for the next iteration
         self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
-        self.prefetch = self._divide_memory()
+        self.prefetch, limits = share_out(
+            options.memory_limit,
+            sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories),
+            {name: loader.least_limit() for name, loader in self.loaders.items()},
+            {
+                name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
+                for name, share in self.shares.items()
+            },
+        )
+        for name, nbytes in limits.items():
+            self.loaders[name].limit(nbytes)
         self.runners: dict[str, SourceRunner] = {}  # of the last iteration
 
     def __getstate__(self) -> dict[str, Any]:
@@ -356,30 +362,6 @@ class MixLoader:
             key = key_of(self.options.seed, _SALT, worker, *([change] if change else []))
             self._places[worker, change] = Shares(self.counts, key)
         return self._places[worker, change]
-
-    def _divide_memory(self) -> int:
-        """Limit each source's memory; how many batches may be filled or wait."""
-        limit = min(parse_size(self.options.memory_limit), _MOST_BYTES)
-        batch = sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories)
-        least = {name: loader.least_limit() for name, loader in self.loaders.items()}
-        demands = {
-            name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
-            for name, share in self.shares.items()
-        }
-        tries: list[int] = [*_MORE, *range(PREFETCH, 0, -1)]
-        for prefetch in tries:
-            if prefetch > PREFETCH and (prefetch + CONSUMER) * batch > limit // _SHARE:
-                continue
-            try:
-                found = divide_memory(least, demands, (prefetch + CONSUMER) * batch, limit)
-            except MemoryLimitError:
-                if prefetch == 1:
-                    raise
-                continue
-            for name, nbytes in found.items():
-                self.loaders[name].limit_memory(nbytes)
-            return prefetch
-        raise AssertionError("the last try returns or raises")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError, MemoryLimitError
-from seqrecord.forks import cached_property
+from seqrecord.errors import ClipError
 from seqrecord.pipes.batch_source import SourceRest, Stages
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.mix_plan import MixPlan
@@ -24,11 +23,10 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import SourceState
 from seqrecord.sampling import Clips, Part, Plan
-from seqrecord.sampling.memory import FrameSizes
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.rest import Stage
 
-__all__ = ["SourceLoader", "SourceRunner", "check_source", "divide_memory", "source_seed"]
+__all__ = ["SourceLoader", "SourceRunner", "check_source", "source_seed"]
 
 _OF_THE_MIX = (
     "batch_size",
@@ -70,37 +68,10 @@ def source_seed(seed: int, name: str) -> int:
     return key_of(seed, int.from_bytes(digest[:8], "little")) >> 1
 
 
-def divide_memory(
-    least: Mapping[str, int], demands: Mapping[str, float], batches: int, limit: int
-) -> dict[str, int]:
-    """The bytes of each source: by demand, and at least what it needs.
-
-    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
-    """
-    room = limit - batches
-    if room < sum(least.values()):
-        raise MemoryLimitError(
-            "memory_limit is too small for this mix",
-            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
-            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
-            got=f"{limit} bytes",
-        )
-    found: dict[str, int] = {}
-    while True:
-        rest = {name: demand for name, demand in demands.items() if name not in found}
-        left = room - sum(found.values())
-        shares = {name: int(left * demand / sum(rest.values())) for name, demand in rest.items()}
-        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
-        if not small:
-            return {**found, **shares}
-        found.update((name, least[name]) for name in small)
-
-
 class SourceLoader(ClipLoader):
     """Plans and executes the epochs of a source; the batches are the mix's.
 
-    Its `batch_size` is about how many clips it has in a batch. Its memory is limited by
-    `limit_memory`, before anything is planned.
+    Its `batch_size` is about how many clips it has in a batch. It has no memory before `limit`.
     """
 
     def __init__(self, loader: ClipLoader, features: list[str] | None, **options: Any) -> None:
@@ -113,14 +84,8 @@ class SourceLoader(ClipLoader):
                     own, verify=None, storage_options=None, cache_dir=None, cache_limit=None
                 )
                 selection = ClipSelection(selection.dataset, opened)
-        super().__init__(selection, replace(own, **options))
+        super().__init__(selection, replace(own, **options), of_mix=True)
         self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
-
-    def limit_memory(self, nbytes: int) -> None:
-        """May hold so many bytes, of frames and of chunks being read."""
-        self._memory_limit = nbytes
-        self._fits.clear()
-        self._fit(1)
 
     def length(self, epoch: int, num_parts: int, stages: Stages = ()) -> int:
         """How many clips each of so many parts has of an epoch, or of what stages have left."""
@@ -195,15 +160,8 @@ class SourceLoader(ClipLoader):
         self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None
     ) -> Execution:
         """What executes a plan, for batches of the mix."""
-        memory = self._fit(plan.part.count, plan.epoch, stages).memory(plan, fixed=False)
+        memory, _ = self._memory(plan, stages)
         return Execution(self._job(plan), self._resources(memory, stream=stream), stats)
-
-    def _check_limit(self) -> None:
-        """There is none yet."""
-
-    @cached_property
-    def _sizes(self) -> FrameSizes:
-        return replace(super()._sizes, batch=0)
 
 
 def _of_features(

@@ -11,9 +11,12 @@ from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
 from seqrecord.errors import ClipError
 from seqrecord.integers import MOST, check_integer, check_seed
+from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import (
+    ClipList,
     are_names,
     check,
+    check_clip_list,
     check_dilation,
     check_flag,
     check_names,
@@ -21,8 +24,6 @@ from seqrecord.pipes.checks import (
     check_reverse,
     check_size,
 )
-from seqrecord.pipes.clip_lists import ClipList, check_clip_list
-from seqrecord.pipes.ragged import Ragged, check_ragged
 from seqrecord.pipes.windows import Windows, check_known, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform

@@ -12,7 +12,7 @@ from seqrecord.clips import ClipTable
 from seqrecord.errors import StateError
 from seqrecord.forks import cached_property
 from seqrecord.pipes.batch_source import SourceRest, Stages
-from seqrecord.pipes.frame_sizes import frame_sizes
+from seqrecord.pipes.memory import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import SourceState
@@ -42,9 +42,14 @@ class Planner:
     An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
 
     Raises `MemoryLimitError` for a memory limit that is too small, with the least that would do.
+
+    Args:
+        of_mix: the batches are those of a mix, which says by `limit` what memory is left.
     """
 
-    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
+    def __init__(
+        self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
+    ) -> None:
         self.selection, self.options = selection, options
         self.batch_size = options.batch_size
         asked: dict[str, Any] = {
@@ -58,11 +63,13 @@ class Planner:
         }
         self._asked = tuple(asked)  # the other settings are chosen
         self._settings = PlanSettings(**asked)
-        self._memory_limit = parse_size(options.memory_limit)
+        self._of_mix = of_mix
+        self._memory_limit = 0
         self._fits: dict[tuple[int, int, Stages], Fit] = {}
         self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
-        self._check_limit()
+        if not of_mix:
+            self.limit(parse_size(options.memory_limit))
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.selection.portable(self.options)
@@ -71,8 +78,7 @@ class Planner:
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the epochs to come."""
         self._settings = replace(self._settings, shuffle=bool(shuffle))
-        self._fits.clear()
-        self._fit(1)
+        self.limit(self._memory_limit)
 
     def clips(self, epoch: int) -> ClipTable:
         """The clips of an epoch."""
@@ -239,8 +245,10 @@ class Planner:
         """The least memory limit that would do, in bytes."""
         return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
 
-    def _check_limit(self) -> None:
-        """A limit that is too small is an error here and now."""
+    def limit(self, memory_limit: int) -> None:
+        """Have so many bytes. A limit that is too small is an error here and now."""
+        self._memory_limit = memory_limit
+        self._fits.clear()
         self._fit(1)
 
     @property
@@ -255,7 +263,8 @@ class Planner:
 
     @cached_property
     def _sizes(self) -> FrameSizes:
-        return frame_sizes(self.selection, self.batch_size)
+        sizes = frame_sizes(self.selection, self.batch_size)
+        return replace(sizes, batch=0) if self._of_mix else sizes
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes

@@ -23,29 +23,28 @@ from seqrecord.clips import (
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
 from seqrecord.pipes.arrays import (
+    Ragged,
     bytes_by_group,
     check_tensors,
+    in_pieces,
+    ragged_arrays,
     stored_arrays,
     transformed_arrays,
 )
-from seqrecord.pipes.clip_lists import ClipList, read_clip_list
+from seqrecord.pipes.checks import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import SAID, ClipDraws
+from seqrecord.pipes.draws import SAID, ClipDraws, SelectedSteps
 from seqrecord.pipes.identity import ClipNumbers, digest_of, identity_of
-from seqrecord.pipes.left_out import said_of_left_out
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.pipes.ragged import Ragged, ragged_arrays
-from seqrecord.pipes.selected_steps import SelectedSteps
 from seqrecord.pipes.selected_windows import SelectedWindows
-from seqrecord.pipes.video_pieces import in_pieces
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
 from seqrecord.sampling.phases import typical_table
 from seqrecord.sampling.weights import clips_before, times_in_epoch
-from seqrecord.text import repr_of
+from seqrecord.text import counted, repr_of
 
 __all__ = ["ClipSelection"]
 
@@ -106,7 +105,7 @@ class ClipSelection:
             self.clips = self._enumerate(every, table, uses)
         if options.windows is None:
             self.clips = replace(self.clips, num_outside=0)
-        self.left_out = said_of_left_out(self.clips, self.selected, self.windows, self.dataset)
+        self.left_out = self._left_out()
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
             self._phase_uses = uses
@@ -276,6 +275,32 @@ class ClipSelection:
                 for use in uses
             ]
         )
+
+    def _left_out(self) -> str:
+        """How many episodes and clips are left out, and why; empty if none is."""
+        said = []
+        if self.clips.num_short_episodes:
+            said.append(
+                f"{self.clips.num_short_episodes:,} of {counted(len(self.selected), 'episode')}, "
+                f"too short for a clip of {counted(self.windows.span, 'frame')}"
+            )
+        if self.clips.num_outside:
+            said.append(
+                f"{counted(self.clips.num_outside, 'clip')} with frames beyond the ends of their "
+                'episodes, which pad="edge" gives'
+            )
+        if self.clips.num_incomplete:
+            lacking = [
+                name
+                for name in self.dataset.features
+                if np.isin(self.windows.missing([name]).episode, self.selected).any()
+            ]
+            every = self.clips.num_clips + self.clips.num_incomplete
+            said.append(
+                f"{self.clips.num_incomplete:,} of {counted(every, 'clip')}, for frames that lack "
+                f"{', '.join(lacking)}"
+            )
+        return "; ".join(said)
 
     def _steps(self, options: ClipOptions, table: EpisodeTable, uses: _Uses) -> SelectedSteps:
         whole: list[ClipTable] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -138,6 +139,16 @@ class State:
         """Whether it counts batches of the size that a loader has."""
         pairs = zip(loader.sources, self.sources, strict=True)
         return all(source.batch_size == said.settings.batch_size for source, said in pairs)
+
+    def use_settings(self, loader: BatchSource[PlanT]) -> None:
+        """Keep these settings for parts of this number; none of them where one does not fit.
+
+        Raises `MemoryLimitError`, which says the least that would do.
+        """
+        with ExitStack() as stack:
+            for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
+                stack.enter_context(source.unless_it_raises())
+                source.use_state(said, self.sharing.num_parts, rest)
 
     @property
     def rests(self) -> tuple[SourceRest, ...]:

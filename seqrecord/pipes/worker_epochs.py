@@ -4,7 +4,8 @@ The workers of one iterator over a DataLoader share an epoch. They cannot find o
 which one: a DataLoader without persistent workers starts new ones for each epoch, as copies of a
 dataset that has not changed meanwhile, several DataLoaders may iterate at the same time, and the
 seeds that torch gives to workers may be equal. So the process that starts them gives each iterator
-a number, which its workers get, see `worker_groups`. In memory that the processes share stands
+a number, which its workers get: a forked one with the memory of that process, others with what is
+pickled for them. In memory that the processes share stands
 which epoch each iterator has begun.
 """
 
@@ -18,16 +19,25 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.forks import PerProcess, check_fork
-from seqrecord.pipes.worker_groups import own_group
+from seqrecord.forks import PerProcess, at_fork, check_fork
+from seqrecord.pipes.callers import find_starting
 
-__all__ = ["Begun", "EpochCounter", "WorkerEpochs"]
+__all__ = [
+    "Begun",
+    "EpochCounter",
+    "WorkerEpochs",
+    "is_given",
+    "join_group",
+    "own_group",
+    "starting_group",
+]
 
 _SIZE = 1 << 20  # bytes, of which no more is taken than is written to
 # uint64 each: the next epoch, and the number of the state that it begins with, if there is one; the
@@ -310,3 +320,62 @@ def _attach(file: Any, owner: int) -> EpochCounter:
 
 
 _threads = PerProcess(threading.Lock)
+
+
+_numbers = count(1)
+_known: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+_forking = threading.local()  # the thread that forks is the one that the new process has
+_own: int | None = None
+
+
+def starting_group() -> int | None:
+    """The group of the process that this thread is starting; `None` if that is no worker."""
+    if (starting := find_starting()) is None:
+        return None
+    iterator, _ = starting
+    if iterator not in _known:
+        _known[iterator] = next(_numbers)
+    return _known[iterator]
+
+
+def is_given(epochs: object) -> bool:
+    """Whether the worker that this thread is starting is given these `Epochs`, or a chain of pipes
+    behind them.
+
+    Such a group has its first epoch from the start: it may begin later than others do, or never.
+    """
+    to_see: list[Any] = [] if (starting := find_starting()) is None else [starting[1].dataset]
+    seen = set[int]()
+    while to_see:
+        data = to_see.pop()
+        if getattr(data, "_epochs", None) is epochs:
+            return True
+        if isinstance(data, IterDataPipe) and id(data) not in seen:
+            seen.add(id(data))
+            for value in vars(data).values():
+                to_see += value if isinstance(value, (list, tuple)) else [value]
+    return False
+
+
+def own_group() -> int | None:
+    """The group of this process; `None` if it is no worker."""
+    return _own
+
+
+def join_group(number: int | None) -> None:
+    """This process is a worker of that group, if one is given."""
+    global _own
+    if number is not None:
+        _own = number
+
+
+def _before_fork() -> None:
+    _forking.group = None
+    _forking.group = starting_group()
+
+
+def _after_fork() -> None:
+    join_group(getattr(_forking, "group", None))
+
+
+at_fork(before=_before_fork, after_in_child=_after_fork)

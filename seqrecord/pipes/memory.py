@@ -1,23 +1,32 @@
-"""How many bytes frames, chunks and batches take: what a memory limit is divided into."""
+"""Memory: how many bytes frames, chunks and batches take, and what gets which part of a limit.
+
+All that an epoch gets is settled here, before it begins: for one dataset by `settle`, for the
+sources of a mix by `share_out` first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
+from seqrecord.errors import MemoryLimitError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
-from seqrecord.pipes.arrays import bytes_by_group
+from seqrecord.pipes.arrays import bytes_by_group, video_of
+from seqrecord.pipes.clip_sets import is_small
 from seqrecord.pipes.identity import groups_of
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.video_pieces import video_of
-from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling.memory import FrameSizes
+from seqrecord.reading.frames import ArraySpec, clip_nbytes
+from seqrecord.sampling import Plan
+from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
+from seqrecord.units import parse_size
 
 __all__ = [
     "bytes_beside",
@@ -25,11 +34,94 @@ __all__ = [
     "bytes_kept_open",
     "bytes_of_run",
     "chunk_bytes",
+    "divide_memory",
     "frame_sizes",
+    "settle",
+    "share_out",
 ]
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
+_MORE = (8, 4)  # batches of a mix that are filled or wait, where they are this part of the memory:
+_SHARE = 16  # small ones, so that sources seldom wait for each other
+_MOST_BYTES = 1 << 60  # no machine has as many, and floats have them exactly
+_MOST_TOGETHER = 32  # single clips that are made at once,
+_MOST_BYTES_TOGETHER = 1 << 20  # … which are small
 _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and those that wait
+
+
+def settle(
+    fit: Fit, plan: Plan, selection: ClipSelection, *, on_device: bool, of_mix: bool = False
+) -> tuple[Memory, bool]:
+    """What an epoch gets of its limit: rows of stores, batches in flight and loads.
+
+    And whether there is a row for each frame of the selected episodes: these then stay for the
+    epochs to come. That is so for small raw features on a local disk, if all fit, but not in worker
+    processes, which mostly end with an epoch. The batches `of_mix` are the mix's.
+    """
+    dataset, in_worker = selection.dataset, get_worker_info() is not None
+    on_host = not on_device and not of_mix
+    is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
+    memory, staying = fit.memory(plan, fixed=is_fixed and on_host), None
+    may_stay = on_host and not in_worker and selection.frame_transform is None
+    if may_stay and all(is_small(dataset, name) for name in dataset.features):
+        staying = fit.staying(int(selection.episodes.num_frames[selection.selected].sum()))
+    memory = staying or memory
+    if of_mix:
+        return memory, False
+    if in_worker and dataset.chunk_reader().is_local:
+        # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
+        memory = replace(memory, prefetch=1)
+    made = selection.made
+    are_alike = all(spec.is_fixed and spec.value == "array" for spec in made.values())
+    if fit.settings.batch_size is None and on_host and are_alike:
+        clip = max(1, clip_nbytes(made, selection.lengths))
+        most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
+        if most > 1:
+            memory = replace(memory, together=fit.together(memory, most))
+    return memory, staying is not None
+
+
+def share_out(
+    memory_limit: int | str, batch: int, least: Mapping[str, int], demands: Mapping[str, float]
+) -> tuple[int, dict[str, int]]:
+    """How many batches of a mix may be filled or wait, and the bytes of each source.
+
+    `batch` are those of one batch, `least` what each source needs. Raises `MemoryLimitError` where
+    not all of them fit.
+    """
+    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
+    for prefetch in (*_MORE, *range(PREFETCH, 1, -1)):
+        batches = (prefetch + CONSUMER) * batch
+        are_few = prefetch <= PREFETCH or batches <= limit // _SHARE
+        if are_few and needed + batches <= limit:
+            return prefetch, divide_memory(least, demands, batches, limit)
+    return 1, divide_memory(least, demands, (1 + CONSUMER) * batch, limit)
+
+
+def divide_memory(
+    least: Mapping[str, int], demands: Mapping[str, float], batches: int, limit: int
+) -> dict[str, int]:
+    """The bytes of each source: by demand, and at least what it needs.
+
+    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
+    """
+    room = limit - batches
+    if room < sum(least.values()):
+        raise MemoryLimitError(
+            "memory_limit is too small for this mix",
+            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
+            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
+            got=f"{limit} bytes",
+        )
+    found: dict[str, int] = {}
+    while True:
+        rest = {name: demand for name, demand in demands.items() if name not in found}
+        left = room - sum(found.values())
+        shares = {name: int(left * demand / sum(rest.values())) for name, demand in rest.items()}
+        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
+        if not small:
+            return {**found, **shares}
+        found.update((name, least[name]) for name in small)
 
 
 def frame_sizes(selection: ClipSelection, batch_size: int | None) -> FrameSizes:
