@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,6 @@ from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.ragged import pad
 from seqrecord.errors import ClipError
-from seqrecord.pipes.identity import ClipNumbers
 from seqrecord.reading.frames import (
     ArraySpec,
     FrameTransform,
@@ -29,7 +29,7 @@ from seqrecord.reading.reader import Episode, SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["SAID", "ClipDraws", "SelectedCrops", "SelectedSteps"]
+__all__ = ["SAID", "ClipDraws", "ClipNumbers", "SelectedCrops", "SelectedSteps"]
 
 SAID = ("crop", "flipped", "intrinsics")
 """What batches may tell of what was drawn."""
@@ -321,3 +321,28 @@ class SelectedSteps:
     def _names(self) -> tuple[str, ...]:
         drawn = {"dilation": len(self._dilations) > 1, "reversed": self._reverse > 0}
         return tuple(name for name, is_drawn in drawn.items() if is_drawn)
+
+
+class ClipNumbers:
+    """Numbers of the clips of a dataset, by the keys of their episodes. Picklable.
+
+    What is drawn for clips depends on these, and so not on what else the dataset holds.
+    """
+
+    def __init__(self, dataset: SeqRecordReader) -> None:
+        self._dataset = dataset
+        self._known: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+    def of(self, episode: IntArray, start: IntArray) -> IntArray:
+        """Of clips by the rows of their episodes and their starts; int64[n] each."""
+        return np.array([self._number(row) for row in episode.tolist()], np.int64) + start
+
+    def _number(self, row: int) -> int:
+        if row not in self._known:
+            key = self._dataset.index.key(row).encode()
+            digest = hashlib.blake2b(key, digest_size=7).digest()
+            self._known[row] = int.from_bytes(digest, "little")
+        return self._known[row]

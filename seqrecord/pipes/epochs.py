@@ -21,8 +21,7 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.forks import at_fork
 from seqrecord.pipes.batch_source import BatchSource, Clip, PlanT, Rest
-from seqrecord.pipes.stateful_loader import parse_state
-from seqrecord.pipes.states import Sharing, State
+from seqrecord.pipes.states import Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs, is_given, join_group, starting_group
 from seqrecord.sampling import Part
 

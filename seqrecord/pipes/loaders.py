@@ -18,10 +18,15 @@ from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.batch_source import Clip, PlanT
-from seqrecord.pipes.callers import find_filter, find_holder, find_loader, find_starting
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import items_beside
+from seqrecord.pipes.distributed import (
+    find_filter,
+    find_holder,
+    find_loader,
+    find_starting,
+    items_beside,
+)
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection

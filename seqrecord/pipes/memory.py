@@ -20,8 +20,7 @@ from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.arrays import bytes_by_group, video_of
 from seqrecord.pipes.clip_sets import is_small
-from seqrecord.pipes.identity import groups_of
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.selection import ClipSelection, groups_of
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,6 +24,8 @@ from seqrecord.clips import (
 )
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
+from seqrecord.format.index import GroupIndex
+from seqrecord.grids import numbered
 from seqrecord.pipes.arrays import (
     Ragged,
     bytes_by_group,
@@ -35,8 +39,7 @@ from seqrecord.pipes.checks import ClipList, read_clip_list
 from seqrecord.pipes.collating import keep_memory_for
 from seqrecord.pipes.columns import RESERVED, Columns
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import SAID, ClipDraws, SelectedSteps
-from seqrecord.pipes.identity import ClipNumbers, digest_of, identity_of
+from seqrecord.pipes.draws import SAID, ClipDraws, ClipNumbers, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selected_windows import SelectedWindows
 from seqrecord.reading.frames import ArraySpec
@@ -46,7 +49,7 @@ from seqrecord.sampling.phases import typical_table
 from seqrecord.sampling.weights import clips_before, times_in_epoch
 from seqrecord.text import counted, repr_of
 
-__all__ = ["ClipSelection"]
+__all__ = ["ClipSelection", "digest_of", "groups_of", "identity_of"]
 
 _Uses: TypeAlias = list[list[tuple[IntArray, list[ClipUse]]]]
 """With each of the dilations that may be drawn, those of some episodes by their rows, of others…"""
@@ -395,3 +398,76 @@ class ClipSelection:
                 file=self.dataset.url,
                 got=", ".join(reserved),
             )
+
+
+_CHUNKS_AT_ONCE = 1 << 16
+
+
+def identity_of(dataset: SeqRecordReader, rows: IntArray) -> dict[str, Any]:
+    """What tells episodes, by their rows, from others, as JSON; see `ClipSelection.identity`."""
+    index = dataset.index
+    keys = index.keys.take(rows).to_pylist()
+    digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
+    digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
+    for group in groups_of(dataset):
+        wanted = [name for name in group.schema if name in dataset.features]
+        columns = [group.schema.position(name) for name in wanted]
+        counts = group.num_chunks[rows]
+        blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
+        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
+            chunks = _chunks(group, rows[block])
+            digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
+            for table in (group.page_length, group.page_crc32c):
+                pages = table[chunks]
+                if len(columns) < pages.shape[1]:
+                    pages = pages[:, columns]
+                digest.update(np.ascontiguousarray(pages, "<u4").data)
+        for numbers in _gaps(dataset, group, wanted, rows):
+            digest.update(np.ascontiguousarray(numbers, "<u8").data)
+    return {
+        "count": len(rows),
+        "frames": int(index.num_frames[rows].sum()),
+        "digest": digest.hexdigest(),
+        "dataset": dataset.fingerprint,
+    }
+
+
+def digest_of(chosen: ChosenClips, selected: IntArray) -> str:
+    """What tells chosen clips of the selected episodes, and how often they come, from others."""
+    digest = hashlib.sha256()
+    place = np.searchsorted(selected, chosen.episode)
+    for numbers in (chosen.row, place, chosen.start):
+        digest.update(np.ascontiguousarray(numbers, "<i8").data)
+    digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
+    return digest.hexdigest()
+
+
+def groups_of(dataset: SeqRecordReader) -> list[GroupIndex]:
+    """The groups of the features that a dataset was opened with, by their numbers."""
+    numbers = {spec.group for spec in dataset.features.values()}
+    return [dataset.index.groups[number] for number in sorted(numbers)]
+
+
+def _gaps(
+    dataset: SeqRecordReader, group: GroupIndex, wanted: list[str], rows: IntArray
+) -> list[IntArray]:
+    """Of each gap of these episodes: its place, the chunk in it, feature, presence."""
+    columns = [dataset.index.schema.position(name) for name in wanted]
+    gaps = group.gaps[np.isin(group.gaps["feature"], columns)]
+    chunk = gaps["chunk"].astype(np.int64)
+    episode = np.searchsorted(group.first_chunk, chunk, side="right") - 1
+    some = np.isin(episode, rows)
+    chunk -= group.first_chunk[episode]
+    feature = np.searchsorted(columns, gaps["feature"])
+    place = np.searchsorted(rows, episode)
+    return [numbers[some] for numbers in (place, chunk, feature, gaps["word"], gaps["present"])]
+
+
+def _chunks(group: GroupIndex, rows: IntArray) -> slice | IntArray:
+    """The rows of a chunk table that some episodes have."""
+    first, count = group.first_chunk[rows], group.num_chunks[rows]
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
+    owner, place = numbered(count)
+    chunks: IntArray = first[owner] + place
+    return chunks

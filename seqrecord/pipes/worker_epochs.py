@@ -27,7 +27,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.forks import PerProcess, at_fork, check_fork
-from seqrecord.pipes.callers import find_starting
+from seqrecord.pipes.distributed import find_starting
 
 __all__ = [
     "Begun",
