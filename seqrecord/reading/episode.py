@@ -140,12 +140,13 @@ class Episode:
             inside = numbers - table.first_frame[rows]
             straight = {name: arrays[name] for name in raw.specs if name in chosen}
             are_raw = straight.keys() >= {n for n, spec in chosen.items() if spec.group == group}
-            # Elsewhere than on a disk, all of a chunk is asked for at once.
-            _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
-            is_part = counts[number] < table.num_frames[rows]
-            is_read = is_part | reader.is_local | are_raw
-            alone = np.flatnonzero(is_read)
-            raw.read(FrameRuns.of(rows[alone], inside[alone], alone), straight, exact=True)
+            is_read = np.ones(len(rows), np.bool_)
+            if not (reader.is_local or are_raw):  # then all of a chunk is asked for at once
+                _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
+                is_read = counts[number] < table.num_frames[rows]
+            if straight:
+                alone = np.flatnonzero(is_read)
+                raw.read(FrameRuns.of(rows[alone], inside[alone], alone), straight, exact=True)
             if are_raw:
                 continue
             order = np.argsort(rows, kind="stable")
