@@ -170,6 +170,43 @@ def test_it_resumes_after_a_change(root: Path, stop: Any) -> None:
         assert found[: len(states) - number - 1] == batches[number + 1 :]
 
 
+def test_set_epoch_of_an_iteration_that_was_made(root: Path) -> None:
+    """It goes on with what the former ranks have left, as one that is made later does."""
+    first = mixed(root, rank=0, world_size=3)
+    next(iter(first))
+    state = first.state_dict()
+    found = []
+    for is_made in (True, False):
+        mix = mixed(root, rank=0, world_size=2)
+        mix.load_state_dict(state)
+        iterator = iter(mix) if is_made else None
+        mix.set_epoch(1)
+        found.append([told(batch) for batch in iterator or mix])
+    assert found[0] == found[1]
+
+
+def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: Path) -> None:
+    """As if the StatefulDataLoader itself had loaded its state."""
+
+    def mix(**options: Any) -> SeqRecordMix:
+        sources = {"a": SeqRecordStream(root / "a", clip_len=3, clip_transform=tell, **options)}
+        return SeqRecordMix(sources, batch_size=4, seed=5)
+
+    def stateful(data: SeqRecordMix) -> Any:
+        return StatefulDataLoader(data, batch_size=None, num_workers=2)
+
+    loader = stateful(mix(num_cursors=3))
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    state = loader.state_dict()
+    expected = [told(batch) for batch in iterator]
+    data = mix()
+    data.load_state_dict(state)
+    assert [told(batch) for batch in stateful(data)] == expected
+    assert [told(batch) for batch in stateful(mix())][2:] != expected
+
+
 def test_what_is_left_of_an_epoch(root: Path) -> None:
     """With "longest" every source has given all of its clips when the epoch ends."""
     clips = set[tuple[str, int, int]]()

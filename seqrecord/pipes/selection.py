@@ -164,11 +164,6 @@ class ClipSelection:
             return self.clip_frames.lengths
         return self.draws.lengths
 
-    @property
-    def longest_window(self) -> int:
-        """The most frames that a clip has of a feature."""
-        return max(self.clip_frames.lengths.values())
-
     def said_of_frames(
         self, frames: ClipFrames, episode: IntArray, start: IntArray
     ) -> dict[str, torch.Tensor]:
