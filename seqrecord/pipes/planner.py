@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from seqrecord.clips import ClipTable
 from seqrecord.errors import StateError
@@ -31,9 +30,13 @@ from seqrecord.sampling.rest import rest_of
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 
-__all__ = ["Planner"]
+__all__ = ["Fits", "Planner"]
 
 _logger = logging.getLogger("seqrecord")
+
+
+Fits: TypeAlias = dict[tuple[int, int, Stages], Fit]
+"""Of epochs in so many parts; of the rest of one by its number and stages, else by 0 and none."""
 
 
 class Planner:
@@ -65,7 +68,7 @@ class Planner:
         self._settings = PlanSettings(**asked)
         self._of_mix = of_mix
         self._memory_limit = 0
-        self._fits: dict[tuple[int, int, Stages], Fit] = {}
+        self._fits: Fits = {}
         self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not of_mix:
@@ -128,22 +131,6 @@ class Planner:
         """
         return self._fit(num_parts, epoch, stages).settings
 
-    def use_settings(
-        self, settings: PlanSettings, num_parts: int, epoch: int = 0, stages: Stages = ()
-    ) -> None:
-        """Keep these settings for epochs in so many parts, instead of those that memory suggests.
-
-        Or for what some stages have left of an epoch. Raises `MemoryLimitError`, which says the
-        least that would do, where they do not fit.
-        """
-        self._fits[_key(num_parts, epoch, stages)] = fit_given(
-            self._facts(epoch, stages),
-            settings,
-            self._sizes,
-            memory_limit=self._memory_limit,
-            url=self.selection.dataset.url,
-        )
-
     # ---- states
 
     def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
@@ -153,11 +140,26 @@ class Planner:
         request, identity = self.request(), self.selection.identity
         return SourceState(self.settings(num_parts), request, identity, left)
 
-    def use_state(self, state: SourceState, num_parts: int, rest: SourceRest) -> None:
-        """`use_settings`, those of a state."""
-        self.use_settings(state.settings, num_parts)
-        for epoch, settings in zip(rest.pending, state.left, strict=True):
-            self.use_settings(settings, num_parts, *epoch)
+    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> Fits:
+        """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
+
+        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+        """
+        left = zip(rest.pending, state.left, strict=True)
+        return {
+            _key(num_parts, *epoch): fit_given(
+                self._facts(*epoch),
+                settings,
+                self._sizes,
+                memory_limit=self._memory_limit,
+                url=self.selection.dataset.url,
+            )
+            for epoch, settings in (((0, ()), state.settings), *left)
+        }
+
+    def keep(self, fits: Fits) -> None:
+        """Use these settings from here on, instead of those that memory suggests."""
+        self._fits |= fits
 
     def check_state(
         self, state: SourceState, rest: SourceRest, *, any_batch_size: bool = False
@@ -299,16 +301,6 @@ class Planner:
         table = self.clips_left(epoch, stages) if stages else selection.typical_clips
         differ = selection.differs_by_epoch and not stages
         return ClipFacts.of(table, selection.episodes, self._windows, any_clips=differ)
-
-    @contextmanager
-    def unless_it_raises(self) -> Iterator[None]:
-        """The settings of before again if the block raises."""
-        before = dict(self._fits)
-        try:
-            yield
-        except BaseException:
-            self._fits = before
-            raise
 
 
 def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -145,10 +144,11 @@ class State:
 
         Raises `MemoryLimitError`, which says the least that would do.
         """
-        with ExitStack() as stack:
-            for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
-                stack.enter_context(source.unless_it_raises())
-                source.use_state(said, self.sharing.num_parts, rest)
+        each = zip(loader.sources, self.sources, self.rests, strict=True)
+        count = self.sharing.num_parts
+        found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
+        for source, fits in found:
+            source.keep(fits)
 
     @property
     def rests(self) -> tuple[SourceRest, ...]:
