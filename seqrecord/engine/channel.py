@@ -14,6 +14,7 @@ from seqrecord.errors import ClipError
 
 __all__ = ["Channel", "ClosedError"]
 
+_FEW = 8  # slots
 _ENDED = "this iteration was ended: another one has begun"
 
 
@@ -27,7 +28,7 @@ class Channel:
     At most `slots` batches are being filled or wait. A run opens a batch, by number, and says when
     it has filled slots of it; a batch is delivered when all of its slots are filled, and those
     before it are delivered. `close`, from any thread, makes `open` and `check_open` raise
-    `ClosedError`. The time that one side waits for the other is counted in `stats`.
+    `ClosedError`. The time that the consumer waits is counted in `stats`.
 
     Args:
         begin: a batch to fill, of this number. They come in the order of their numbers.
@@ -44,8 +45,13 @@ class Channel:
         num_runs: int = 1,
     ) -> None:
         # Its lock is reentrant: `close` may be called by a finalizer, inside any other method.
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._opened = threading.Condition(self._lock)  # or may be: what runs wait for
+        self._filled = threading.Condition(self._lock)  # what the consumer waits for
         self._slots = slots
+        # Once none of many is free, several small batches are awaited: threads change less often.
+        self._least = slots // 2 if slots > _FEW else 1
+        self._is_full = False
         self._stats = stats
         self._begin = begin
         self._next = first  # the batch to open next
@@ -57,14 +63,18 @@ class Channel:
         self._closed = False
         self._interrupted = False
 
-    def open(self, number: int, stats: EngineStats | None = None) -> OpenBatch:
+    def open(self, number: int) -> OpenBatch:
         """A batch to fill, which is not delivered yet, once the consumer has taken enough of those
-        before it. The time goes to `stats`, by default those of the channel."""
-        begin = perf_counter()
-        with self._changed:
+        before it."""
+        with self._lock:
             while number >= self._next:
-                self._changed.wait_for(
-                    lambda: number < self._next or self._slots or self._closed or self._interrupted
+                self._opened.wait_for(
+                    lambda: (
+                        number < self._next
+                        or not self._is_full
+                        or self._closed
+                        or self._interrupted
+                    )
                 )
                 self.check_open()
                 if self._interrupted:
@@ -73,22 +83,18 @@ class Channel:
                     self._open.append(self._begin(self._next))
                     self._next += 1
                     self._slots -= 1
-                    self._changed.notify_all()
+                    self._is_full = not self._slots
+                    self._opened.notify_all()
             self.check_open()
-            found = self._open[number - self._next]  # counted from the end
-        end = perf_counter()
-        stats = stats or self._stats
-        stats.add(waiting_for_consumer_seconds=end - begin)
-        stats.trace.add("wait for consumer", begin, end, batch=number)
-        return found
+            return self._open[number - self._next]  # counted from the end
 
     def fill(self, batch: OpenBatch, count: int) -> None:
         """So many more slots of an open batch are filled; deliver what is whole."""
-        with self._changed:
+        with self._lock:
             batch.missing -= count
             while self._open and not self._open[0].missing:
                 self._ready.append(self._open.popleft().finish())
-                self._changed.notify_all()
+                self._filled.notify()
 
     def take(self, process: int) -> Batch:
         """The next batch, as soon as it is there; its slot is free again.
@@ -110,12 +116,14 @@ class Channel:
             self._stats.trace.add("wait for batch", begin, end)
 
     def _take(self) -> Batch:
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
+        with self._lock:
+            self._filled.wait_for(lambda: self._ready or self._ended or self._closed)
             self.check_open()
             if self._ready:
                 self._slots += 1
-                self._changed.notify_all()
+                if self._is_full and self._slots >= self._least:
+                    self._is_full = False
+                    self._opened.notify_all()
                 return self._ready.popleft()
             error, self._error = self._error, None
         if error is None:
@@ -129,27 +137,28 @@ class Channel:
 
     def end(self, error: BaseException | None = None) -> None:
         """A run has ended: after the last one, or one with an error, nothing follows."""
-        with self._changed:
+        with self._lock:
             self._num_runs -= 1
             if not self._ended and (error is not None or not self._num_runs):
                 self._ended = True
                 self._error = None if self._closed else error
                 self._begin = _no_batch  # it refers to memory
-                self._changed.notify_all()
+                self._filled.notify_all()
 
     def close(self) -> None:
         """Drop what waits, and let both sides know."""
-        with self._changed:
+        with self._lock:
             self._closed, self._error = True, None
             self._ready.clear()
             self._open.clear()
-            self._changed.notify_all()
+            self._opened.notify_all()
+            self._filled.notify_all()
 
     def interrupt(self) -> None:
         """No more batches are opened: `open` raises `ClosedError`."""
-        with self._changed:
+        with self._lock:
             self._interrupted = True
-            self._changed.notify_all()
+            self._opened.notify_all()
 
     @property
     def is_closed(self) -> bool:

@@ -134,6 +134,8 @@ class Copies:
 
     def lap(self) -> float:
         """For how many seconds copies have been made since the last call."""
+        if not self._copying and not self._seconds:
+            return 0.0
         with self._changed:
             self._count()
             seconds, self._seconds = self._seconds, 0.0
@@ -182,6 +184,7 @@ class PieceCopies:
     def __init__(self, copies: Copies, number: int) -> None:
         self.num_threads = copies.num_threads
         self.number = number
+        self.is_idle = True  # no copy was asked for
         self.missing = 1  # copies that are not made, and that more may come
         self.has_failed = False
         self._copies = copies
@@ -189,11 +192,15 @@ class PieceCopies:
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Have copies made for this piece, by other threads."""
+        self.is_idle = False
         self._copies.add(self, copies)
 
     def finish(self, done: Callable[[], object]) -> None:
         """Nothing more is copied: `done` is called by the thread that makes the last copy, unless
         one has failed."""
+        if self.is_idle:
+            done()
+            return
         self._done = done
         self._copies.note(self, None, copies=0)
 

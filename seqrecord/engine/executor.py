@@ -192,11 +192,14 @@ class _Run:
     def _open(self, batch: int) -> OpenBatch:
         """A batch to fill. To wait while copies are made is not to wait for the consumer."""
         stats = self._workers.stats
-        stats.add(gather_seconds=self.copies.lap())
-        before = stats.waiting_for_consumer_seconds
-        opened = self._channel.open(batch, stats)
-        gathered, waited = self.copies.lap(), stats.waiting_for_consumer_seconds - before
-        stats.add(gather_seconds=gathered, waiting_for_consumer_seconds=-min(gathered, waited))
+        before = self.copies.lap()
+        begin = perf_counter()
+        opened = self._channel.open(batch)
+        end = perf_counter()
+        gathered = self.copies.lap()
+        waited = max(0.0, end - begin - gathered)
+        stats.add(gather_seconds=before + gathered, waiting_for_consumer_seconds=waited)
+        stats.trace.add("wait for consumer", begin, end, batch=batch)
         return opened
 
     def _later(self) -> Iterator[Load]:
@@ -269,8 +272,9 @@ class _RoundLoads:
         needed = len(self._loading)
         if stop is not None:
             needed = bisect_left(self._uses, stop, lo=self._waited)
-        self._workers.wait(item.done for item in self._loading[self._waited : needed])
-        self._waited = max(self._waited, needed)
+        if needed > self._waited:
+            self._workers.wait(item.done for item in self._loading[self._waited : needed])
+            self._waited = needed
 
 
 def _by_use(item: Placed | Loading) -> int:
@@ -292,4 +296,4 @@ class _Found:
             self._sources = [place.source(start, last) for place in self._places]
             self._first, self._last = start, last
         a, b = start - self._first, stop - self._first
-        return [replace(source, rows=source.rows[a:b]) for source in self._sources]
+        return [Source(s.arena, s.rows[a:b], s.features) for s in self._sources]

@@ -202,7 +202,9 @@ class _Part(NamedTuple):
 
 
 def _runs_of(slots: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Runs of slots that follow each other, as bounds in `slots`."""
+    """Runs of ascending slots that follow each other, as bounds in `slots`."""
+    if int(slots[-1] - slots[0]) == len(slots) - 1:
+        return [(0, len(slots))]
     return list(pairwise(followed(slots)))
 
 
