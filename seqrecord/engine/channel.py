@@ -14,7 +14,6 @@ from seqrecord.errors import ClipError
 
 __all__ = ["Channel", "ClosedError"]
 
-_FEW = 8  # slots
 _ENDED = "this iteration was ended: another one has begun"
 
 
@@ -49,9 +48,6 @@ class Channel:
         self._opened = threading.Condition(self._lock)  # or may be: what runs wait for
         self._filled = threading.Condition(self._lock)  # what the consumer waits for
         self._slots = slots
-        # Once none of many is free, several small batches are awaited: threads change less often.
-        self._least = slots // 2 if slots > _FEW else 1
-        self._is_full = False
         self._stats = stats
         self._begin = begin
         self._next = first  # the batch to open next
@@ -69,12 +65,7 @@ class Channel:
         with self._lock:
             while number >= self._next:
                 self._opened.wait_for(
-                    lambda: (
-                        number < self._next
-                        or not self._is_full
-                        or self._closed
-                        or self._interrupted
-                    )
+                    lambda: number < self._next or self._slots or self._closed or self._interrupted
                 )
                 self.check_open()
                 if self._interrupted:
@@ -83,7 +74,6 @@ class Channel:
                     self._open.append(self._begin(self._next))
                     self._next += 1
                     self._slots -= 1
-                    self._is_full = not self._slots
                     self._opened.notify_all()
             self.check_open()
             return self._open[number - self._next]  # counted from the end
@@ -121,9 +111,7 @@ class Channel:
             self.check_open()
             if self._ready:
                 self._slots += 1
-                if self._is_full and self._slots >= self._least:
-                    self._is_full = False
-                    self._opened.notify_all()
+                self._opened.notify_all()
                 return self._ready.popleft()
             error, self._error = self._error, None
         if error is None:

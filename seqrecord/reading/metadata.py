@@ -163,8 +163,16 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
 
 def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:
     """The bytes of the index's tables, by name; of a remote storage all are read at once."""
-
-    names = {manifest.index[name].path: name for name in table_names(manifest.schema)}
+    names: dict[str, str] = {}  # by path
+    for name in table_names(manifest.schema):
+        path = manifest.index[name].path
+        if (other := names.setdefault(path, name)) != name:
+            raise FormatError(
+                "an index file that is two tables, which have other columns",
+                file=f"{storage.url}/{path}",
+                expected="a file for each",
+                got=f"{other} and {name}",
+            )
 
     def table(path: str) -> Mapped:
         return map_table(storage, manifest, names[path], verify=verify)

@@ -27,9 +27,7 @@ from seqrecord.units import format_size
 __all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
-MOST_PREFETCH = 6  # … of small ones, and of tiny ones
-MANY_PREFETCH = 64
-MANY_BYTES = 8 << 20  # … in so many bytes
+MOST_PREFETCH = 6  # … of small ones
 MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`,
 MORE_BYTES = 256 << 20  # and no more than so many: an epoch's first batches are fresh memory
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
@@ -127,8 +125,7 @@ class Fit:
         """How many batches may be filled or wait beside `prefetch`, where so many bytes are left of
         what arenas may take."""
         most = min(self._room(left), MORE_BYTES) // max(1, self.sizes.batch)
-        many = min(MANY_PREFETCH, MANY_BYTES // max(1, self.sizes.batch))
-        return max(0, min(max(MOST_PREFETCH, many) - self.prefetch, most))
+        return max(0, min(MOST_PREFETCH - self.prefetch, most))
 
     def _room(self, left: int) -> int:
         """Bytes for batches beside `prefetch`, where so many are left of what arenas may take."""
