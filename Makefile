@@ -9,7 +9,9 @@ INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LOWEST := build/lowest
-OWN := layers or docs or messages or code_lines or mutation or interleaved or kill or power_loss or two_writers or leaving or stopping
+OWN := layers or docs or messages or code_lines or mutation or interleaved or kill or power_loss or two_writers or leaving or stopping \
+	or hostile or fuzz or elastic or mix or worker_epochs or subclasses or executors or engine_groups or disjoint or leftovers or rewriting \
+	or merge or put or retrying or sequences or compare or benchmark
 
 .PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-lowest test-all mutants docs check format clean
 
@@ -91,7 +93,8 @@ test-others: $(INSTALLED) ## Run all that `make test` leaves out: the slow tests
 	$(PYTEST) --dist worksteal -m 'slow or service'
 
 # Old versions use what later ones of Python and of each other call deprecated. Left out is what asks
-# other packages for nothing that the rest does not: rules of the code, and processes that are killed.
+# other packages for nothing that the rest does not: rules of the code, processes that are killed,
+# files that are damaged, plans and states, benchmarks.
 # What a package lacks shows in one case of a test.
 test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowest versions that pyproject.toml allows
 	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' -W ignore::DeprecationWarning
