@@ -374,10 +374,12 @@ def _integers(name: str, value: object) -> tuple[int, ...]:
     return tuple(_integer(name, number) for number in _list(name, value))
 
 
-# What torchdata 0.11 calls the entries of a StatefulDataLoader's state.
+# What torchdata calls the entries of a StatefulDataLoader's state; until 0.10 it had the sampler's
+# in another one.
 _SNAPSHOT, _WORKERS, _STEPS = "_snapshot", "_worker_snapshots", "_steps_since_snapshot"
 _LAST, _FINISHED = "_last_yielded_worker_id", "_iterator_finished"
-_MAIN, _SAMPLER, _SAMPLED = "_main_snapshot", "_sampler_iter_state", "_sampler_iter_yielded"
+_MAIN, _SAMPLED = "_main_snapshot", "_sampler_iter_yielded"
+_SAMPLERS = "_sampler_iter_state", "_index_sampler_state"
 _SAMPLES = "samples_yielded"
 _DATASET, _FETCHER, _ENDED = "dataset_state", "fetcher_state", "fetcher_ended"
 _MAX_STEPS = 1 << 31  # exclusive
@@ -435,10 +437,11 @@ def _items_of_a_step(snapshot: Mapping[Any, Any]) -> int:
     Its sampler has counted both. Where it has none, the loader has no `batch_size` of its own.
     """
     main = _dict(snapshot.get(_MAIN))
-    if main.get(_SAMPLER) is None:
+    sampler = next((main[name] for name in _SAMPLERS if main.get(name) is not None), None)
+    if sampler is None:
         return 1
     batches = _number(main, _SAMPLED, _MAX_STEPS)
-    samples = _dict(main[_SAMPLER]).get(_SAMPLES)
+    samples = _dict(sampler).get(_SAMPLES)
     if not batches or type(samples) is not int or samples % batches or samples < batches:
         raise StateError(
             "the state of the StatefulDataLoader does not tell how many items a batch of it has, "
