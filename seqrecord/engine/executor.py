@@ -105,20 +105,16 @@ class _Run:
         index, skip = plan.locate_clip(first)
         number = first - skip  # of the round's first clip
         loads = _RoundLoads(store, self._workers)
-        loads.place(
-            [
-                Waiting(0, load)
-                for group, held in zip(plan.groups, plan.resident(index), strict=True)
-                for load in each_load(group.group, held)
-            ]
-        )
+        resident = [
+            Waiting(0, load)
+            for group, held in zip(plan.groups, plan.resident(index), strict=True)
+            for load in each_load(group.group, held)
+        ]
+        loads.place(resident)
+        assert not resident, "the plan holds more frames than it said"
         # Not a method: what refers to this object would keep its memory beside the next epoch's.
-        self._rounds = _Rounds(
-            map(
-                partial(_planned, plan, self._num_frames),
-                store.rounds(plan, index),
-            )
-        )
+        planned_loads = partial(_planned, plan, self._num_frames)
+        self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
         while number < last and (planned := self._rounds.pop()) is not None:
             loads.place(planned.waiting)
             assert not planned.waiting, "the plan holds more frames than it said"

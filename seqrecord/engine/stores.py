@@ -108,24 +108,23 @@ class Rings:
     """A ring of rows for each cursor: memory is that of the frames which later clips need."""
 
     def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
-        self._groups = [
-            _Group(group, clip_frames, arena)
+        self._groups = {
+            group.group: _Group(group, clip_frames, arena)
             for group, arena in zip(plan.groups, arenas, strict=True)
-        ]
+        }
         self._rings: dict[int, list[Ring]] = {}  # by group
-        for group in self._groups:
+        for group in self._groups.values():
             rows = group.arena.num_rows // max(1, plan.num_cursors)
             self._rings[group.number] = [
                 Ring(cursor * rows, rows, group.window.frame_step)
                 for cursor in range(plan.num_cursors)
             ]
-        self._of = {group.number: group for group in self._groups}
 
     @property
     def nbytes(self) -> int:
         return sum(
-            sum(ring.resident for ring in self._rings[group.number]) * group.frame_nbytes
-            for group in self._groups
+            sum(ring.resident for ring in self._rings[number]) * group.frame_nbytes
+            for number, group in self._groups.items()
         )
 
     def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
@@ -143,22 +142,22 @@ class Rings:
                 late.append(item)
             else:
                 rows = ring.load(load.run, load.first, load.count)
-                placed.append(self._of[load.group].placed(item.first_use, load, rows))
+                placed.append(self._groups[load.group].placed(item.first_use, load, rows))
         waiting[:] = late
         return placed
 
     def find(self, clips: Clips) -> list[FoundRows]:
         found: list[FoundRows] = []
-        for group in self._groups:
+        for number, group in self._groups.items():
             last = group.clip_frames.num_frames[clips.episode] - 1
             begin = group.window.begin(clips.start, last)
-            rows = find_rows(self._rings[group.number], clips.run, begin)
+            rows = find_rows(self._rings[number], clips.run, begin)
             found += group.found(clips, group.window.frame_step, *rows)
         return found
 
     def finish(self, done: Round, placed: Sequence[Placed]) -> None:  # noqa: ARG002
-        for group, todo in zip(self._groups, done.groups, strict=True):
-            rings, frees = self._rings[group.number], todo.frees
+        for rings, todo in zip(self._rings.values(), done.groups, strict=True):
+            frees = todo.frees
             counts = np.bincount(frees.cursor, frees.count, len(rings)).astype(np.int64)
             for ring, count in zip(rings, counts.tolist(), strict=True):
                 if count:
