@@ -25,7 +25,7 @@ from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
-from seqrecord.engine.executor import execute
+from seqrecord.engine.executor import Executor
 from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameStore, Rings, first_rows
@@ -169,7 +169,8 @@ def running(
                 clips = plan.first_clip(first), plan.num_clips
                 if clips[0] < clips[1]:
                     to: Any = {"slots": slots, "filled": channel.fill}
-                    execute(plan, clips, store, workers, channel, frames.num_frames, **to)
+                    executor = Executor(plan, store, workers, channel, frames.num_frames, **to)
+                    executor.execute(*clips)
         except BaseException as raised:
             error = raised
         channel.end(error)

@@ -27,7 +27,7 @@ from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.draws import DrawClips
-from seqrecord.engine.executor import Slots, execute
+from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.scheduler import Scheduler
 from seqrecord.engine.stats import EngineStats
@@ -126,7 +126,7 @@ class Execution:
         slots: Slots,
         filled: Callable[[OpenBatch, int], None],
     ) -> None:
-        """Fill batches of a channel with clips `[first, last)` of the plan; see `execute`."""
+        """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self._job, self._resources, self.buffers, self._stats
         plan, transform = job.plan, job.frame_transform
         loader = ChunkLoader(
@@ -152,22 +152,21 @@ class Execution:
             store = Rings(plan, job.clip_frames, buffers.arenas)
         else:
             store = AllFrames(plan, job.clip_frames, buffers.arenas, resources.first_row)
-        num_frames = job.clip_frames.num_frames
+        executor = Executor(
+            plan,
+            store,
+            workers,
+            channel,
+            job.clip_frames.num_frames,
+            slots=slots,
+            filled=filled,
+            draw=job.draw,
+        )
         buffers.begin(stats)
         try:
             with workers:
                 if clips[0] < clips[1]:
-                    execute(
-                        plan,
-                        clips,
-                        store,
-                        workers,
-                        channel,
-                        num_frames,
-                        slots=slots,
-                        filled=filled,
-                        draw=job.draw,
-                    )
+                    executor.execute(*clips)
         finally:
             loader.close()
             buffers.end()

@@ -31,45 +31,13 @@ from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.grids import followed
 from seqrecord.sampling import Clips, Plan, Round
 
-__all__ = ["Slots", "execute"]
+__all__ = ["Executor", "Slots"]
 
 _FOUND_AT_ONCE = 1 << 12  # clips whose rows are computed together
 
 Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]
 """To which batch and slot clips of a plan go, int64[clips] each: the number of the first one is
 given too, counted over the plan. Clips of one batch follow each other, and their slots ascend."""
-
-
-def execute(
-    plan: Plan,
-    clips: tuple[int, int],
-    store: FrameStore,
-    workers: WorkerPool,
-    channel: Channel,
-    num_frames: IntArray,
-    *,
-    slots: Slots,
-    filled: Callable[[OpenBatch, int], None],
-    draw: DrawClips | None = None,
-) -> None:
-    """Fill batches with the clips `[first, last)` of a plan, by their numbers, in its order.
-
-    Where reading is mostly waiting, what has no room yet is read ahead, and decoded later. Raises
-    what a load or a copy has raised, and `ClosedError` when the channel is closed.
-
-    Args:
-        num_frames: of each episode, int64[episodes].
-        filled: called by any thread when so many slots of a batch are filled.
-        draw: what is drawn for clips.
-    """
-    first, last = clips
-    run = _Run(plan, store, workers, channel, num_frames, slots, filled, draw)
-    try:
-        run.execute(first, last)
-    except BaseException:
-        if not channel.is_closed:
-            run.copies.wait()  # what is begun is delivered, or what a copy raised is why
-        raise
 
 
 class _Planned(NamedTuple):
@@ -79,8 +47,16 @@ class _Planned(NamedTuple):
     waiting: list[Waiting]
 
 
-class _Run:
-    """See `execute`."""
+class Executor:
+    """Executes a plan.
+
+    Where reading is mostly waiting, what has no room yet is read ahead, and decoded later.
+
+    Args:
+        num_frames: of each episode, int64[episodes].
+        filled: called by any thread when so many slots of a batch are filled.
+        draw: what is drawn for clips.
+    """
 
     def __init__(
         self,
@@ -89,18 +65,30 @@ class _Run:
         workers: WorkerPool,
         channel: Channel,
         num_frames: IntArray,
+        *,
         slots: Slots,
         filled: Callable[[OpenBatch, int], None],
-        draw: DrawClips | None,
+        draw: DrawClips | None = None,
     ) -> None:
         self._plan, self._store, self._workers, self._channel = plan, store, workers, channel
         self._num_frames, self._slots, self._filled, self._draw = num_frames, slots, filled, draw
-        self.copies = workers.copies()
+        self._copies = workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # until one is built; -1 after that
 
     def execute(self, first: int, last: int) -> None:
-        """Deliver the clips `[first, last)`."""
+        """Fill batches with the clips `[first, last)` of the plan, by their numbers, in its order.
+
+        Raises what a load or a copy has raised, and `ClosedError` when the channel is closed.
+        """
+        try:
+            self._execute(first, last)
+        except BaseException:
+            if not self._channel.is_closed:
+                self._copies.wait()  # what is begun is delivered, or what a copy raised is why
+            raise
+
+    def _execute(self, first: int, last: int) -> None:
         plan, store, stats = self._plan, self._store, self._workers.stats
         index, skip = plan.locate_clip(first)
         number = first - skip  # of the round's first clip
@@ -122,8 +110,8 @@ class _Run:
             stop = min(len(planned.round.clips), last - number)
             self._emit(planned.round, number, (skip, stop), loads, ahead)
             with stats.trace.span("wait for copies"):
-                self.copies.wait()  # rows may then be loaded into again
-            stats.add(gather_seconds=self.copies.lap())
+                self._copies.wait()  # rows may then be loaded into again
+            stats.add(gather_seconds=self._copies.lap())
             if stop < len(planned.round.clips):
                 return
             loads.wait()
@@ -178,7 +166,7 @@ class _Run:
         if self._draw is not None:
             drawn = self._draw(clips.episode, clips.start)
             sources = [replace(source, crop=drawn.crop) for source in sources]
-        copies = self.copies.begin()
+        copies = self._copies.begin()
         begin = perf_counter()
         nbytes = opened.builder.gather(slots, sources, copies, drawn.calls)
         opened.name(slots, clips.episode, clips.start, self._plan.epoch)
@@ -188,11 +176,11 @@ class _Run:
     def _open(self, batch: int) -> OpenBatch:
         """A batch to fill. To wait while copies are made is not to wait for the consumer."""
         stats = self._workers.stats
-        before = self.copies.lap()
+        before = self._copies.lap()
         begin = perf_counter()
         opened = self._channel.open(batch)
         end = perf_counter()
-        gathered = self.copies.lap()
+        gathered = self._copies.lap()
         waited = max(0.0, end - begin - gathered)
         stats.add(gather_seconds=before + gathered, waiting_for_consumer_seconds=waited)
         stats.trace.add("wait for consumer", begin, end, batch=batch)
