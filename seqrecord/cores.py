@@ -1,4 +1,4 @@
-"""How many cores a process should use: those that it may, shared with the other ranks here."""
+"""What a process may use of its machine: cores, shared with the other ranks here, and memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-__all__ = ["usable_cores"]
+__all__ = ["local_ranks", "usable_cores", "usable_memory"]
 
 # How many ranks there are on this machine: torchrun's and Accelerate's, Open MPI's, MPICH's and
 # Intel's, MVAPICH's.
@@ -37,6 +37,27 @@ def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None 
     ranks, of_cores = _ranks(environ)
     share = min(machine, of_cores or machine) // ranks
     return max(1, min(_allowed(), share))
+
+
+def local_ranks(*, environ: Mapping[str, str] | None = None) -> int:
+    """How many ranks there are on this machine, as `usable_cores` finds them."""
+    return _ranks(os.environ if environ is None else environ)[0]
+
+
+def usable_memory(*, root: Path | None = None) -> int:
+    """The bytes that the processes of this machine may have together: its memory, or what the
+    container's groups allow (cgroup v2 `memory.max`, v1 `memory.limit_in_bytes`).
+
+    `root` is the folder in which the system's files are, for tests.
+    """
+    root = Path("/") if root is None else root
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for controllers, folder in _groups(root):
+        if not controllers or "memory" in controllers:
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            limit = _number((_text(folder / name) or "").strip())
+            limits += [limit] if limit is not None else []
+    return min(limits)
 
 
 def _allowed() -> int:
@@ -70,31 +91,36 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int | None:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int | None]:
-    """Cores by each quota and CPU set of the groups that this process is in, as cgroups(7) has it.
+    """Cores by each quota and CPU set of the groups that this process is in."""
+    for controllers, folder in _groups(root):
+        if not controllers:
+            yield _quota((_text(folder / "cpu.max") or "").split())
+            yield _count(_text(folder / "cpuset.cpus.effective"))
+        if "cpu" in controllers:
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            yield _quota([(_text(folder / file) or "").strip() for file in files])
+        if "cpuset" in controllers:
+            yield _count(_text(folder / "cpuset.effective_cpus"))
+            yield _count(_text(folder / "cpuset.cpus"))
+
+
+def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
+    """The groups that this process is in, as cgroups(7) has them: the controllers of each, none for
+    v2, and a folder of its files.
 
     A container may see its own group as the root, or the path that its host sees: so all groups
-    above are asked too, and what is not there limits nothing.
+    above are there too, and what is not there limits nothing.
     """
     mounted = root / "sys" / "fs" / "cgroup"
     for line in (_text(root / "proc" / "self" / "cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
-        names = controllers.split(",")
+        names = controllers.split(",") if controllers else []
         parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
         for depth in range(len(parts), -1, -1):
             below = Path(*parts[:depth])
-            if not controllers:
-                for top in (mounted, mounted / "unified"):
-                    yield _quota((_text(top / below / "cpu.max") or "").split())
-                    yield _count(_text(top / below / "cpuset.cpus.effective"))
-            for name in {controllers, *names}:
-                folder = mounted / name / below
-                if "cpu" in names:
-                    files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                    yield _quota([(_text(folder / file) or "").strip() for file in files])
-                if "cpuset" in names:
-                    yield _count(_text(folder / "cpuset.effective_cpus"))
-                    yield _count(_text(folder / "cpuset.cpus"))
+            for top in {controllers, *names} if controllers else {"", "unified"}:
+                yield names, mounted / top / below
 
 
 def _quota(words: list[str]) -> int | None:

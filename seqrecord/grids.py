@@ -56,6 +56,7 @@ class ChunkGrid:
     _number: IntArray | None = None  # of each episode among the irregular ones, where it is one
     _first_edge: IntArray | None = None  # in `edges`, likewise
     whole: ChunkGrid | None = None  # of which this grid has pieces, see `in_pieces`
+    by_frame: bool = False  # whether frames are read without the rest of their chunk
 
     @classmethod
     def of(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import seqrecord
-from seqrecord.cores import usable_cores
+from seqrecord.cores import usable_cores, usable_memory
 from seqrecord.pipes.distributed import worker_threads
 from tests.torch_workers import be_worker
 
@@ -181,3 +181,30 @@ def test_nothing_else_counts_cores() -> None:
         if "sched_getaffinity" in path.read_text() or "cpu_count" in path.read_text()
     }
     assert found == {"cores.py"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 64),
+        ({"proc/self/cgroup": "0::/a/b\n", f"{CGROUP}/a/b/memory.max": f"{8 << 30}\n"}, 8),
+        ({"proc/self/cgroup": "0::/a/b\n", f"{CGROUP}/a/memory.max": f"{8 << 30}\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", f"{CGROUP}/memory.max": f"{128 << 30}\n"}, 64),
+        ({"proc/self/cgroup": "0::/\n", f"{CGROUP}/memory.max": "max\n"}, 64),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a\n3:cpu,cpuacct:/a\n",
+                f"{CGROUP}/memory/a/memory.limit_in_bytes": f"{4 << 30}\n",
+                f"{CGROUP}/cpu/a/memory.limit_in_bytes": f"{1 << 30}\n",
+            },
+            4,
+        ),
+    ],
+)
+def test_memory_is_that_of_the_machine_or_its_container(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`expected` is in GiB."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 << 20, "SC_PAGE_SIZE": 4096}.get)
+    write(tmp_path, files)
+    assert usable_memory(root=tmp_path) == expected << 30

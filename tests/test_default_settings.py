@@ -141,9 +141,9 @@ def test_says_what_limits_mixing() -> None:
             max_held=room,
             num_parts=num_parts,
         )
-        return mixing_limit(
-            ClipFacts.of(table, episodes), chosen, max_held=room, num_parts=num_parts
-        )
+        facts = ClipFacts.of(table, episodes)
+        found = mixing_limit(facts, chosen, max_held=room, num_parts=num_parts)
+        return None if found is None else found[0]
 
     assert limit(1, 1000) is None
     assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, Quality, batch_quality
-from seqrecord import SeqRecordPipe, SeqRecordWriter
+from seqrecord import SeqRecordMix, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage
 from tests.clip_data import names
 from tests.storage_doubles import CountingStorage
@@ -87,23 +91,106 @@ def test_eight_ranks_are_mixed_well(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "said", "level"),
     [
-        ({"rank": 0, "world_size": 1, "memory_limit": "440KiB"}, ["memory_limit leaves room for"]),
-        ({"rank": 0, "world_size": 40}, ["would read"]),
-        ({"rank": 1, "world_size": 40}, []),
-        ({"rank": 0, "world_size": 8}, []),
-        ({"rank": 0, "world_size": 1}, []),
+        (
+            {"rank": 0, "world_size": 1, "memory_limit": "330KiB"},
+            ["memory_limit leaves room for"],
+            logging.WARNING,
+        ),
+        ({"rank": 0, "world_size": 40}, ["would read"], logging.INFO),
+        ({"rank": 1, "world_size": 40}, [], 0),
+        ({"rank": 0, "world_size": 8}, [], 0),
+        ({"rank": 0, "world_size": 1}, [], 0),
     ],
 )
 def test_one_line_says_what_limits_mixing(
-    path: Path, settings: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
+    path: Path,
+    settings: dict[str, Any],
+    said: list[str],
+    level: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, "seqrecord"):
         pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, **settings)
         for _ in range(2):
             assert len(pipe)
             next(iter(pipe))
-    found = [message for message in caplog.messages if "clips are mixed from" in message]
+    found = [one for one in caplog.records if "clips are mixed from" in one.getMessage()]
     assert len(found) == len(said)
-    assert all(words in line for words, line in zip(said, found, strict=True))
+    assert all(words in one.getMessage() for words, one in zip(said, found, strict=True))
+    assert all(one.levelno == level for one in found)
+
+
+def test_the_limit_that_would_do_does(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def said(memory_limit: int | str) -> list[str]:
+        caplog.clear()
+        pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, memory_limit=memory_limit)
+        next(iter(pipe))
+        return [one for one in caplog.messages if "clips are mixed from" in one]
+
+    (line,) = said("330KiB")
+    enough = int(re.findall(r"memory_limit of (\d+) ", line)[0])
+    assert said(enough) == []
+    assert said(enough - enough // 8) != []
+
+
+def test_says_from_how_many_places_batches_are_mixed(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
+    next(iter(pipe))
+    places = pipe.stats()["mixed_from"]
+    assert places >= 30
+    assert f"mixed from {places} places" in repr(pipe)
+    pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, num_cursors=7)
+    next(iter(pipe))
+    assert pipe.stats()["mixed_from"] == 7
+
+
+def has(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Be on a machine with so much memory."""
+    known = {"SC_PHYS_PAGES": nbytes // 4096, "SC_PAGE_SIZE": 4096}
+    ask = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: known.get(name) or ask(name))
+
+
+def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = CountingStorage(LocalStorage(path))  # not a local disk: frames do not stay
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    def first(**settings: Any) -> dict[str, Any]:
+        pipe = SeqRecordPipe(
+            elsewhere, clip_len=16, batch_size=32, rank=0, world_size=2, **settings
+        )
+        next(iter(pipe))
+        return pipe.stats()
+
+    order = first()["mixed_from"]
+    has(monkeypatch, 4 << 20)
+    with pytest.raises(MemoryLimitError, match="this machine") as caught:
+        first()
+    mix = SeqRecordMix({"a": SeqRecordPipe(elsewhere, clip_len=16)}, batch_size=32)
+    with pytest.raises(MemoryLimitError, match="this machine"):
+        next(iter(mix))
+    limit = int(re.findall(r"memory_limit=(\d+)", str(caught.value))[0])
+    assert limit == int(0.8 * (4 << 20) / 2)
+    caplog.clear()
+    assert first(memory_limit=limit)["mixed_from"] <= order
+    (line,) = [one for one in caplog.messages if "of this machine's memory" in one]
+    assert "each process here, 2 in all" in line
+    caplog.clear()
+    first(memory_limit=limit // 2)
+    assert not [one for one in caplog.messages if "of this machine's memory" in one]
+
+
+def test_workers_share_the_default_limit(path: Path) -> None:
+    """Three batches of two gigabytes fit into what one rank has, but not into a worker's share."""
+    pipe = SeqRecordStream(path, rank=0, world_size=1, clip_len=512, batch_size=20_000)
+    assert len(DataLoader(pipe, batch_size=None, num_workers=1)) == 1
+    with pytest.raises(MemoryLimitError, match="each of 2 workers"):
+        len(DataLoader(pipe, batch_size=None, num_workers=2))
+    pipe = SeqRecordStream(
+        path, rank=0, world_size=1, clip_len=512, batch_size=20_000, memory_limit="6GiB"
+    )
+    assert len(DataLoader(pipe, batch_size=None, num_workers=2)) == 2

@@ -242,10 +242,13 @@ _LEAST_FRAMES = 4
 
 
 def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
-    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`."""
+    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with those
+    of raw features marked, of which single frames are read."""
     groups = list(table.groups)
     for place, grid in enumerate(groups):
         video = video_of(grid.group, features)
+        stored = [spec for spec in features.values() if spec.group == grid.group]
+        groups[place] = replace(grid, by_frame=all(spec.is_raw for spec in stored))
         if video is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
             groups[place] = grid.in_pieces(table.num_frames, most)

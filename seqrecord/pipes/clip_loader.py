@@ -25,7 +25,7 @@ from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.batch_source import Clip, Rest, SourceRest, Stages
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.draws import ClipDraws
-from seqrecord.pipes.memory import settle
+from seqrecord.pipes.memory import check_machine, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
@@ -55,7 +55,6 @@ class ClipLoader(Planner):
         self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
     ) -> None:
         _check(selection, options)
-        self.ranks = Ranks(options.rank, options.world_size)
         self.device = None if options.device is None else check_device(options.device)
         self._trace = None
         if options.trace is not None:
@@ -116,7 +115,11 @@ class ClipLoader(Planner):
     ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
         self.selection.times_without_frame = 0
-        memory, first_row = self._memory(plan, _stages(plan.epoch, rest))
+        stages = _stages(plan.epoch, rest)
+        memory, first_row = self._memory(plan, stages)
+        if self.device is None:
+            nbytes = self._fit(plan.part.count, plan.epoch, stages).nbytes(memory)
+            check_machine(nbytes, self.selection.dataset.url)
         resources = self._resources(memory, first_row=first_row)
         return run_plan(self._job(plan), resources, stats, batch=batch)
 
@@ -199,6 +202,7 @@ class ClipLoader(Planner):
         return {
             "clips_dropped": 0,
             "clips_repeated": 0,
+            "mixed_from": 0,
             **done,
             "clips_incomplete": clips.num_incomplete,
             "clips_outside": clips.num_outside,
@@ -232,6 +236,10 @@ class ClipLoader(Planner):
             first += f"; {counted(len(self.clips(0).count), 'sequence')}"
             for frames in self.left_out(0).values():
                 first += f", {counted(frames, 'frame')} in no clip"
+        elif self._settings.shuffle:
+            first += (
+                f"; mixed from {counted(self._fit(1).settings.num_cursors, 'place')} of an epoch"
+            )
         return "\n".join((first, *features))
 
     def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:

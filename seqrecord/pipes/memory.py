@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
+from seqrecord.cores import local_ranks, usable_memory
 from seqrecord.errors import MemoryLimitError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
@@ -20,18 +21,20 @@ from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.arrays import bytes_by_group, video_of
 from seqrecord.pipes.clip_sets import is_small
+from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.selection import ClipSelection, groups_of
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
-from seqrecord.units import parse_size
+from seqrecord.units import format_size, parse_size
 
 __all__ = [
     "bytes_beside",
     "bytes_kept_beside",
     "bytes_kept_open",
     "bytes_of_run",
+    "check_machine",
     "chunk_bytes",
     "divide_memory",
     "frame_sizes",
@@ -45,6 +48,7 @@ _SHARE = 16  # small ones, so that sources seldom wait for each other
 _MOST_BYTES = 1 << 60  # no machine has as many, and floats have them exactly
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
+_MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and those that wait
 
 
@@ -78,6 +82,31 @@ def settle(
         if most > 1:
             memory = replace(memory, together=fit.together(memory, most))
     return memory, staying is not None
+
+
+def check_machine(nbytes: int, url: str) -> None:
+    """Where all ranks of this machine and their workers take so many bytes each: log a warning if
+    that is over half of its memory, and raise `MemoryLimitError` if it is over 80 %."""
+    info = get_worker_info()
+    processes = local_ranks() * (1 if info is None else info.num_workers)
+    memory = usable_memory()
+    share = processes * nbytes / memory
+    if share <= _MUCH:
+        return
+    each = f"{format_size(nbytes)} for each process here, {processes} in all"
+    most = int(_TOO_MUCH * memory / processes)
+    if share > _TOO_MUCH:
+        raise MemoryLimitError(
+            "frames, batches and reads would take too much of this machine's memory",
+            file=url,
+            expected=f"at most {_TOO_MUCH:.0%} of {format_size(memory)}: memory_limit={most} "
+            f"({format_size(most)}), fewer workers or smaller batches",
+            got=each,
+        )
+    say_once(
+        f"{url}: frames, batches and reads take {share:.0%} of this machine's memory: {each}; "
+        "a smaller memory_limit or fewer workers take less"
+    )
 
 
 def share_out(

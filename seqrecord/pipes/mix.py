@@ -123,7 +123,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         features: Join = "union",
         alternate: bool | None = None,
         seed: int = 0,
-        memory_limit: int | str = "2GiB",
+        memory_limit: int | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device | None = None,

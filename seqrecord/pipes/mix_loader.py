@@ -27,7 +27,7 @@ from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.batch_source import Clip, Rest
 from seqrecord.pipes.clip_loader import ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import share_out
+from seqrecord.pipes.memory import check_machine, share_out
 from seqrecord.pipes.mix_features import (
     DATASET,
     MISSING,
@@ -47,7 +47,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.states import State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
-from seqrecord.sampling.memory import CONSUMER
+from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 from seqrecord.storage import local_path
@@ -128,17 +128,10 @@ class MixLoader:
             self._trace = local_path(options.trace, "trace").absolute()
         self._kept: _Kept | None = None  # memory of batches, for the next iteration
         self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
-        self.prefetch, limits = share_out(
-            options.memory_limit,
-            sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories),
-            {name: loader.least_limit() for name, loader in self.loaders.items()},
-            {
-                name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
-                for name, share in self.shares.items()
-            },
-        )
-        for name, nbytes in limits.items():
-            self.loaders[name].limit(nbytes)
+        self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by workers of a rank
+        self.prefetch, _ = self._share_out(1)
+        for name, loader in self.loaders.items():
+            loader.limit(partial(self._limit_of, name))
         self.runners: dict[str, SourceRunner] = {}  # of the last iteration
 
     def __getstate__(self) -> dict[str, Any]:
@@ -276,6 +269,9 @@ class MixLoader:
     ) -> Engine:
         """An engine that runs a plan from `batch` on; `rest` is the plan's."""
         kept = self._memory_of_batches()
+        if self.options.device is None:
+            nbytes = sum(one.most_bytes(plan.part.count) for one in self.loaders.values())
+            check_machine(nbytes + kept.needs[0].num_batches * self._bytes_of_batch, "a mix")
         stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
         missing = {} if self.alternate else self.features.missing_arrays
         rests = [None] * len(self.loaders) if plan.rest is None else plan.rest.sources
@@ -319,6 +315,7 @@ class MixLoader:
                 "bottleneck": STAGES[bottleneck(said, waiting=1.0)],
                 "clips_incomplete": clips.num_incomplete,
                 "clips_repeated": 0 if runner is None else runner.repeated,
+                "mixed_from": 0 if runner is None else runner.mixed_from,
                 "episodes_too_short": clips.num_short_episodes,
             }
         return {**_summed(done, sources), "sources": sources}
@@ -336,6 +333,33 @@ class MixLoader:
             return [(self.features.specs, self.features.lengths)]
         names = None if self.join == "union" else list(self.features.specs)
         return [_memory(loader, names) for loader in self.loaders.values()]
+
+    def _limit_of(self, name: str, num_workers: int) -> int:
+        """The memory limit of a source, in each of so many workers of a rank."""
+        return self._share_out(num_workers)[1][name]
+
+    def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
+        """See `share_out`, for each of so many workers of a rank."""
+        if num_workers not in self._limits:
+            batch, limit = self._bytes_of_batch, self.options.memory_limit
+            if limit is None:
+                wanted = sum(loader.wanted_limit() for loader in self.loaders.values())
+                limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
+            self._limits[num_workers] = share_out(
+                limit,
+                batch,
+                {name: loader.least_limit() for name, loader in self.loaders.items()},
+                {
+                    name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
+                    for name, share in self.shares.items()
+                },
+            )
+        return self._limits[num_workers]
+
+    @property
+    def _bytes_of_batch(self) -> int:
+        """Of one batch; where sources alternate, of one of each."""
+        return sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories)
 
     def _memory_of_batches(self) -> _Kept:
         """Memory for batches: that of the last iteration of this process, if there is one."""

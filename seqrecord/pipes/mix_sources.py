@@ -222,6 +222,7 @@ class SourceRunner:
     ) -> None:
         self.stats = stats
         self.repeated = 0  # clips of the epochs begun that another part gives too
+        self.mixed_from = 0  # places at a time, in the last of them
         self._loader, self._part, self._stream, self._rest = loader, part, stream, rest
 
     def run(self, channel: Channel, order: MixPlan, number: int, clip: int, last: int) -> None:
@@ -232,6 +233,7 @@ class SourceRunner:
             stages = () if self._rest is None else self._rest.stages(epoch)
             plan = self._loader.plan_epoch(epoch, self._part, stages)
             self.repeated += plan.num_repeated
+            self.mixed_from = plan.num_cursors
             execution = self._loader.execution(
                 plan, stages=stages, stats=self.stats, stream=self._stream
             )

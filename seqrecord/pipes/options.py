@@ -294,9 +294,13 @@ class LoaderOptions(ClipOptions):
             rows are equally long; if false, no episode is, and the last batches have fewer rows.
         memory_limit: bytes, or text such as "2GiB", for each process: for the frames held, for
             batches being filled and the two that the consumer has at a time, and for chunks being
-            read. With a `device`, frames and batches are in the device's memory; the host also
-            needs pinned memory for the decoded frames of the chunks being read and of two more. On
-            a local disk, where all features are small and raw, and all frames of the selected
+            read. By default 2 GiB, or what it takes to mix batches well where that is more; but at
+            most 8 GiB for a rank, divided among its worker processes. So the default follows from
+            the clips, the batches and the number of workers, never from the machine; a warning says
+            what would mix better. An epoch is refused where the ranks of a machine would take more
+            than 80 % of its memory. With a `device`, frames and batches are in the device's memory;
+            the host also needs pinned memory for the decoded frames of the chunks being read and of
+            two more. On a local disk, where all features are small and raw, and all frames of the selected
             episodes fit into the limit, they stay in memory once they were read and checked, as
             long as the object lives: later epochs read only what none before has read. Worker
             processes keep nothing. The batches that a DataLoader prefetches from its workers
@@ -336,7 +340,7 @@ class LoaderOptions(ClipOptions):
     batch_size: int | None = None
     drop_last: bool = False
     equal: bool = True
-    memory_limit: int | str = "2GiB"
+    memory_limit: int | str | None = None
     rank: int | None = None
     world_size: int | None = None
     device: str | torch.device | None = None
@@ -353,7 +357,8 @@ class LoaderOptions(ClipOptions):
             if (value := getattr(self, name)) is not None:
                 self._set(name, check_integer(name, value, least=1, most=MOST))
         self._set("seed", check_seed(self.seed))
-        check_size("memory_limit", self.memory_limit)
+        if self.memory_limit is not None:
+            check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
             check_rank(self.rank, self.world_size)
         decoder = self.video_decoder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ from seqrecord.clips import ClipTable
 from seqrecord.errors import StateError
 from seqrecord.forks import cached_property
 from seqrecord.pipes.batch_source import SourceRest, Stages
+from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
@@ -25,10 +26,20 @@ from seqrecord.sampling import (
     Window,
     check_drop_last,
 )
-from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, least_limit
+from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.memory import (
+    Fit,
+    FrameSizes,
+    fit,
+    fit_given,
+    least_limit,
+    limit_to_mix,
+    usual_limit,
+    wanted_limit,
+)
 from seqrecord.sampling.rest import rest_of
 from seqrecord.text import repr_of
-from seqrecord.units import parse_size
+from seqrecord.units import format_size, parse_size
 
 __all__ = ["Fits", "Planner"]
 
@@ -67,12 +78,13 @@ class Planner:
         self._asked = tuple(asked)  # the other settings are chosen
         self._settings = PlanSettings(**asked)
         self._of_mix = of_mix
-        self._memory_limit = 0
+        self.ranks = Ranks(options.rank, options.world_size)
+        self._limit_in: Callable[[int], int] | None = None  # a mix says it, see `limit`
         self._fits: Fits = {}
         self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not of_mix:
-            self.limit(parse_size(options.memory_limit))
+            self._fit(1)  # a limit that is too small is an error here and now
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.selection.portable(self.options)
@@ -81,7 +93,8 @@ class Planner:
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the epochs to come."""
         self._settings = replace(self._settings, shuffle=bool(shuffle))
-        self.limit(self._memory_limit)
+        self._fits.clear()
+        self._fit(1)
 
     def clips(self, epoch: int) -> ClipTable:
         """The clips of an epoch."""
@@ -118,10 +131,9 @@ class Planner:
         """
         if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
             check_drop_last(phases.fewest_clips, self._settings, part.count)
-        limited = self._fit(part.count).limited
-        if limited and part.index == 0 and part.count not in self._told:
+        if part.index == 0 and part.count not in self._told:
             self._told.add(part.count)
-            _logger.info("%s: %s", self.selection.dataset.url, limited)
+            self._tell(part.count)
         return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
 
     def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
@@ -151,7 +163,7 @@ class Planner:
                 self._facts(*epoch),
                 settings,
                 self._sizes,
-                memory_limit=self._memory_limit,
+                memory_limit=self._limit(num_parts),
                 url=self.selection.dataset.url,
             )
             for epoch, settings in (((0, ()), state.settings), *left)
@@ -247,11 +259,48 @@ class Planner:
         """The least memory limit that would do, in bytes."""
         return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
 
-    def limit(self, memory_limit: int) -> None:
-        """Have so many bytes. A limit that is too small is an error here and now."""
-        self._memory_limit = memory_limit
+    def wanted_limit(self) -> int:
+        """A memory limit with which batches are mixed well, in bytes."""
+        return wanted_limit(self._facts(), self._settings, self._sizes)
+
+    def most_bytes(self, num_parts: int) -> int:
+        """The most that an epoch in so many parts takes, in bytes, whichever it is."""
+        fitted = self._fit(num_parts)
+        held = resident_bounds(self._facts(), fitted.settings)
+        return fitted.nbytes(fitted.memory_of(held, fixed=True))
+
+    def limit(self, limit_in: Callable[[int], int]) -> None:
+        """Have so many bytes in each of so many workers of a rank. A limit that is too small is an
+        error here and now."""
+        self._limit_in = limit_in
         self._fits.clear()
         self._fit(1)
+
+    def _limit(self, num_parts: int) -> int:
+        """Bytes of each of so many parts."""
+        workers, given = self._workers(num_parts), self.options.memory_limit
+        if self._limit_in is not None:
+            return self._limit_in(workers)
+        return usual_limit(self.wanted_limit(), workers) if given is None else parse_size(given)
+
+    def _workers(self, num_parts: int) -> int:
+        """How many workers a rank has, where there are so many parts."""
+        ranks = 1 if num_parts == 1 else self.ranks.current().count
+        return num_parts // ranks if num_parts % ranks == 0 else 1
+
+    def _tell(self, num_parts: int) -> None:
+        """Log what keeps batches of so many parts from being mixed well, if anything does."""
+        fitted, url = self._fit(num_parts), self.selection.dataset.url
+        if fitted.limited and not fitted.of_memory:
+            _logger.info("%s: %s", url, fitted.limited)
+        elif fitted.limited:
+            enough = limit_to_mix(self._facts(), self._settings, self._sizes, num_parts=num_parts)
+            whose = " of each worker" if self._workers(num_parts) > 1 else ""
+            whose += " for this source" if self._of_mix else ""
+            _logger.warning(
+                "%s: %s; a memory_limit%s of %d (%s) would do",
+                *(url, fitted.limited, whose, enough, format_size(enough)),
+            )
 
     @property
     def _follows(self) -> bool:
@@ -283,24 +332,38 @@ class Planner:
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := _key(num_parts, epoch, stages)) not in self._fits:
+            what, workers = "these clips", self._workers(num_parts)
+            if workers > 1 and self.options.memory_limit is None:
+                what += f" in each of {workers} workers, which by default share what a rank has"
             self._fits[key] = fit(
                 self._facts(epoch, stages),
                 self._settings,
                 self._sizes,
-                memory_limit=self._memory_limit,
+                memory_limit=self._limit(num_parts),
                 shuffle_buffer=self.options.shuffle_buffer,
                 num_cursors=self.options.num_cursors,
                 num_parts=num_parts,
                 url=self.selection.dataset.url,
+                what=what,
             )
         return self._fits[key]
 
     def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
         """What settings are chosen for: all epochs, or what some stages have left of one."""
+        if not stages:
+            return self._facts_of_all
+        table, episodes = self.clips_left(epoch, stages), self.selection.episodes
+        return ClipFacts.of(table, episodes, self._windows)
+
+    @cached_property
+    def _facts_of_all(self) -> ClipFacts:
         selection = self.selection
-        table = self.clips_left(epoch, stages) if stages else selection.typical_clips
-        differ = selection.differs_by_epoch and not stages
-        return ClipFacts.of(table, selection.episodes, self._windows, any_clips=differ)
+        return ClipFacts.of(
+            selection.typical_clips,
+            selection.episodes,
+            self._windows,
+            any_clips=selection.differs_by_epoch,
+        )
 
 
 def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:

@@ -63,7 +63,8 @@ class BlockSizes:
         lines = np.array([s if s <= full else _divisor(s, full) for s in sizes.tolist()], np.int64)
         irregular = max(1, min(facts.irregular, full))
         full = max(full, clip)
-        if spec.stride > span:  # clips have frames of their own, wherever they lie
+        # Clips have frames of their own, wherever they lie, or frames are read one by one.
+        if spec.stride > span or facts.cuts_anywhere:
             lines, irregular = np.ones_like(lines), 1
         line = int(lines.max(initial=irregular))
         first, size = [], max(settings.first_block_frames, clip)

@@ -1,7 +1,8 @@
 """Cuts: at which clips runs, and the shares of cursors, begin. Pure integers.
 
-They begin at the first clip that uses no frame before a chunk, so that little is read twice. Chunks
-of video that are decoded in pieces count whole: they begin at keyframes, and what begins behind one
+They begin at the first clip that uses no frame before a chunk, so that little is read twice. Where
+raw frames are read one by one, and chunks are longer than clips, they begin anywhere. Chunks of
+video that are decoded in pieces count whole: they begin at keyframes, and what begins behind one
 has to decode all frames from there on::
 
     chunks                              |               |
@@ -12,7 +13,7 @@ has to decode all frames from there on::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +42,9 @@ class Cuts:
         place = cut_group(episodes)
         grid = episodes.groups[place]
         grid = grid if grid.whole is None else grid.whole
+        if grid.by_frame:
+            size = grid.chunk_frames
+            grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
         last = episodes.num_frames[episode] - 1
         return cls(grid.take(episode), last, windows[place].offset)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.sampling.bounds import cursor_bounds
@@ -16,7 +17,15 @@ from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.units import format_size
 
-__all__ = ["AHEAD", "default_settings", "held_bytes", "least_held", "mixing_limit"]
+__all__ = [
+    "AHEAD",
+    "default_settings",
+    "enough_cursors",
+    "held_bytes",
+    "held_to_mix",
+    "least_held",
+    "mixing_limit",
+]
 
 AHEAD = 1.5  # times the frames held, so that loads of the next round have room too
 
@@ -24,9 +33,13 @@ USUAL_CURSORS = 32
 LEAST_CURSORS = 2  # whatever that reads twice: with one, a batch is of one episode
 ENOUGH_CURSORS = 12  # for a batch to be mixed, or as many as it has clips
 ENOUGH_SHARE = 16 / 7  # … or, in a larger batch, one for so many of its clips
+ENOUGH_EPISODES = 0.95  # … of those that a full shuffle of the epoch would give a batch
+MOST_OF_A_BLOCK = 8  # clips of a batch, which `dealing` keeps apart
+CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them
 REREAD_BY_CURSORS = 0.031  # of all frames: what sharing out the epoch to cursors may read twice
 REREAD = 0.035  # and what further cuts of runs may read twice besides
 MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
+MOST_REREAD_ALONE = 0.045  # … but by more than `ENOUGH_CURSORS` where there is one part
 MOST_REREAD_IN_MANY = 0.20  # … in more parts than
 MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
 MANY_PARTS = 64
@@ -75,7 +88,7 @@ def default_settings(
     Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
     `max_held` does, with room in `max_arena` bytes for all that the next round loads (by default
     `AHEAD` times `max_held`). A frame of each group takes `frame_bytes` (`None`: 1 each). The
-    first round has `FIRST_ROUND` clips at most.
+    first round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
 
     A part of so few clips is one round of a single cursor if it fits, which is shuffled as a whole
     and reads nothing twice. With `rotate_phase` all that holds for the clips of any phase.
@@ -112,14 +125,24 @@ def default_settings(
         wanted = min(max(2 * (settings.batch_size or 1), USUAL_CURSORS), buffer)
         if spec.stride >= span:  # else chunks are held for clips of later rounds
             wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
-        affordable = _affordable_cursors(facts, wanted, settings.batch_size, num_parts)
         fitting = max_held // _by_cursor(facts, settings, frame_bytes, sizes[0])
-        cursors = max(1, min(wanted, fitting, affordable))
+        wanted = max(1, min(wanted, fitting))
+        cursors = min(wanted, _affordable_cursors(facts, settings, wanted, num_parts))
+        # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
+        for fewer, _ in _ways_to_mix(facts, settings, num_parts):
+            number = min(cursors, fewer)
+            block = max(sizes[0], _apart(facts, settings, number))
+            if number * _by_cursor(facts, settings, frame_bytes, block) <= max_held:
+                cursors = max(number, cursors if block == sizes[0] else 0)
+                break
 
     arena = int(AHEAD * max_held) if max_arena is None else max_arena
     usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
     longest = -(-whole // (num_parts * cursors))
-    first = max(1, FIRST_ROUND * spec.stride // cursors)
+    apart = _apart(facts, settings, cursors)
+    first = max(FIRST_ROUND * spec.stride // cursors, apart)
+    if apart > 1 and usual < 2 * first:  # what is left would be too short
+        first = max(first, whole)
 
     def has_room(tried: int) -> bool:
         held = _by_cursor(facts, settings, frame_bytes, tried)
@@ -147,6 +170,18 @@ def default_settings(
     )
 
 
+def held_to_mix(
+    facts: ClipFacts,
+    settings: PlanSettings,
+    *,
+    num_parts: int,
+    frame_bytes: Sequence[int] | None = None,
+) -> int:
+    """The least bytes of frames to hold with which batches are mixed well, if reading allows it."""
+    ways = _ways_to_mix(facts, settings, num_parts)
+    return min(cursors * _by_cursor(facts, settings, frame_bytes, n) for cursors, n in ways)
+
+
 def mixing_limit(
     facts: ClipFacts,
     settings: PlanSettings,
@@ -154,22 +189,55 @@ def mixing_limit(
     max_held: int,
     num_parts: int,
     frame_bytes: Sequence[int] | None = None,
-) -> str | None:
-    """What keeps chosen settings from mixing a batch well, in words; `None` if nothing does."""
-    enough = min(settings.batch_size or ENOUGH_CURSORS, ENOUGH_CURSORS)
-    enough = min(enough, -(-facts.num_clips // num_parts))
-    cursors = settings.num_cursors
+) -> tuple[str, bool] | None:
+    """What keeps chosen settings from mixing a batch well, in words, and whether that is memory;
+    `None` if nothing does."""
+    cursors, enough = settings.num_cursors, enough_cursors(facts, settings, num_parts)
     in_one_round = settings.first_block_frames >= facts.whole_block
-    if not settings.shuffle or cursors >= enough or in_one_round:
+    is_apart = settings.block_frames >= _apart(facts, settings, cursors)
+    if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
         return None
-    found = f"clips are mixed from {cursors} places at a time where {enough} are wanted: "
-    least = _by_cursor(facts, settings, frame_bytes, _block_sizes(facts)[0])
-    if (cursors + 1) * least > max_held:
+    found = f"clips are mixed from {cursors} places at a time where {enough} are wanted"
+    if cursors >= enough:
+        found = (
+            f"clips are mixed from {cursors} places at a time, which lie too close to each other"
+        )
+    needed = held_to_mix(facts, settings, num_parts=num_parts, frame_bytes=frame_bytes)
+    if needed > max_held:
         room = f"memory_limit leaves room for {format_size(max_held)} of frames"
-        return f"{found}{room}, {format_size(enough * least)} are needed"
+        return f"{found}: {room}, {format_size(needed)} are needed", True
     reread = facts.reread(enough, num_parts)
     parts = f"in {num_parts} parts of so short an epoch"
-    return f"{found}{parts} these would read {reread:.0%} of it twice"
+    return f"{found}: {parts} these would read {reread:.0%} of it twice", False
+
+
+def enough_cursors(facts: ClipFacts, settings: PlanSettings, num_parts: int) -> int:
+    """How many cursors mix a batch well: about as many as it would have episodes, if all clips
+    were shuffled."""
+    size, episodes = settings.batch_size or ENOUGH_CURSORS, max(1, facts.num_episodes)
+    found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
+    enough = max(min(size, ENOUGH_CURSORS), ceil(found))
+    return min(enough, -(-facts.num_clips // num_parts))
+
+
+def _ways_to_mix(facts: ClipFacts, settings: PlanSettings, num_parts: int) -> list[tuple[int, int]]:
+    """Numbers of cursors, and the blocks with which so many mix a batch well; most cursors first.
+
+    Either each clip of a batch comes from another cursor, or a block is long enough for several.
+    """
+    size, enough = settings.batch_size or 1, enough_cursors(facts, settings, num_parts)
+    each = [max(enough, ceil(size / CLOSE))]
+    each += [max(enough, -(-size // number)) for number in range(2, MOST_OF_A_BLOCK + 1)]
+    smallest = _block_sizes(facts)[0]
+    return [(n, max(smallest, _apart(facts, settings, n))) for n in dict.fromkeys(each)]
+
+
+def _apart(facts: ClipFacts, settings: PlanSettings, cursors: int) -> int:
+    """The frames that a block must have so that the clips that a batch has of it do not overlap."""
+    size = settings.batch_size or 1
+    if size <= CLOSE * cursors:
+        return 1
+    return min(-(-size // cursors), MOST_OF_A_BLOCK) * facts.window.span
 
 
 def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
@@ -192,12 +260,11 @@ def _clips_in_order(facts: ClipFacts, frame_bytes: Sequence[int] | None) -> int:
 
 
 def _affordable_cursors(
-    facts: ClipFacts, wanted: int, batch_size: int | None, num_parts: int
+    facts: ClipFacts, settings: PlanSettings, wanted: int, num_parts: int
 ) -> int:
     """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
-    enough = ENOUGH_CURSORS
-    if batch_size is not None:
-        enough = max(min(batch_size, ENOUGH_CURSORS), int(batch_size / ENOUGH_SHARE))
+    in_share = int((settings.batch_size or 1) / ENOUGH_SHARE)
+    enough = max(enough_cursors(facts, settings, num_parts), in_share)
     cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
 
     def within(share: float) -> int:
@@ -209,6 +276,8 @@ def _affordable_cursors(
         shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
         wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
     most = within(share)
+    if num_parts == 1:
+        most = max(min(most, ENOUGH_CURSORS), within(min(share, MOST_REREAD_ALONE)))
     affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
     whole = facts.whole_cursors(num_parts)
     return max(affordable, whole if whole <= wanted else 0)

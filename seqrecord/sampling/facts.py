@@ -49,6 +49,7 @@ class ClipFacts:
     most_keyframes: int = 0  # frames of the largest of them
     any_clips: bool = False  # whether an epoch may leave out some of the clips
     repeats: bool = False  # whether any clip is there more than once
+    by_frame: bool = False  # whether frames are read without the rest of their chunk
 
     @classmethod
     def of(
@@ -95,6 +96,7 @@ class ClipFacts:
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
             repeats=table.repeats,
+            by_frame=episodes.groups[cut_group(episodes)].by_frame,
             **_in_pieces(episodes, used),
         )
 
@@ -121,11 +123,16 @@ class ClipFacts:
         return max(1, self.num_clips * self.spec.stride + between)
 
     @property
+    def cuts_anywhere(self) -> bool:
+        """Whether to cut a chunk costs nothing: its frames are read one by one."""
+        return self.by_frame and self.largest_chunk > self.window.span
+
+    @property
     def cut_frames(self) -> int:
         """Frames that are read twice where a run is cut: of the chunks that both runs need, or what
         both need of one that is decoded in pieces."""
         shared = max(0, self.window.span - self.spec.stride)
-        if self.keyframes:
+        if self.keyframes or self.cuts_anywhere:
             return shared
         return -(-shared // self.largest_chunk) * self.largest_chunk
 

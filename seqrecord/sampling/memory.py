@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.bounds import resident_bounds
@@ -15,6 +16,7 @@ from seqrecord.sampling.defaults import (
     AHEAD,
     default_settings,
     held_bytes,
+    held_to_mix,
     least_held,
     mixing_limit,
 )
@@ -24,7 +26,17 @@ from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.units import format_size
 
-__all__ = ["Fit", "FrameSizes", "Memory", "fit", "fit_given", "least_limit"]
+__all__ = [
+    "Fit",
+    "FrameSizes",
+    "Memory",
+    "fit",
+    "fit_given",
+    "least_limit",
+    "limit_to_mix",
+    "usual_limit",
+    "wanted_limit",
+]
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
 MOST_PREFETCH = 6  # … of small ones
@@ -36,6 +48,8 @@ LOADS_SHARE = 8  # one part in eight of the limit
 MOST_AHEAD = 2.0  # where memory is left: then all of the next round's loads may begin, which
 # `default_settings` leaves room for where it chooses larger blocks than the smallest
 STAYING = 8  # bytes beside a frame that stays: whether it is there, and which clip is the first
+USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, or more to mix well
+MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers together
 ROUNDS_AHEAD = 16.0  # … where frames are small, in so many bytes
 FEW_BYTES = 32 << 20
 
@@ -77,6 +91,13 @@ class Fit:
     resident: tuple[int, ...] | None = None  # the most frames of any phase, so that all epochs have
     # arenas of one size
     limited: str | None = None  # what keeps batches from being mixed well, in words
+    of_memory: bool = False  # whether that is the limit
+
+    def nbytes(self, memory: Memory) -> int:
+        """The most bytes that an epoch takes with it."""
+        loads = memory.max_loads + memory.max_ahead
+        beside = self.sizes.beside_arena(memory.prefetch, loads)
+        return held_bytes(self.sizes.frames, memory.num_rows) + beside
 
     def together(self, memory: Memory, most: int) -> int:
         """How many batches can be built at once with what `memory` leaves, up to `most`."""
@@ -88,8 +109,11 @@ class Fit:
 
     def memory(self, plan: Plan, *, fixed: bool) -> Memory:
         """What the limit leaves for a plan; `fixed`: frames of fixed shapes, in host memory."""
-        sizes = self.sizes.frames
-        held = tuple(group.max_resident_frames for group in plan.groups)
+        return self.memory_of([group.max_resident_frames for group in plan.groups], fixed=fixed)
+
+    def memory_of(self, frames: Sequence[int], *, fixed: bool) -> Memory:
+        """As `memory`, for a plan that holds at most so many frames of each group."""
+        sizes, held = self.sizes.frames, tuple(frames)
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
         nbytes = max(1, held_bytes(sizes, held))
@@ -142,6 +166,7 @@ def fit(
     num_cursors: int | None,
     num_parts: int,
     url: str,
+    what: str = "these clips",
 ) -> Fit:
     """The best settings whose arenas, batches and chunks in flight take at most `memory_limit`.
 
@@ -149,10 +174,11 @@ def fit(
     """
     if settings.order == "sequences":  # these follow from the batches alone
         given = sequence_settings(settings, facts.spec.stride)
-        what = "these sequences"
+        what = what.replace("clips", "sequences")
         return fit_given(facts, given, sizes, memory_limit=memory_limit, url=url, what=what)
     cursors = num_cursors if settings.shuffle else None
     least = least_held(facts, settings, sizes.frames, cursors)
+    best: Fit | None = None
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
         if max_held < least:
             continue
@@ -166,14 +192,46 @@ def fit(
             num_cursors=num_cursors,
             num_parts=num_parts,
         )
-        resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
-        limited = None
+        limited, of_memory = None, False
         if num_cursors is None:
-            limited = mixing_limit(
+            limited, of_memory = mixing_limit(
                 facts, fitted, max_held=max_held, num_parts=num_parts, frame_bytes=sizes.frames
-            )
-        return Fit(fitted, sizes, arena, prefetch, loads, resident, limited)
-    raise _too_small("these clips", url, sizes, least, memory_limit)
+            ) or (None, False)
+        if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
+            resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
+            best = Fit(fitted, sizes, arena, prefetch, loads, resident, limited, of_memory)
+        if not of_memory:
+            return best
+    if best is not None:
+        return best
+    raise _too_small(what, url, sizes, least, memory_limit)
+
+
+def usual_limit(wanted: int, num_workers: int = 1) -> int:
+    """The memory limit of each worker of a rank where none is given: the `wanted` bytes, at least
+    `USUAL_LIMIT`, but all workers together have `MOST_OF_RANK`."""
+    return min(MOST_OF_RANK // num_workers, max(USUAL_LIMIT, wanted))
+
+
+def wanted_limit(facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes) -> int:
+    """A memory limit with which batches of one part are mixed well, and `PREFETCH` of them wait."""
+    nbytes = ceil(_held_to_mix(facts, settings, sizes, 1) * AHEAD) + sizes.beside_arena(PREFETCH, 0)
+    return nbytes + max(sizes.chunk, min(MAX_LOADS * sizes.chunk, nbytes // (LOADS_SHARE - 1)))
+
+
+def limit_to_mix(
+    facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes, *, num_parts: int
+) -> int:
+    """The least memory limit with which batches are mixed well."""
+    return _held_to_mix(facts, settings, sizes, num_parts) + sizes.beside_arena(1, 1)
+
+
+def _held_to_mix(
+    facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes, num_parts: int
+) -> int:
+    if settings.order == "sequences" or not settings.shuffle:
+        return least_held(facts, settings, sizes.frames)
+    return held_to_mix(facts, settings, num_parts=num_parts, frame_bytes=sizes.frames)
 
 
 def least_limit(
@@ -212,7 +270,7 @@ def _ways_to_spend(sizes: FrameSizes, memory_limit: int) -> Iterator[tuple[int, 
     of frames to hold at most, which leaves the others to loads ahead. The best way comes first."""
     affordable = memory_limit // LOADS_SHARE // max(1, sizes.chunk)
     loads = max(1, min(MAX_LOADS, affordable))
-    ways = [(prefetch, loads, ahead) for prefetch in range(PREFETCH, 0, -1) for ahead in (AHEAD, 1)]
+    ways = [(prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in range(PREFETCH, 0, -1)]
     for prefetch, loads, ahead in (*ways, (1, 1, 1)):
         arena = memory_limit - sizes.beside_arena(prefetch, loads)
         yield prefetch, loads, arena, int(arena / ahead)

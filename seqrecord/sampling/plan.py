@@ -100,7 +100,11 @@ class Plan(ABC):
     @property
     def counts(self) -> dict[str, int]:
         """What this part's statistics say of its clips."""
-        return {"clips_dropped": self.num_dropped, "clips_repeated": self.num_repeated}
+        return {
+            "clips_dropped": self.num_dropped,
+            "clips_repeated": self.num_repeated,
+            "mixed_from": self.num_cursors,
+        }
 
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:

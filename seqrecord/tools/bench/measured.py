@@ -92,6 +92,7 @@ class BenchReport:
             "",
             f"  clips         {', '.join(rates)}",
             f"  read          {reading}; {counted(frames, 'frame')} decoded",
+            f"  mixed from    {counted(self.stats['mixed_from'], 'place')} at a time",
             f"  first batch   after {first}, and {opened} before it to open the dataset",
             f"  peak memory   {format_size(self.peak_memory)}",
             "",

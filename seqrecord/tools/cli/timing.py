@@ -45,9 +45,7 @@ __all__ = ["bench"]
 @click.option(
     "--memory-limit",
     type=ByteSize(),
-    default="2GiB",
-    show_default=True,
-    help="For frames, batches and reads in flight.",
+    help="For frames, batches and reads in flight. [2 GiB, or what mixes batches well]",
 )
 @click.option("--no-shuffle", is_flag=True, help="Read episodes front to back.")
 @click.option(
@@ -78,7 +76,7 @@ def bench(
     dilation: int,
     features: list[str] | None,
     batch_size: int,
-    memory_limit: int,
+    memory_limit: int | None,
     no_shuffle: bool,
     seed: int,
     threads: int | None,

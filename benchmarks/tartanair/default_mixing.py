@@ -1,0 +1,157 @@
+"""How well default settings mix batches: `python -m benchmarks.tartanair.default_mixing`.
+
+For small frames and for TartanAir's features, by batch size, in one part and in eight: how many
+episodes a batch has and how many other clips of its batch a clip overlaps, beside a full shuffle of
+the clips of the same part; frames loaded over distinct frames; and the memory that all of it takes.
+Pure integers; nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
+from seqrecord.clips import ClipSpec, EpisodeTable, enumerate_clips
+from seqrecord.grids import ChunkGrid
+from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
+from seqrecord.sampling.memory import FrameSizes, fit, usual_limit, wanted_limit
+
+__all__ = ["CASES", "Case", "Mixing", "measured"]
+
+SPAN = 16
+PIXELS = 480 * 640
+FIVE = (3 + 4 + 8 + 1) * PIXELS  # bytes of a frame: image, depth, flow, mask
+POSE = 28
+
+
+@dataclass(frozen=True)
+class Case:
+    """Episodes of these lengths, in groups with so many frames a chunk, of so many bytes each."""
+
+    name: str
+    lengths: tuple[int, ...]
+    chunks: tuple[int, ...]
+    frames: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    are_raw: bool = False
+
+
+CASES = (
+    Case("32x32", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
+    Case("8x8", ABANDONEDFACTORY, (1024,), (8 * 8 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
+    Case("image, depth, flow", (1000,) * 20, (8,), (15 * PIXELS,), (1, 2, 4, 6, 8, 12, 16)),
+    Case("five features", (1000,) * 20, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
+    Case("five, uneven", ABANDONEDFACTORY * 2, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
+)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Of the parts of an epoch together, and of a full shuffle of each of them."""
+
+    settings: PlanSettings
+    episodes: float
+    full_episodes: float
+    neighbours: float
+    full_neighbours: float
+    reading: float
+    nbytes: int  # that one part takes at most
+
+    def is_good(self, num_parts: int) -> bool:
+        """Whether batches are as well mixed as docs/order.md promises."""
+        most, reading = (0.5, 1.05) if num_parts == 1 else (0.8, 1.10)
+        return (
+            self.episodes >= 0.9 * self.full_episodes
+            and self.neighbours <= max(most, self.full_neighbours)
+            and self.reading <= reading
+        )
+
+
+def measured(
+    case: Case,
+    batch_size: int,
+    num_parts: int,
+    *,
+    memory_limit: int | None = None,
+    epochs: int = 1,
+    seed: int = 1,
+) -> Mixing:
+    """The figures of so many epochs; settings are the default ones."""
+    lengths = np.array(case.lengths, np.int64)
+    episodes = EpisodeTable(lengths, tuple(_grids(case)))
+    table = enumerate_clips(ClipSpec(SPAN, 1), episodes, np.arange(len(lengths)))
+    stored = max(n * size for n, size in zip(case.chunks, case.frames, strict=True))
+    chunk = stored if case.are_raw else stored // 2
+    sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
+    facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
+    fitted = fit(
+        facts,
+        asked,
+        sizes,
+        memory_limit=memory_limit or usual_limit(wanted_limit(facts, asked, sizes)),
+        shuffle_buffer=None,
+        num_cursors=None,
+        num_parts=num_parts,
+        url="a dataset",
+    )
+    figures, nbytes, read = [], 0, 0
+    rng = np.random.default_rng(0)
+    for epoch, index in product(range(epochs), range(num_parts)):
+        part = Part(index, num_parts)
+        plan = EpochPlan(table, episodes, fitted.settings, epoch=epoch, part=part)
+        rounds = list(plan.rounds())
+        episode = np.concatenate([work.clips.episode for work in rounds])
+        start = np.concatenate([work.clips.start for work in rounds])
+        read += sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+        order = rng.permutation(len(episode))
+        batches = np.bincount(np.arange(len(episode)) // batch_size)
+        found = [
+            batch_quality(*clips, batches, SPAN)
+            for clips in ((episode, start), (episode[order], start[order]))
+        ]
+        figures.append([n for one in found for n in (one.episodes, one.neighbours)])
+        nbytes = max(nbytes, fitted.nbytes(fitted.memory(plan, fixed=True)))
+    mean = np.mean(figures, axis=0).tolist()
+    reading = read / epochs / int(lengths.sum())
+    return Mixing(fitted.settings, mean[0], mean[2], mean[1], mean[3], reading, nbytes)
+
+
+def _grids(case: Case) -> Iterator[ChunkGrid]:
+    lengths = np.array(case.lengths, np.int64)
+    for group, size in enumerate(case.chunks):
+        count = -(-lengths // size)
+        sizes = np.full(len(lengths), size, np.int64)
+        by_frame = case.are_raw or group > 0
+        yield ChunkGrid(sizes, np.cumsum(count) - count, group, by_frame=by_frame)
+
+
+def main() -> None:
+    print(
+        "| frames | parts | batch | chosen | episodes per batch | … of a full shuffle "
+        "| overlapping neighbours | … of a full shuffle | read / distinct | GiB | good |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|"
+    )
+    for case, num_parts, batch_size in _all():
+        found = measured(case, batch_size, num_parts, epochs=3)
+        chosen = found.settings
+        print(
+            f"| {case.name} | {num_parts} | {batch_size} | {chosen.num_cursors} cursors, blocks of "
+            f"{chosen.block_frames} | {found.episodes:.2f} | {found.full_episodes:.2f} "
+            f"| {found.neighbours:.2f} | {found.full_neighbours:.2f} | {found.reading:.3f} "
+            f"| {found.nbytes / 2**30:.2f} | {'yes' if found.is_good(num_parts) else 'no'} |"
+        )
+
+
+def _all() -> Iterator[tuple[Case, int, int]]:
+    for case in CASES:
+        for num_parts in (1, 8):
+            for batch_size in case.batch_sizes:
+                yield case, num_parts, batch_size
+
+
+if __name__ == "__main__":
+    main()

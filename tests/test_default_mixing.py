@@ -1,0 +1,33 @@
+"""Default settings mix batches about as well as a full shuffle does, and read little twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.tartanair import default_mixing
+from benchmarks.tartanair.default_mixing import CASES, Case, measured
+
+SOME = (2, 8, 16, 128)  # batches of the fast run
+
+
+@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_batches_are_mixed_well(case: Case, num_parts: int, thorough: bool) -> None:
+    for batch_size in case.batch_sizes if thorough else set(SOME) & set(case.batch_sizes):
+        found = measured(case, batch_size, num_parts, epochs=3 if thorough else 1)
+        assert found.is_good(num_parts), (batch_size, found)
+        assert found.nbytes <= 8 << 30
+
+
+def test_bad_mixing_is_noticed() -> None:
+    found = measured(CASES[-1], 8, 1, memory_limit=2 << 30)
+    assert not found.is_good(1)
+    assert found.nbytes <= 2 << 30
+
+
+@pytest.mark.slow
+def test_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    default_mixing.main()
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 2 * sum(len(case.batch_sizes) for case in CASES)
+    assert all(row.endswith("| yes |") for row in rows[2:])
