@@ -11,6 +11,7 @@ from seqrecord import ClipSpec
 from seqrecord.clips import EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
+from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.cuts import Cuts, cut_group
 from seqrecord.sampling.defaults import default_settings
 
@@ -115,3 +116,29 @@ def test_the_longest_chunks_in_pieces_are_cut_at() -> None:
     # Without pieces it is the leading group.
     assert cut_group(EpisodeTable(lengths, (images, images), 1)) == 1
     assert cut_group(replace(table, groups=(images, videos[0]), leading=0)) == 1
+
+
+@pytest.mark.parametrize("lengths", [(3717, 434, 927), (40, 2000)])
+def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) -> None:
+    """Of 1,024 frames a chunk, a cut costs the frames of a clip less one."""
+    grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
+    table = EpisodeTable(np.array(lengths), (grid,))
+    clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
+    facts = ClipFacts.of(clips, table)
+    assert facts.cut_frames == 15
+    settings = PlanSettings(num_cursors=8, block_frames=64, first_block_frames=16)
+    for index in range(3):
+        plan = EpochPlan(clips, table, settings, part=Part(index, 3))
+        rounds = list(plan.rounds())
+        read = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+        runs = len(np.unique(np.concatenate([work.clips.run for work in rounds])))
+        assert read == plan.num_clips + 15 * runs
+        assert resident_bounds(facts, settings)[0] >= plan.groups[0].max_resident_frames
+
+
+def test_chunks_no_longer_than_clips_are_not_cut() -> None:
+    grid = ChunkGrid(np.array([8, 16]), np.array([0, 20]), by_frame=True)
+    table = EpisodeTable(np.array([100, 100]), (grid,))
+    cuts = Cuts.of(np.array([0, 1]), table, [Window(0, 16, 1, 16)])
+    first, stop = cuts.chunks(np.array([0, 1]), np.array([20, 20]))
+    assert (first.tolist(), stop.tolist()) == ([16, 16], [24, 32])

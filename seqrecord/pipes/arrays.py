@@ -243,12 +243,13 @@ _LEAST_FRAMES = 4
 
 def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
     """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with those
-    of raw features marked, of which single frames are read."""
+    of raw features marked, of which single frames are read: texts beside them are short."""
     groups = list(table.groups)
     for place, grid in enumerate(groups):
         video = video_of(grid.group, features)
         stored = [spec for spec in features.values() if spec.group == grid.group]
-        groups[place] = replace(grid, by_frame=all(spec.is_raw for spec in stored))
+        are_raw = all(spec.is_raw or spec.value == "text" for spec in stored)
+        groups[place] = replace(grid, by_frame=are_raw)
         if video is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
             groups[place] = grid.in_pieces(table.num_frames, most)

@@ -348,7 +348,7 @@ class ClipSelection:
         found = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is None:
             return found
-        return EpisodeTable(found.num_frames, (replace(found.lead, by_frame=False),))
+        return EpisodeTable(found.num_frames, (found.lead,))
 
     @cached_property
     def stored(self) -> dict[str, ArraySpec]:
