@@ -573,7 +573,7 @@ def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -
     def loader(**changes: Any) -> Any:
         return StatefulDataLoader(stream(path, **changes), batch_size=None, num_workers=2)
 
-    few = {"num_cursors": 3}
+    few = {"num_cursors": 5}
     one = loader(**few)
     iterator = iter(one)
     next(iterator)
@@ -640,15 +640,15 @@ def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path:
 
 def test_the_settings_of_a_state_reach_workers_that_persist(path: Path) -> None:
     """In later epochs, too."""
-    few = stream(path, num_cursors=3)
+    few = stream(path, num_cursors=5)
     next(iter(few))
     state = few.state_dict()
     data = stream(path)
     loader = DataLoader(data, batch_size=None, num_workers=1, persistent_workers=True)
     run(loader)
     data.load_state_dict(state)
-    assert run(loader) == planned(path, 0, 1, num_cursors=3)[1:]
-    assert run(loader) == planned(path, 1, 1, num_cursors=3) != planned(path, 1, 1)
+    assert run(loader) == planned(path, 0, 1, num_cursors=5)[1:]
+    assert run(loader) == planned(path, 1, 1, num_cursors=5) != planned(path, 1, 1)
 
 
 # ---- the state of the process that has the workers
