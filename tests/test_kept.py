@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +16,12 @@ import seqrecord
 from seqrecord import ClipError, FeatureSpec, Schema, SeqRecordDataset, SeqRecordWriter
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
-from seqrecord.pipes.clip_sets import sets_of
-from seqrecord.pipes.options import DatasetOptions
-from seqrecord.pipes.selection import ClipSelection
-from seqrecord.reading.kept import KeptFrames
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage import LocalStorage
 from tests.storage_doubles import CountingStorage
 
 EPISODES = [703, 1, 40, 555]  # frames
-CHUNK = 61  # frames; no slice but those of single frames ends with a chunk
+CHUNK = 401  # frames; no slice but those of single frames ends with a chunk
 SCHEMA = Schema(
     [
         FeatureSpec("big", np.dtype("u1"), (5000,)),  # a slice for each frame
@@ -68,25 +63,20 @@ class Counting(CountingStorage):
         return self.inner.local_path(path)
 
 
-def open_counting(root: Path, how: str) -> SeqRecordReader:
-    return seqrecord.open(Counting(LocalStorage(root)), verify=how == "verified")
-
-
 @pytest.fixture(params=["verified", "unverified"])
 def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordReader]:
-    with open_counting(root, request.param) as dataset:
+    storage, verify = Counting(LocalStorage(root)), request.param == "verified"
+    with seqrecord.open(storage, verify=verify) as dataset:
         yield dataset
 
 
-def kept_of(dataset: SeqRecordReader, name: str, **more: int) -> KeptFrames:
-    raw = dataset.chunk_reader().raw[SCHEMA[name].group]
-    return KeptFrames(raw, dataset.index.group_of(name), SCHEMA[name], **more)
-
-
-def take(kept: KeptFrames, name: str, rows: Any) -> Any:
-    out = np.empty((len(rows), *EXPECTED[name].shape[1:]), EXPECTED[name].dtype)
-    kept.take(np.asarray(rows), out)
-    return out
+def check(clips: SeqRecordDataset, numbers: list[int], step: int = 1) -> None:
+    """Clips of these numbers are the right ones."""
+    for clip in clips.__getitems__(numbers):
+        first = sum(EPISODES[: int(clip["episode"][1:])]) + clip["start"]
+        for name in clips.dataset.features:
+            rows = first + np.arange(len(clip[name])) * step
+            np.testing.assert_array_equal(clip[name], EXPECTED[name][rows], strict=True)
 
 
 @given(st.data())
@@ -95,37 +85,59 @@ def test_frames_are_the_right_ones_and_each_is_read_once(
     opened: SeqRecordReader, data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(NAMES))
-    blocks = data.draw(st.sampled_from([1, 9_000, 1 << 17]))
-    kept, storage = kept_of(opened, name, block_bytes=blocks), opened.storage
+    step = data.draw(st.integers(1, 5))
+    clips = SeqRecordDataset(
+        opened, features=[name], clip_len=data.draw(st.integers(1, 9)), dilation=step
+    )
+    storage = opened.storage
     assert isinstance(storage, Counting)
     storage.reset()
-    runs = st.tuples(st.integers(0, TOTAL - 1), st.integers(1, 70), st.integers(1, 5))
+    numbers = st.integers(0, len(clips) - 1)
     for _ in range(data.draw(st.integers(1, 6))):
-        asked = data.draw(st.lists(runs, min_size=1, max_size=6))
-        rows = np.concatenate([np.arange(a, a + n * step, step) for a, n, step in asked]) % TOTAL
-        np.testing.assert_array_equal(take(kept, name, rows), EXPECTED[name][rows], strict=True)
+        check(clips, data.draw(st.lists(numbers, min_size=1, max_size=6)), step)
     for items in storage.ranges.values():  # of frames, and of checksums
         items.sort()
         assert all(one.stop <= other.start for one, other in pairwise(items))
 
 
-def test_the_first_rows_of_episodes(opened: SeqRecordReader) -> None:
-    first = kept_of(opened, "mid").first
-    assert first.tolist() == (np.cumsum(EPISODES) - EPISODES).tolist()
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
+    """In blocks of 128 KiB, so that a slice is not read again for each of its frames."""
+    storage = Counting(LocalStorage(root))
+    with seqrecord.open(storage, features=[name]) as dataset:
+        clips = SeqRecordDataset(dataset, clip_len=1)
+        storage.reset()
+        block = min(CHUNK, (128 << 10) // SCHEMA[name].nbytes // 6 * 6)
+        for number in range(block):
+            clips[number]
+        nbytes = block * SCHEMA[name].nbytes
+        assert nbytes <= storage.bytes_read <= 1.3 * nbytes + 512 * SCHEMA[name].nbytes
+        assert len(storage.ranges) == 1
+        assert all(len(items) <= 4 for items in storage.ranges.values())
+
+
+def test_only_the_selected_episodes_have_room(root: Path) -> None:
+    nbytes = (EPISODES[1] + EPISODES[3]) * (SCHEMA["big"].nbytes + 1)
+    for limit, reads_again in ((nbytes, False), (nbytes - 1, True)):
+        storage = Counting(LocalStorage(root))
+        with seqrecord.open(storage, features=["big"]) as dataset:
+            clips = SeqRecordDataset(dataset, clip_len=1, episodes=["e1", "e3"], memory_limit=limit)
+            check(clips, list(range(len(clips))))
+            storage.reset()
+            check(clips, list(range(len(clips))))
+            assert (storage.bytes_read > 0) == reads_again
 
 
 def test_many_threads(root: Path) -> None:
-    with seqrecord.open(root) as dataset:
-        kept = kept_of(dataset, "mid")
+    clips = SeqRecordDataset(root, features=["mid", "big"], clip_len=5)
 
-        def work(seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            for _ in range(30):
-                rows = rng.integers(0, TOTAL, 50)
-                np.testing.assert_array_equal(take(kept, "mid", rows), EXPECTED["mid"][rows])
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(30):
+            check(clips, rng.integers(0, len(clips), 10).tolist())
 
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(work, range(4)))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 def test_what_is_damaged_is_not_kept(tmp_path: Path) -> None:
@@ -157,17 +169,36 @@ def test_what_is_damaged_is_not_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(clip["big"], EXPECTED["big"][frame : frame + 3])
 
 
-def kept_in(folder: Path, limit: int) -> set[str]:
-    selection = ClipSelection(folder, DatasetOptions(clip_len=2))
-    return {name for one in sets_of(selection, limit) for name in one.kept}
-
-
 def test_what_fits_is_kept(root: Path) -> None:
-    names, total = ["flag", "small", "mid", "big"], 0
+    """Of the smallest features, as many as fit."""
+    names = ["flag", "small", "mid", "big"]
+
+    def read_again(limit: int) -> set[str]:
+        """The features of which a second reading of all clips reads anything."""
+        storage = Counting(LocalStorage(root))
+        again = set()
+        with seqrecord.open(storage) as dataset:
+            clips = SeqRecordDataset(dataset, clip_len=2, memory_limit=limit)
+            for _ in range(2):
+                storage.reset()
+                check(clips, list(range(len(clips))))
+            reader = dataset.chunk_reader()
+            for name in names:
+                table, group = dataset.index.group_of(name), SCHEMA[name].group
+                for row in range(len(table.num_frames)):
+                    pages = reader.pages(reader.chunk_at(group, row))
+                    [page] = [page for page in pages if page.feature == name]
+                    for item in storage.ranges.get(page.chunk.path, []):
+                        # What lies between two pages may be read along.
+                        if page.start <= item.start and item.stop <= page.stop:
+                            again.add(name)
+        return again
+
+    total = 0
     for number, name in enumerate(names):
         total += TOTAL * (SCHEMA[name].nbytes + 1)
-        assert kept_in(root, total - 1) == set(names[:number])
-        assert kept_in(root, total) == set(names[: number + 1])
+        assert read_again(total - 1) == set(names[number:])
+        assert read_again(total) == set(names[number + 1 :])
 
 
 @pytest.mark.parametrize("limit", [0, TOTAL * 900, "512MiB"])

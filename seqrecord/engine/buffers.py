@@ -38,7 +38,7 @@ class GroupNeeds:
     """Rows for the frames of a group of features."""
 
     specs: Mapping[str, ArraySpec]
-    num_rows: int  # of the arena; 0 for an iteration whose loads go straight into batches
+    num_rows: int  # of the arena
     stay: bool = False  # a row for each frame there is, which the next iteration needs too
 
 

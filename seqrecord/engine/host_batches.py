@@ -48,21 +48,11 @@ class HostBatchBuilder:
                 self._variable[name] = Packed(spec, pools[name])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the buffers of fixed shape."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
-    @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
         """The frames of all clips, one clip's after the other's: arrays [clips * frames, …]."""
         return {
             name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
         }
-
-    @property
-    def clips(self) -> dict[str, npt.NDArray[Any]]:
-        """The features of fixed shapes, arrays [clips, frames, …]: of this batch's clips alone."""
-        return {name: buffer[: self.size] for name, buffer in self._buffers.items()}
 
     def gather(
         self,
@@ -96,13 +86,6 @@ class HostBatchBuilder:
                     for frame in source.arena.find_list(name, rows):
                         self._variable[name].append(frame)
         return 0
-
-    def make(self, slot: int, calls: Calls, number: int, clip: dict[str, Any]) -> None:
-        """Have clip `slot` of the batch made of the arrays of clip `number` of the calls."""
-        out = {name: buffer[slot] for name, buffer in self._buffers.items()}
-        for name, texts in calls.make(number, clip, out).items():
-            if name in self._texts:
-                self._texts[name][slot] = texts
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Fill the clips at these slots with 0, of a feature of a fixed shape."""
@@ -170,7 +153,10 @@ class HostBatchBuilder:
         clip: dict[str, Any] = {}
         for source in sources:
             clip.update(_views(source, number))
-        self.make(slot, calls, number, clip)
+        out = {name: buffer[slot] for name, buffer in self._buffers.items()}
+        for name, texts in calls.make(number, clip, out).items():
+            if name in self._texts:
+                self._texts[name][slot] = texts
 
 
 def _nothing() -> None:

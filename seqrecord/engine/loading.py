@@ -133,11 +133,22 @@ class ChunkLoader:
         self._stats.add(loads=len(loads))
 
     def load_frames(
-        self, group: int, chunk: IntArray, frame: IntArray, out: Rows, rows: IntArray
+        self,
+        group: int,
+        chunk: IntArray,
+        frame: IntArray,
+        out: Rows,
+        rows: IntArray,
+        *,
+        exact: bool = False,
     ) -> None:
         """Bring frames of a group to these rows: the chunk of each, its number in its episode, and
-        its row; int64[n] each. Frames of one chunk follow each other, and ascend."""
-        if (fetched := self._load(group, chunk, frame, out, rows, None)) is not None:
+        its row; int64[n] each. Frames of one chunk follow each other, and ascend.
+
+        `exact` is that of `RawFrames.read`.
+        """
+        fetched = self._load(group, chunk, frame, out, rows, None, exact=exact)
+        if fetched is not None:
             self._release(fetched)
 
     def begins_chunk(self, load: Load) -> bool:
@@ -174,6 +185,8 @@ class ChunkLoader:
         out: Rows,
         rows: IntArray,
         fetched: Fetched | None,
+        *,
+        exact: bool = False,
     ) -> Fetched | None:
         """As `load_frames`; the chunk that was read last, which is to be released.
 
@@ -184,7 +197,7 @@ class ChunkLoader:
         # Elsewhere than on a disk, pages of others are read along with these.
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:
-            straight = self._read_raw(group, chunk, frame, out, rows)
+            straight = self._read_raw(group, chunk, frame, out, rows, exact)
         if stored == straight and not self._reader.has_gaps(group):
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
             return None
@@ -208,7 +221,13 @@ class ChunkLoader:
         return fetched
 
     def _read_raw(
-        self, group: int, chunk: IntArray, frame: IntArray, out: Rows, rows: IntArray
+        self,
+        group: int,
+        chunk: IntArray,
+        frame: IntArray,
+        out: Rows,
+        rows: IntArray,
+        exact: bool,
     ) -> set[str]:
         """Read frames of raw features straight to their rows; which features these are."""
         raw, table = self._reader.raw[group], self._dataset.index.groups[group]
@@ -218,11 +237,11 @@ class ChunkLoader:
         begin = perf_counter()
         runs = FrameRuns.of(chunk, frame - table.first_frame[chunk], rows)
         try:
-            nbytes = raw.read(runs, targets, self._buffers.chunks)
+            nbytes = raw.read(runs, targets, self._buffers.chunks, exact=exact)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?
-                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
+                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b], exact)
             # Of several that are right one by one, the first.
             self._name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise

@@ -20,10 +20,10 @@ from seqrecord.format.pages import ALIGNMENT
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.arrays import bytes_by_group, video_of
-from seqrecord.pipes.clip_sets import is_small
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.selection import ClipSelection, groups_of
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
+from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
@@ -38,6 +38,7 @@ __all__ = [
     "chunk_bytes",
     "divide_memory",
     "frame_sizes",
+    "is_small",
     "settle",
     "share_out",
 ]
@@ -48,6 +49,7 @@ _SHARE = 16  # small ones, so that sources seldom wait for each other
 _MOST_BYTES = 1 << 60  # no machine has as many, and floats have them exactly
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
+_SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
 _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and those that wait
 
@@ -107,6 +109,14 @@ def check_machine(nbytes: int, url: str) -> None:
         f"{url}: frames, batches and reads take {share:.0%} of this machine's memory: {each}; "
         "a smaller memory_limit or fewer workers take less"
     )
+
+
+def is_small(dataset: SeqRecordReader, feature: str) -> bool:
+    """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
+    reader, spec = dataset.chunk_reader(), dataset.features[feature]
+    has_all = not len(dataset.index.group_of(feature).gaps)
+    is_raw = feature in reader.raw[spec.group].specs
+    return reader.is_local and is_raw and has_all and spec.nbytes <= _SMALL
 
 
 def share_out(

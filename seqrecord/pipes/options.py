@@ -242,8 +242,9 @@ class DatasetOptions(ClipOptions):
     Args:
         memory_limit: bytes, or text such as "512MiB", for each process: for frames of small raw
             features, which stay in memory once they were read and checked, as long as the object
-            lives. A feature of which not all frames of the dataset fit is read anew for every call,
-            and so is everything else. The memory of batches comes on top. 0 keeps nothing.
+            lives. A feature of which not all frames of the selected episodes fit is read anew for
+            every call, and so is everything else. The memory of batches comes on top. 0 keeps
+            nothing.
     """
 
     memory_limit: int | str = "512MiB"
