@@ -22,7 +22,7 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import Index
-from seqrecord.format.pages import num_slices, page_offsets, slice_frames
+from seqrecord.format.pages import page_offsets, slice_frames
 from seqrecord.grids import IntArray, followed, numbered
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import Storage, forget_cached
@@ -163,11 +163,15 @@ class RawFrames:
             if spec.name in table.schema and spec.is_raw and spec.is_fixed and spec.nbytes
         }
         self._columns = {name: table.schema.position(name) for name in self.specs}
-        every = list(table.schema.values())
-        self._raw_before = {
-            name: [(i, one) for i, one in enumerate(every[:column]) if one.is_raw]
-            for name, column in self._columns.items()
+        self._facts = {  # column, bytes of a frame, and frames that are checked together
+            name: (self._columns[name], spec.nbytes, slice_frames(spec) if verify else 1)
+            for name, spec in self.specs.items()
         }
+        every = [spec if spec.is_raw and spec.nbytes else None for spec in table.schema.values()]
+        self._is_raw = np.array([spec is not None for spec in every])
+        self._slice_bytes = np.array(
+            [1 if spec is None else slice_frames(spec) * spec.nbytes for spec in every]
+        )
 
     def read(
         self,
@@ -189,11 +193,7 @@ class RawFrames:
         """
         if not len(runs.chunk):
             return 0
-        lengths = self._table.page_length[runs.chunk].astype(np.int64)
-        offsets = page_offsets(lengths) + self._table.offset[runs.chunk].astype(np.int64)[:, None]
-        pieces: list[_Piece] = []
-        for name, array in rows.items():
-            pieces += self._pieces(self.specs[name], runs, lengths, offsets, array, exact)
+        pieces = list(self._pieces(runs, rows, exact))
         pieces.sort(key=lambda piece: (piece.file, piece.start))
         nbytes = 0
         for file, some in groupby(pieces, key=lambda piece: piece.file):
@@ -205,60 +205,70 @@ class RawFrames:
         return nbytes
 
     def _pieces(
-        self,
-        spec: FeatureSpec,
-        runs: FrameRuns,
-        lengths: IntArray,
-        offsets: IntArray,
-        array: npt.NDArray[Any],
-        exact: bool,
+        self, runs: FrameRuns, rows: Mapping[str, npt.NDArray[Any]], exact: bool
     ) -> Iterator[_Piece]:
-        """What to read of one feature."""
-        column, nbytes, table = self._columns[spec.name], spec.nbytes, self._table
-        size = slice_frames(spec) if self._verify else 1  # frames
-        owner, runs = self._positions(spec, runs)
+        """What to read of all features, one feature after the other: computed at once, for most
+        reads are of few frames."""
+        table, specs = self._table, [self.specs[name] for name in rows]
+        lengths = table.page_length[runs.chunk].astype(np.int64)
+        offsets = page_offsets(lengths) + table.offset[runs.chunk].astype(np.int64)[:, None]
+        positions = [self._positions(spec, runs) for spec in specs]
+        owner = np.concatenate([some for some, _ in positions])
         if not len(owner):
             return
-        chunk, first, count, row = runs
+        chunk, first, count, row = map(
+            np.concatenate, zip(*(at for _, at in positions), strict=True)
+        )
+        facts = [(number, *self._facts[name]) for number, name in enumerate(rows)]
+        repeats = [len(some) for some, _ in positions]
+        feature, column, nbytes, size = np.array(facts).T.repeat(repeats, axis=1)
         page, length = offsets[owner, column], lengths[owner, column]
-        self._check_lengths(spec, chunk, length)
         held = length // nbytes
-        begin = first // size * size
-        stop = np.minimum(-(-(first + count) // size) * size, held)
-        is_new = np.append(True, chunk[1:] != chunk[:-1])
-        # Whole pages, where that takes less time than their parts.
-        number = np.cumsum(is_new) - 1
-        wanted = np.bincount(number, (stop - begin) * nbytes)
-        parts = np.bincount(number)
-        spared = length[is_new] - wanted
-        least = (parts + 1) * _PART_BYTES
-        if not self._is_local:
-            least = np.maximum(wanted, _SPARED_REMOTE)
-        is_whole = ((spared < least) & (not exact))[number]
-        begin, stop = np.where(is_whole, 0, begin), np.where(is_whole, held, stop)
+        wrong = (held * nbytes != length) | (held > table.num_frames[chunk])
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise self._wrong_length(specs[feature[at]], int(chunk[at]), int(length[at]))
+        begin, end = first // size * size, first + count
+        stop = np.minimum(-(-end // size) * size, held)
+        is_new = np.ones(len(chunk), np.bool_)
+        is_new[1:] = (chunk[1:] != chunk[:-1]) | (feature[1:] != feature[:-1])
+        if not exact:  # whole pages, where that takes less time than their parts
+            some = np.flatnonzero(is_new)
+            wanted = np.add.reduceat((stop - begin) * nbytes, some)
+            parts = np.diff(some, append=len(chunk))
+            least = (parts + 1) * _PART_BYTES
+            if not self._is_local:
+                least = np.maximum(wanted, _SPARED_REMOTE)
+            is_whole = np.repeat(length[some] - wanted < least, parts)
+            begin, stop = np.where(is_whole, 0, begin), np.where(is_whole, held, stop)
         # Runs that share a piece, for they are near each other.
-        gap = (begin[1:] - stop[:-1]) * nbytes
-        opens = is_new.copy()
-        most = 0 if exact else _MAX_GAP
-        opens[1:] |= (~is_whole[1:] & (gap > most)) | (first[1:] < (first + count)[:-1])
-        edges = np.append(np.flatnonzero(opens), len(chunk))
-        some = edges[:-1]
-        first_byte, last_byte = begin[some] * nbytes, np.maximum.reduceat(stop, some) * nbytes
-        is_copied = (np.diff(edges) > _MOST_PARTS) & (last_byte - first_byte <= _COPIED_BYTES)
-        memory = array.reshape(-1).view(np.uint8).data
+        gap = (begin[1:] - stop[:-1]) * nbytes[1:]
+        opens = is_new
+        opens[1:] |= (gap > (0 if exact else _MAX_GAP)) | (first[1:] < end[:-1])
+        some = opens.nonzero()[0]
+        edges = np.concatenate((some, [len(chunk)]))
+        first_byte = begin[some] * nbytes[some]
+        last_byte = np.maximum.reduceat(stop, some) * nbytes[some]
+        is_copied = (edges[1:] - some > _MOST_PARTS) & (last_byte - first_byte <= _COPIED_BYTES)
+        slices = -(-lengths // self._slice_bytes) * self._is_raw
+        sums = offsets[:, -1:] + 4 * (slices.cumsum(axis=1) - slices)
         columns = (
+            feature[some],
             chunk[some],
             table.file[chunk[some]],
             page[some],
             first_byte,
             last_byte,
             length[some],
+            sums[owner[some], column[some]],
             is_copied,
         )
         each = zip(pairwise(edges.tolist()), *(one.tolist() for one in columns), strict=True)
-        firsts, lasts = (first * nbytes).tolist(), ((first + count) * nbytes).tolist()
+        firsts, lasts = (first * nbytes).tolist(), (end * nbytes).tolist()
         targets = (row * nbytes).tolist()
-        for (a, b), at, file, page_start, low, high, whole, copied in each:
+        memories = [array.reshape(-1).view(np.uint8).data for array in rows.values()]
+        for (a, b), number, at, file, page_start, low, high, whole, sums_at, copied in each:
+            spec, memory = specs[number], memories[number]
             parts_of: list[memoryview | int] = []
             if copied:
                 parts_of.append(high - low)
@@ -274,16 +284,16 @@ class RawFrames:
             piece = _Piece(spec, at, file, page_start, page_start + low, high - low, parts_of)
             if copied:
                 owners, inside = numbered(count[a:b])
-                piece.of = first[a:b][owners] + inside - low // nbytes
+                piece.of = first[a:b][owners] + inside - low // spec.nbytes
                 piece.rows = row[a:b][owners] + inside
             if not self._verify:
                 pass
             elif high - low == whole:
                 piece.slice_bytes = whole
-                piece.sums = (int(table.page_crc32c[at, column]),)
+                piece.sums = (int(table.page_crc32c[at, self._columns[spec.name]]),)
             else:
-                piece.slice_bytes = size * nbytes
-                piece.sums_at = self._sums_of(spec, at) + 4 * (low // piece.slice_bytes)
+                piece.slice_bytes = int(self._slice_bytes[self._columns[spec.name]])
+                piece.sums_at = sums_at + 4 * (low // piece.slice_bytes)
             yield piece
 
     def _positions(self, spec: FeatureSpec, runs: FrameRuns) -> tuple[IntArray, FrameRuns]:
@@ -313,15 +323,6 @@ class RawFrames:
         some = edges[:-1]
         found_runs = FrameRuns(runs.chunk[owner[some]], position[some], np.diff(edges), rows[some])
         return owner[some], found_runs
-
-    def _sums_of(self, spec: FeatureSpec, row: int) -> int:
-        """Where the checksums of the slices of a chunk's page lie in the file."""
-        table = self._table
-        lengths = table.page_length[row]
-        start = int(table.offset[row]) + int(page_offsets(lengths)[-1])
-        for column, one in self._raw_before[spec.name]:
-            start += 4 * int(num_slices(one, int(lengths[column]) // max(1, one.nbytes)))
-        return start
 
     def _read_file(
         self,
@@ -411,18 +412,14 @@ class RawFrames:
         episode = f"{key} (frames {first} to {first + count - 1})"
         return error.located(file=file, episode=episode, feature=feature)
 
-    def _check_lengths(self, spec: FeatureSpec, chunk: IntArray, length: IntArray) -> None:
-        """`FormatError` for a page that does not hold whole frames, one for each that is there."""
-        held = self._table.num_frames[chunk].astype(np.int64)
-        wrong = (length % spec.nbytes != 0) | (length > held * spec.nbytes)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            error = FormatError(
-                "a raw page is not as long as its frames",
-                expected=f"{spec.nbytes} bytes for each of {int(held[at])} frames",
-                got=f"{int(length[at])} bytes",
-            )
-            raise self._located(error, int(chunk[at]), spec.name)
+    def _wrong_length(self, spec: FeatureSpec, chunk: int, length: int) -> SeqRecordError:
+        """Of a page that does not hold whole frames, one for each that is there."""
+        error = FormatError(
+            "a raw page is not as long as its frames",
+            expected=f"{spec.nbytes} bytes for each of {int(self._table.num_frames[chunk])} frames",
+            got=f"{length} bytes",
+        )
+        return self._located(error, chunk, spec.name)
 
     def _check_bools(self, name: str, runs: FrameRuns, array: npt.NDArray[Any]) -> None:
         values = array.reshape(len(array), -1).view(np.uint8)
