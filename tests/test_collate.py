@@ -342,11 +342,18 @@ def test_a_frame_is_decoded_once_in_a_call(path: Path) -> None:
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
         frames.append(tuple(frame["id"].tolist()))
-        return {"id": frame["id"]}
+        return {"id": frame["id"], "other": frame["id"]}
 
     dataset = numbered(path, features=["id"], frame_transform=transform)
     frames.clear()  # the first is looked at when the dataset is made
     dataset.__getitems__([*range(12), 3])
+    assert sorted(frames) == [(0, frame) for frame in range(14)]
+    windows = {"id": [0, 1], "other": [1, 2]}
+    dataset = SeqRecordDataset(path, features=["id"], frame_transform=transform, windows=windows)
+    frames.clear()
+    for clip in dataset.__getitems__([*range(12), 3]):
+        for name, offsets in windows.items():
+            assert clip[name][:, 1].tolist() == [clip["start"] + offset for offset in offsets]
     assert sorted(frames) == [(0, frame) for frame in range(14)]
 
 
