@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,13 @@ from seqrecord.engine.stores import AllFrames, FrameStore, Rings, first_rows
 from seqrecord.engine.workers import WorkerPool
 from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling import Clips, EpochPlan, PlanSettings, Window
+from seqrecord.sampling import Clips, EpochPlan, Part, PlanSettings, Window
 from seqrecord.sampling.memory import Memory
 from tests.side_streams import make_stream
 
 NAMES = [["image", "depth"], ["pose"], ["label"]]  # by group
+STAYING = ("staying", "chunks")  # with loads of some frames, or of all that is used of a chunk
+
 SPECS: Mapping[str, ArraySpec] = {
     "image": ArraySpec(np.dtype("<i4"), (3,)),
     "pose": ArraySpec(np.dtype("<i8"), (3,)),
@@ -52,6 +55,7 @@ class NumberedLoader:
 
     def __init__(self, plan: EpochPlan, grids: Sequence[ChunkGrid], buffers: Buffers[Any]) -> None:
         self.loaded: list[tuple[int, int, int]] = []  # group, episode and frame
+        self.chunks: list[tuple[int, int]] = []  # group, and chunk
         # Then loads are joined, and none is fetched.
         self.is_local = self.joins = plan.settings.seed % 2 == 0
         self._steps = {group.group: group.window.frame_step for group in plan.groups}
@@ -70,6 +74,7 @@ class NumberedLoader:
         assert fetched is None or [fetched] == list(map(self.fetch, loads)), "of another load"
         with self._buffers.storing(target, rows) as (out, places):
             for load in loads:
+                self.chunks.append((load.group, load.chunk))
                 frames = load.first + np.arange(load.count) * self._steps[load.group]
                 grid, episode = self._grids[load.group], np.full(len(frames), load.episode)
                 assert (grid.row(episode, grid.place(episode, frames)) == load.chunk).all()
@@ -108,12 +113,25 @@ def tables(draw: st.DrawFn) -> EpisodeTable:
     )
 
 
+def chunks_of(grid: ChunkGrid, num_frames: IntArray) -> tuple[int, Any]:
+    """The number of a group, and of each of its chunks the first frame and how many there are."""
+    first, count = [], []
+    for episode, length in enumerate(num_frames.tolist()):
+        frame = 0
+        while frame < length:
+            stop = min(length, int(grid.stop(np.array([episode]), np.array([frame]))[0]))
+            first.append(frame)
+            count.append(stop - frame)
+            frame = stop
+    return grid.group, SimpleNamespace(first_frame=np.array(first), num_frames=np.array(count))
+
+
 def make_buffers(kind: str, plan: EpochPlan, frames: ClipFrames, memory: Memory) -> Any:
     names = [name for name in SPECS if any(name in NAMES[g.group] for g in plan.groups)]
     needs = Needs(
         tuple(
             GroupNeeds(
-                {name: SPECS[name] for name in NAMES[group.group]}, rows, stay=kind == "staying"
+                {name: SPECS[name] for name in NAMES[group.group]}, rows, stay=kind in STAYING
             )
             for group, rows in zip(plan.groups, memory.num_rows, strict=True)
         ),
@@ -136,8 +154,8 @@ def running(
     memory: Memory,
     first: int,
     buffers: Any,
-) -> Iterator[tuple[Iterator[Batch], list[tuple[int, int, int]]]]:
-    """The batches of a plan from one on, while threads make them; and what is loaded."""
+) -> Iterator[tuple[Iterator[Batch], NumberedLoader]]:
+    """The batches of a plan from one on, while threads make them; and what loads."""
     stats = EngineStats()
     loader: Any = NumberedLoader(plan, table.groups, buffers)
     together, lock = memory.together, threading.Lock()
@@ -157,9 +175,14 @@ def running(
     threads: Any = {"num_threads": 2, "memory": memory, "channel": channel, "stats": stats}
     workers = WorkerPool(loader, **threads)
     store: FrameStore = Rings(plan, frames, buffers.arenas)
-    if kind == "staying":
+    if kind in STAYING:
         rows = first_rows(table.num_frames, np.arange(len(table)))
-        store = AllFrames(plan, frames, buffers.arenas, rows)
+        chunks: Any = (
+            {}
+            if kind == "staying"
+            else dict(chunks_of(grid, table.num_frames) for grid in table.groups)
+        )
+        store = AllFrames(plan, frames, buffers.arenas, rows, chunks)
 
     def run() -> None:
         error = None
@@ -187,7 +210,7 @@ def running(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield batches(), loader.loaded
+        yield batches(), loader
     finally:
         channel.close()
         thread.join(60)
@@ -225,12 +248,14 @@ def make_plan(
         block_frames=data.draw(st.integers(1, 40)),
         run_frames=data.draw(st.none() | st.integers(1, 50)),
         first_block_frames=data.draw(st.integers(1, 40)),
+        num_shares=data.draw(st.none() | st.integers(1, 3)),
     )
-    epoch = data.draw(st.integers(0, 2))
-    return EpochPlan(clips, table, chosen, epoch=epoch, windows=windows)
+    epoch, count = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 3))
+    part = Part(data.draw(st.integers(0, count - 1)), count)
+    return EpochPlan(clips, table, chosen, epoch=epoch, part=part, windows=windows)
 
 
-@pytest.mark.parametrize("kind", ["host", "device", "staying"])
+@pytest.mark.parametrize("kind", ["host", "device", *STAYING])
 @settings(deadline=None)
 @given(data=st.data())
 def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) -> None:
@@ -244,7 +269,7 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
     run(kind, data, table, clips, ClipFrames(whole, table.num_frames))
 
 
-@pytest.mark.parametrize("kind", ["host", "device", "staying"])
+@pytest.mark.parametrize("kind", ["host", "device", *STAYING])
 @settings(deadline=None)
 @given(data=st.data())
 def test_every_feature_has_a_window_of_its_own(kind: str, data: st.DataObject) -> None:
@@ -282,7 +307,7 @@ def run(
     prefetch = data.draw(st.integers(1, 3))
     more = data.draw(st.sampled_from([1, 1.3, 2, 5, 30]))  # from 2 on rounds may be joined
     rows = tuple(int(group.max_resident_frames * more) for group in plan.groups)
-    if kind == "staying":
+    if kind in STAYING:
         rows = (int(table.num_frames.sum()),) * len(rows)
     memory = Memory(rows, prefetch, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 3)))
     if plan.num_batches and plan.first_clip(1) == 1:  # single clips
@@ -291,23 +316,32 @@ def run(
     buffers = make_buffers(kind, plan, frames, memory)
     before: list[tuple[int, int, int]] = []
     is_whole = True
-    if kind == "staying":
-        other = EpochPlan(clips, table, plan.settings, epoch=plan.epoch + 1, windows=windows)
+    if kind in STAYING:
+        other = EpochPlan(
+            clips, table, plan.settings, epoch=plan.epoch + 1, part=plan.part, windows=windows
+        )
         begin = data.draw(st.integers(0, other.num_batches))
         taken = data.draw(st.none() | st.integers(0, other.num_batches))
-        with running(kind, other, table, frames, memory, begin, buffers) as (batches, before):
+        with running(kind, other, table, frames, memory, begin, buffers) as (batches, loader):
             for batch in islice(batches, taken):
                 check(batch, other, frames)
             is_whole = taken is None
-    with running(kind, plan, table, frames, memory, first, buffers) as (batches, loaded):
+        before = loader.loaded
+    with running(kind, plan, table, frames, memory, first, buffers) as (batches, loader):
         found = [check(batch, plan, frames) for batch in batches]
-    if kind == "staying" and is_whole:  # no frame twice
+    loaded = loader.loaded
+    if kind in STAYING and is_whole:  # no frame twice
         assert len(set(before + loaded)) == len(before) + len(loaded)
+    is_first = not before and all(group.window.frame_step == 1 for group in plan.groups)
+    if kind == "chunks" and is_first:  # however many cursors need it
+        assert len(set(loader.chunks)) == len(loader.chunks)
     begins = [*range(first, plan.num_batches, memory.together), plan.num_batches]
     positions = [plan.first_clip(number) for number in begins]
     ends = np.cumsum([positions[0], *map(len, found)]).tolist()
     assert ends == positions
+    every = [clip for batch in found for clip in batch]
     if not first:
-        every = [clip for batch in found for clip in batch]
+        assert len(every) == plan.num_clips
+    if not first and plan.part.count == 1:
         episode, start = clips.locate(np.arange(clips.num_clips))
         assert sorted(every) == list(zip(episode.tolist(), start.tolist(), strict=True))

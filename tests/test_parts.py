@@ -13,6 +13,7 @@ from seqrecord.sampling import Part
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.parts import share_out
 from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.settings import PlanSettings
 
 
 def sequence(counts: list[int], stride: int = 1) -> Runs:
@@ -40,6 +41,10 @@ def irregular(runs: Runs, lengths: list[int]) -> ChunkGrid:
     return ChunkGrid.of(runs.last_start + 1, first_chunk, first_frame)
 
 
+def settings(num_cursors: int, fill: bool, num_shares: int | None = None) -> PlanSettings:
+    return PlanSettings(num_cursors=num_cursors, equal=fill, num_shares=num_shares)
+
+
 def shares(
     counts: list[int],
     num_parts: int,
@@ -49,6 +54,7 @@ def shares(
     fill: bool,
     stride: int = 1,
     offset: int = 0,
+    num_shares: int | None = None,
 ) -> list[tuple[IntArray, IntArray, int]]:
     """Of each part: where its cursors begin and end, and how many clips another one has too."""
     runs = sequence(counts, stride)
@@ -57,7 +63,8 @@ def shares(
     else:
         cuts = Cuts(irregular(runs, chunk), runs.last_start, offset)
     return [
-        share_out(runs, cuts, Part(i, num_parts), num_cursors, fill=fill) for i in range(num_parts)
+        share_out(runs, cuts, Part(i, num_parts), settings(num_cursors, fill, num_shares))
+        for i in range(num_parts)
     ]
 
 
@@ -69,6 +76,7 @@ def shares(
     st.integers(1, 5),
     st.sampled_from([0, 0, -1, -30, 7]),
     st.booleans(),
+    st.sampled_from([None, 1, 2, 5]),
 )
 def test_parts_have_their_exact_numbers_and_all_clips(
     counts: list[int],
@@ -78,9 +86,19 @@ def test_parts_have_their_exact_numbers_and_all_clips(
     stride: int,
     offset: int,
     fill: bool,
+    num_shares: int | None,
 ) -> None:
     total = sum(counts)
-    made = shares(counts, num_parts, num_cursors, chunk, fill=fill, stride=stride, offset=offset)
+    made = shares(
+        counts,
+        num_parts,
+        num_cursors,
+        chunk,
+        fill=fill,
+        stride=stride,
+        offset=offset,
+        num_shares=num_shares,
+    )
     numbers = [int((stop - start).sum()) for start, stop, _ in made]
     ranges = sorted(
         (begin, end - repeated * (i + 1 == len(start)))
@@ -113,10 +131,24 @@ def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
         assert (abs(stop - start - 2958 // 15) <= 16).all()
 
 
+def test_cursors_of_a_share_begin_anywhere_in_it() -> None:
+    for shared, alone in zip(
+        shares([700, 435, 801, 1022], 3, 10, 64, fill=False, num_shares=2),
+        shares([700, 435, 801, 1022], 3, 2, 64, fill=False),
+        strict=True,
+    ):
+        start, stop, _ = shared
+        assert start[::5].tolist() == alone[0].tolist()
+        assert stop[4::5].tolist() == alone[1].tolist()
+        for share in (slice(5), slice(5, 10)):
+            assert stop[share][:-1].tolist() == start[share][1:].tolist()
+            assert np.ptp((stop - start)[share]) <= 1
+
+
 def test_needs_no_more_for_many_parts() -> None:
     runs = sequence([100])
     part = Part((1 << 30) - 1, 1 << 30)
-    start, stop, _ = share_out(runs, cuts_of(runs, 8), part, 4, fill=True)
+    start, stop, _ = share_out(runs, cuts_of(runs, 8), part, settings(4, fill=True))
     assert (start.tolist(), stop.tolist()) == ([99], [100])
 
 

@@ -42,6 +42,7 @@ class Case:
 
 CASES = (
     Case("32x32", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
+    Case("32x32, encoded", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128)),
     Case("8x8", ABANDONEDFACTORY, (1024,), (8 * 8 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
     Case("image, depth, flow", (1000,) * 20, (8,), (15 * PIXELS,), (1, 2, 4, 6, 8, 12, 16)),
     Case("five features", (1000,) * 20, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
@@ -97,6 +98,7 @@ def measured(
         num_cursors=None,
         num_parts=num_parts,
         url="a dataset",
+        may_stay=int(lengths.sum()) if max(case.frames) < 1 << 16 else 0,
     )
     figures, nbytes, read = [], 0, 0
     rng = np.random.default_rng(0)
@@ -106,7 +108,13 @@ def measured(
         rounds = list(plan.rounds())
         episode = np.concatenate([work.clips.episode for work in rounds])
         start = np.concatenate([work.clips.start for work in rounds])
-        read += sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+        if fitted.staying is None:
+            read += sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+        else:  # each frame once, whichever cursors need it
+            used = np.zeros((len(lengths), int(lengths.max())), np.bool_)
+            for row, begin, stop in zip(*plan.used(0), strict=True):
+                used[row, begin:stop] = True
+            read += int(used.sum())
         order = rng.permutation(len(episode))
         batches = np.bincount(np.arange(len(episode)) // batch_size)
         found = [

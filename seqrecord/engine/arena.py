@@ -22,7 +22,6 @@ __all__ = [
     "FreshRows",
     "ObjectRows",
     "Rows",
-    "StayingArena",
     "VariableRows",
     "page_aligned",
 ]
@@ -93,6 +92,8 @@ class Arena:
     def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
         self.specs = dict(specs)
         self.num_rows = num_rows
+        self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        """Which rows hold their frames, where each frame has a row."""
         self._arrays: dict[str, Any] = {
             name: _rows_of(spec, num_rows) for name, spec in specs.items()
         }
@@ -118,14 +119,6 @@ class Arena:
         """
         frames: VariableRows | ObjectRows = self._arrays[feature]
         return [frames[row] for row in rows.tolist()]
-
-
-class StayingArena(Arena):
-    """Rows of frames of fixed shapes, and which of them hold theirs."""
-
-    def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
-        super().__init__(specs, num_rows)
-        self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
 
 
 def _rows_of(spec: ArraySpec, num_rows: int) -> Any:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.arena import Arena, Rows, StayingArena
+from seqrecord.engine.arena import Arena, Rows
 from seqrecord.engine.batch_pools import batch_pools
 from seqrecord.engine.batches import BatchBuilder
 from seqrecord.engine.host_batches import HostBatchBuilder
@@ -110,8 +110,7 @@ class HostBuffers:
         self.needs = needs
         self.chunks = ChunkBuffers()
         self.arenas: Sequence[Arena] = [
-            (StayingArena if group.stay else Arena)(group.specs, group.num_rows)
-            for group in needs.groups
+            Arena(group.specs, group.num_rows) for group in needs.groups
         ]
         self._pools = batch_pools(
             needs.specs, needs.batch_size, needs.lengths, needs.num_batches, shared=needs.shared

@@ -33,6 +33,7 @@ from seqrecord.engine.scheduler import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameStore, Rings
 from seqrecord.engine.workers import WorkerPool
+from seqrecord.format.index import GroupIndex
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Clips, Plan
@@ -151,7 +152,9 @@ class Execution:
         if resources.first_row is None:
             store = Rings(plan, job.clip_frames, buffers.arenas)
         else:
-            store = AllFrames(plan, job.clip_frames, buffers.arenas, resources.first_row)
+            store = AllFrames(
+                plan, job.clip_frames, buffers.arenas, resources.first_row, _chunks(job.dataset)
+            )
         executor = Executor(
             plan,
             store,
@@ -306,6 +309,15 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
         return job.specs
     stored = job.dataset.features
     return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
+
+
+def _chunks(dataset: SeqRecordReader) -> dict[int, GroupIndex]:
+    """The chunk tables of groups of which chunks are read whole."""
+    reader, features = dataset.chunk_reader(), dataset.features.values()
+    groups = {spec.group for spec in features if spec.name not in reader.raw[spec.group].specs}
+    if not reader.is_local:
+        groups = {spec.group for spec in features}
+    return {group: dataset.index.groups[group] for group in groups}
 
 
 def _close(channel: Channel, schedulers: list[Scheduler], patience: float | None) -> None:

@@ -20,7 +20,7 @@ what was read once is loaded no more::
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -32,6 +32,7 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Source
 from seqrecord.engine.loads import Load, Placed, Waiting
+from seqrecord.format.index import GroupIndex
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import followed
 from seqrecord.sampling import Clips, GroupPlan, Plan, Round
@@ -165,17 +166,25 @@ class Rings:
 
 
 class AllFrames:
-    """A row for each frame that there is, in arenas that are `StayingArena`s: many rounds are one.
+    """A row for each frame that there is: many rounds are one.
 
     What a load brings counts as read when its round is over: if an epoch ends before, the next one
-    reads it again.
+    reads it again. A load brings all that the plan's clips use of a chunk, of which another cursor
+    may need the rest.
 
     Args:
         first_row: of each episode, see `first_rows`.
+        chunks: the chunk tables of groups, by their numbers, but for those of which any frames are
+            read as quickly.
     """
 
     def __init__(
-        self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any], first_row: IntArray
+        self,
+        plan: Plan,
+        clip_frames: ClipFrames,
+        arenas: Sequence[Any],
+        first_row: IntArray,
+        chunks: Mapping[int, GroupIndex],
     ) -> None:
         self._groups = {
             group.group: _Group(group, clip_frames, arena)
@@ -185,6 +194,15 @@ class AllFrames:
         # Read, or loads under way bring it.
         self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
         self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
+        self._chunks = chunks
+        self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
+        for place, group in enumerate(plan.groups):
+            if group.group in chunks:
+                change = np.zeros(len(self._asked[group.group]) + 1, np.int64)
+                episode, begin, stop = plan.used(place)
+                np.add.at(change, first_row[episode] + begin, 1)
+                np.add.at(change, first_row[episode] + stop, -1)
+                self._used[group.group] = np.cumsum(change[:-1]) > 0
 
     @property
     def nbytes(self) -> int:
@@ -199,17 +217,32 @@ class AllFrames:
         placed: list[Placed] = []
         for use, load in sorted(waiting, key=lambda item: item.first_use):
             group, asked = self._groups[load.group], self._asked[load.group]
-            step = group.window.frame_step
-            rows = self._first_row[load.episode] + load.first + np.arange(load.count) * step
-            fresh = np.flatnonzero(~asked[rows])
-            for a, b in pairwise(followed(fresh)):
-                some = rows[fresh[a] : fresh[b - 1] + 1]
-                part = replace(load, first=load.first + int(fresh[a]) * step, count=len(some))
-                placed.append(group.placed(use, part, some))
-            asked[rows] = True
-            self._counts[load.group] += len(fresh)
+            first, rows, missing = self._missing(load, group.window.frame_step)
+            for a, b in pairwise(followed(missing)):
+                some = rows[missing[a] : missing[b - 1] + 1]
+                begin = first + int(missing[a]) * group.window.frame_step
+                placed.append(group.placed(use, replace(load, first=begin, count=len(some)), some))
+            asked[rows[missing]] = True
+            self._counts[load.group] += len(missing)
         waiting.clear()
         return placed
+
+    def _missing(self, load: Load, step: int) -> tuple[int, IntArray, IntArray]:
+        """The first frame of the load, or of its chunk; the rows of every `step`th frame from there
+        on; and which of them are to be loaded, by their places."""
+        first, stop = load.first, load.first + load.count * step
+        if (chunks := self._chunks.get(load.group)) is not None:
+            begin = int(chunks.first_frame[load.chunk])
+            first = begin + (first - begin) % step
+            stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
+        rows = self._first_row[load.episode] + np.arange(first, stop, step)
+        missing = ~self._asked[load.group][rows]
+        if chunks is not None:
+            used, own = np.flatnonzero(self._used[load.group][rows]), (load.first - first) // step
+            begin = min(own, int(used.min(initial=own)))
+            missing[:begin] = False
+            missing[max(own + load.count, int(used.max(initial=0)) + 1) :] = False
+        return first, rows, np.flatnonzero(missing)
 
     def find(self, clips: Clips) -> list[FoundRows]:
         first = self._first_row[clips.episode]

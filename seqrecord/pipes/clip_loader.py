@@ -125,16 +125,12 @@ class ClipLoader(Planner):
 
     def _memory(self, plan: Plan, stages: Stages) -> tuple[Memory, IntArray | None]:
         """What an epoch gets, and the first row of each episode where all frames stay."""
-        memory, stays = settle(
-            self._fit(plan.part.count, plan.epoch, stages),
-            plan,
-            self.selection,
-            on_device=self._find_device() is not None,
-            of_mix=self._of_mix,
-        )
-        if not stays:
+        fitted, selection = self._fit(plan.part.count, plan.epoch, stages), self.selection
+        on_device = self._find_device() is not None
+        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self._of_mix)
+        if fitted.staying is None:
             return memory, None
-        return memory, first_rows(self.selection.episodes.num_frames, self.selection.selected)
+        return memory, first_rows(selection.episodes.num_frames, selection.selected)
 
     def _job(self, plan: Plan) -> Job:
         """What to do for a plan."""
@@ -237,9 +233,10 @@ class ClipLoader(Planner):
             for frames in self.left_out(0).values():
                 first += f", {counted(frames, 'frame')} in no clip"
         elif self._settings.shuffle:
-            first += (
-                f"; mixed from {counted(self._fit(1).settings.num_cursors, 'place')} of an epoch"
-            )
+            settings, whole = self._fit(1).settings, self._facts().whole_block
+            if settings.first_block_frames < whole:
+                places = counted(settings.num_cursors, "place")
+                first += f"; mixed from {places} of an epoch"
         return "\n".join((first, *features))
 
     def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:

@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
-from seqrecord.engine.arena import Arena, Rows, StayingArena
+from seqrecord.engine.arena import Arena, Rows
 from seqrecord.engine.batches import Copy, Source
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.draws import Drawn
@@ -66,7 +66,7 @@ class _Set:
     specs: Mapping[str, ArraySpec]  # of those whose frames go to rows of an arena
     straight: Sequence[str] = ()  # those whose frames go to where the batch has them
     is_small: bool = False  # one thread loads all frames of a group
-    staying: StayingArena | None = None
+    staying: Arena | None = None
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
 
     def acquire(self, num_rows: int) -> Arena:
@@ -230,7 +230,7 @@ class ClipReader:
         rows: IntArray = self._first_row[episode] + frame
         return rows
 
-    def _fill(self, one: _Set, arena: StayingArena, keys: IntArray, buffers: HostBuffers) -> None:
+    def _fill(self, one: _Set, arena: Arena, keys: IntArray, buffers: HostBuffers) -> None:
         """Read frames that stay, and what is near them, but for those that others have read."""
 
         def load(keys: IntArray) -> None:
@@ -261,12 +261,12 @@ def _sets_of(
         return [_Set(dataset, dict(enumerate(alike)), arrays)]
     num_rows = int(selection.episodes.num_frames[selection.selected].sum())
     small = [name for name in dataset.features if is_small(dataset, name)]
-    staying: dict[str, StayingArena] = {}
+    staying: dict[str, Arena] = {}
     for name in sorted(small, key=lambda name: arrays[name].nbytes):
         memory_limit -= num_rows * (arrays[name].nbytes + 1)
         if memory_limit < 0:
             break
-        staying[name] = StayingArena({name: arrays[name]}, num_rows)
+        staying[name] = Arena({name: arrays[name]}, num_rows)
     found: list[_Set] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}

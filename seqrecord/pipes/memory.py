@@ -38,6 +38,7 @@ __all__ = [
     "chunk_bytes",
     "divide_memory",
     "frame_sizes",
+    "frames_to_stay",
     "is_small",
     "settle",
     "share_out",
@@ -56,24 +57,17 @@ _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and th
 
 def settle(
     fit: Fit, plan: Plan, selection: ClipSelection, *, on_device: bool, of_mix: bool = False
-) -> tuple[Memory, bool]:
+) -> Memory:
     """What an epoch gets of its limit: rows of stores, batches in flight and loads.
 
-    And whether there is a row for each frame of the selected episodes: these then stay for the
-    epochs to come. That is so for small raw features on a local disk, if all fit, but not in worker
-    processes, which mostly end with an epoch. The batches `of_mix` are the mix's.
+    The batches `of_mix` are the mix's.
     """
-    dataset, in_worker = selection.dataset, get_worker_info() is not None
-    on_host = not on_device and not of_mix
+    on_host, in_worker = not on_device and not of_mix, get_worker_info() is not None
     is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
-    memory, staying = fit.memory(plan, fixed=is_fixed and on_host), None
-    may_stay = on_host and not in_worker and selection.frame_transform is None
-    if may_stay and all(is_small(dataset, name) for name in dataset.features):
-        staying = fit.staying(int(selection.episodes.num_frames[selection.selected].sum()))
-    memory = staying or memory
+    memory = fit.memory(plan, fixed=is_fixed and on_host)
     if of_mix:
-        return memory, False
-    if in_worker and dataset.chunk_reader().is_local:
+        return memory
+    if in_worker and selection.dataset.chunk_reader().is_local:
         # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
         memory = replace(memory, prefetch=1)
     made = selection.made
@@ -83,7 +77,22 @@ def settle(
         most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
         if most > 1:
             memory = replace(memory, together=fit.together(memory, most))
-    return memory, staying is not None
+    return memory
+
+
+def frames_to_stay(selection: ClipSelection) -> int:
+    """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
+    of the selected episodes, where they are small; else none."""
+    dataset = selection.dataset
+    are_small = selection.frame_transform is None and all(
+        spec.is_fixed
+        and spec.nbytes <= _SMALL
+        and not spec.is_video
+        and not len(dataset.index.group_of(name).gaps)
+        for name, spec in dataset.features.items()
+    )
+    num_frames: IntArray = selection.episodes.num_frames[selection.selected]
+    return int(num_frames.sum()) if are_small else 0
 
 
 def check_machine(nbytes: int, url: str) -> None:

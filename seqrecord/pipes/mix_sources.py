@@ -160,8 +160,9 @@ class SourceLoader(ClipLoader):
         self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None
     ) -> Execution:
         """What executes a plan, for batches of the mix."""
-        memory, _ = self._memory(plan, stages)
-        return Execution(self._job(plan), self._resources(memory, stream=stream), stats)
+        memory, first_row = self._memory(plan, stages)
+        resources = self._resources(memory, stream=stream, first_row=first_row)
+        return Execution(self._job(plan), resources, stats)
 
 
 def _of_features(

@@ -12,7 +12,7 @@ from seqrecord.errors import StateError
 from seqrecord.forks import cached_property
 from seqrecord.pipes.batch_source import SourceRest, Stages
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import frame_sizes
+from seqrecord.pipes.memory import frame_sizes, frames_to_stay
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import SourceState
@@ -165,6 +165,7 @@ class Planner:
                 self._sizes,
                 memory_limit=self._limit(num_parts),
                 url=self.selection.dataset.url,
+                may_stay=self._may_stay,
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -317,6 +318,10 @@ class Planner:
         sizes = frame_sizes(self.selection, self.batch_size)
         return replace(sizes, batch=0) if self._of_mix else sizes
 
+    @cached_property
+    def _may_stay(self) -> int:
+        return frames_to_stay(self.selection)
+
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
         make = SequencePlan if self._follows else EpochPlan
@@ -345,6 +350,7 @@ class Planner:
                 num_parts=num_parts,
                 url=self.selection.dataset.url,
                 what=what,
+                may_stay=self._may_stay,
             )
         return self._fits[key]
 

@@ -63,8 +63,8 @@ class BlockSizes:
         lines = np.array([s if s <= full else _divisor(s, full) for s in sizes.tolist()], np.int64)
         irregular = max(1, min(facts.irregular, full))
         full = max(full, clip)
-        # Clips have frames of their own, wherever they lie, or frames are read one by one.
-        if spec.stride > span or facts.cuts_anywhere:
+        # Clips have frames of their own, wherever they lie, or frames are read one by one, or stay.
+        if spec.stride > span or facts.cuts_anywhere or settings.num_shares is not None:
             lines, irregular = np.ones_like(lines), 1
         line = int(lines.max(initial=irregular))
         first, size = [], max(settings.first_block_frames, clip)

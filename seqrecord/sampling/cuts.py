@@ -37,12 +37,22 @@ class Cuts:
     offset: int = 0
 
     @classmethod
-    def of(cls, episode: IntArray, episodes: EpisodeTable, windows: Sequence[Window]) -> Cuts:
-        """Of rows of these episodes, int64[rows]; `windows` are those of the table's groups."""
+    def of(
+        cls,
+        episode: IntArray,
+        episodes: EpisodeTable,
+        windows: Sequence[Window],
+        *,
+        anywhere: bool = False,
+    ) -> Cuts:
+        """Of rows of these episodes, int64[rows]; `windows` are those of the table's groups.
+
+        To cut `anywhere` costs nothing where all frames that are loaded stay in memory.
+        """
         place = cut_group(episodes)
         grid = episodes.groups[place]
         grid = grid if grid.whole is None else grid.whole
-        if grid.by_frame:
+        if grid.by_frame or anywhere:
             size = grid.chunk_frames
             grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
         last = episodes.num_frames[episode] - 1

@@ -77,13 +77,14 @@ def default_settings(
     num_cursors: int | None = None,
     num_parts: int = 1,
 ) -> PlanSettings:
-    """`settings` with the last four chosen for an arena.
+    """`settings` with the last five chosen for an arena.
 
     Cursors first: two for each clip of a batch, so that it and the next come from different ones,
     as far as `max_held` bytes of frames allow and as reading some frames twice at the cuts stays
     below `REREAD_BY_CURSORS` of the epoch. Where that is not enough to mix a batch, up to
     `MOST_REREAD`. Whatever that reads twice, there are `LEAST_CURSORS`, or as many as episodes of
-    one length. A given `num_cursors` is kept.
+    one length. A given `num_cursors` is kept. Where frames stay, cursors more that begin inside the
+    shares of these cost nothing.
 
     Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
     `max_held` does, with room in `max_arena` bytes for all that the next round loads (by default
@@ -120,21 +121,25 @@ def default_settings(
         if held_bytes(frame_bytes, cursor_bounds(facts, single)) <= max_held:
             return single
 
-    cursors = given
-    if cursors is None:
+    cursors = shares = given or 1
+    if given is None:
         wanted = min(max(2 * (settings.batch_size or 1), USUAL_CURSORS), buffer)
         if spec.stride >= span:  # else chunks are held for clips of later rounds
             wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
         fitting = max_held // _by_cursor(facts, settings, frame_bytes, sizes[0])
         wanted = max(1, min(wanted, fitting))
-        cursors = min(wanted, _affordable_cursors(facts, settings, wanted, num_parts))
+        cursors = shares = min(wanted, _affordable_cursors(facts, settings, wanted, num_parts))
         # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
         for fewer, _ in _ways_to_mix(facts, settings, num_parts):
             number = min(cursors, fewer)
             block = max(sizes[0], _apart(facts, settings, number))
             if number * _by_cursor(facts, settings, frame_bytes, block) <= max_held:
-                cursors = max(number, cursors if block == sizes[0] else 0)
+                cursors = shares = max(number, cursors if block == sizes[0] else 0)
                 break
+        if facts.stay:  # … not closer to each other than two clips
+            shares = 1 if num_parts == 1 else shares
+            most = min(wanted, share * spec.stride // (2 * span))
+            cursors = shares * max(1, most // shares)
 
     arena = int(AHEAD * max_held) if max_arena is None else max_arena
     usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
@@ -159,14 +164,15 @@ def default_settings(
     # The first that does not fit, in steps of which each halves the rest.
     count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
     size = sizes[count - 1] if count else 1
-    left = REREAD - facts.reread(cursors, num_parts)
-    run = max(LEAST_RUN_FRAMES, round(facts.cut_frames / left)) if left > 0.001 else None
+    left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
+    run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
     return replace(
         settings,
         num_cursors=cursors,
         block_frames=size,
         run_frames=run,
         first_block_frames=min(first, size),
+        num_shares=shares if facts.stay else None,
     )
 
 

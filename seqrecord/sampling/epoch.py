@@ -73,8 +73,7 @@ class EpochPlan(Plan):
             sequence,
             Cuts.of(sequence.episode, episodes, self._windows),
             part,
-            settings.cursors,
-            fill=settings.equal and not settings.drop_last,
+            settings,
         )
         total = self.num_clips = int((stop - start).sum())
         size = self._batch_size
@@ -141,9 +140,14 @@ def sequence_of(
     return shuffle_runs(
         sequence,
         settings.run_frames,
-        Cuts.of(sequence.episode, episodes, windows),
+        Cuts.of(
+            sequence.episode,
+            episodes,
+            windows,
+            anywhere=num_parts == 1 and settings.num_shares is not None,
+        ),
         key_of(key, _RUNS),
-        num_cursors=num_parts * settings.num_cursors,
+        num_shares=num_parts * settings.shares,
     )
 
 

@@ -50,6 +50,7 @@ class ClipFacts:
     any_clips: bool = False  # whether an epoch may leave out some of the clips
     repeats: bool = False  # whether any clip is there more than once
     by_frame: bool = False  # whether frames are read without the rest of their chunk
+    stay: bool = False  # whether a part keeps all frames that it has loaded
 
     @classmethod
     def of(
@@ -77,6 +78,7 @@ class ClipFacts:
         odd = table.selected[sizes[table.selected] == 0]
         irregular = int(episodes.lead.largest[odd].max()) if len(odd) else 0
         lengths = episodes.num_frames[used]
+        keyframes, most_keyframes = _in_pieces(episodes, used)
         return cls(
             table.spec,
             chunks,
@@ -96,8 +98,9 @@ class ClipFacts:
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
             repeats=table.repeats,
+            keyframes=keyframes,
+            most_keyframes=most_keyframes,
             by_frame=episodes.groups[cut_group(episodes)].by_frame,
-            **_in_pieces(episodes, used),
         )
 
     @property
@@ -137,7 +140,9 @@ class ClipFacts:
         return -(-shared // self.largest_chunk) * self.largest_chunk
 
     def reread_by_one(self, num_parts: int) -> float:
-        """Share of all frames that each cursor more in every part reads a second time."""
+        """Share of all frames that each share more of every part reads a second time."""
+        if self.stay and num_parts == 1:
+            return 0.0
         return num_parts * self.cut_frames / max(1, self.num_frames)
 
     def reread_by_parts(self, num_parts: int) -> float:
@@ -146,7 +151,7 @@ class ClipFacts:
         return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
 
     def reread(self, cursors: int, num_parts: int) -> float:
-        """Share of all frames that so many cursors in every part read a second time."""
+        """Share of all frames that cursors with so many shares of every part read twice."""
         if cursors == self.whole_cursors(num_parts):
             return 0.0
         return self.reread_by_one(num_parts) * cursors + self.reread_by_parts(num_parts)
@@ -157,13 +162,10 @@ class ClipFacts:
         return whole if self.is_even and not rest else 0
 
 
-def _in_pieces(episodes: EpisodeTable, used: IntArray) -> dict[str, int]:
+def _in_pieces(episodes: EpisodeTable, used: IntArray) -> tuple[int, int]:
     """`keyframes` and `most_keyframes` of these episodes."""
     whole = episodes.groups[cut_group(episodes)].whole
     if whole is None or not len(used):
-        return {}
+        return 0, 0
     largest, weights = whole.largest[used], episodes.num_frames[used]
-    return {
-        "keyframes": round(float(np.average(largest, weights=weights))),
-        "most_keyframes": int(largest.max()),
-    }
+    return round(float(np.average(largest, weights=weights))), int(largest.max())

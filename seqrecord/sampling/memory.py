@@ -7,7 +7,7 @@ bytes for frames follow the cursors and their blocks: see `defaults`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from seqrecord.errors import MemoryLimitError
@@ -92,6 +92,7 @@ class Fit:
     # arenas of one size
     limited: str | None = None  # what keeps batches from being mixed well, in words
     of_memory: bool = False  # whether that is the limit
+    staying: Memory | None = None  # where frames stay that are loaded: a row for each there is
 
     def nbytes(self, memory: Memory) -> int:
         """The most bytes that an epoch takes with it."""
@@ -113,6 +114,8 @@ class Fit:
 
     def memory_of(self, frames: Sequence[int], *, fixed: bool) -> Memory:
         """As `memory`, for a plan that holds at most so many frames of each group."""
+        if self.staying is not None:
+            return self.staying
         sizes, held = self.sizes.frames, tuple(frames)
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
@@ -125,15 +128,16 @@ class Fit:
         rows, ahead = self._divide(held, nbytes, more)
         return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
-    def staying(self, num_frames: int) -> Memory | None:
-        """Memory in which so many frames, of all groups, stay once they were loaded; `None` where
-        they do not all fit."""
+    def with_all(self, num_frames: int) -> Fit:
+        """The same with rows for so many frames of each group, which then stay once they were
+        loaded; without, where they do not all fit."""
         sizes = tuple(nbytes + STAYING for nbytes in self.sizes.frames)
         rows = (max(1, num_frames),) * len(sizes)
         left = self.max_arena - held_bytes(sizes, rows)
-        if left < 0:
-            return None
-        return Memory(rows, self.prefetch + self._more_batches(left), self.max_loads, 0)
+        if not num_frames or left < 0:
+            return self
+        prefetch = self.prefetch + self._more_batches(left)
+        return replace(self, staying=Memory(rows, prefetch, self.max_loads, 0))
 
     def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
         """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read
@@ -167,21 +171,34 @@ def fit(
     num_parts: int,
     url: str,
     what: str = "these clips",
+    may_stay: int = 0,
 ) -> Fit:
     """The best settings whose arenas, batches and chunks in flight take at most `memory_limit`.
+
+    There are `may_stay` frames that may stay in memory, if they all fit.
 
     Raises `MemoryLimitError`, which names `url` and the least that would do, where nothing fits.
     """
     if settings.order == "sequences":  # these follow from the batches alone
         given = sequence_settings(settings, facts.spec.stride)
         what = what.replace("clips", "sequences")
-        return fit_given(facts, given, sizes, memory_limit=memory_limit, url=url, what=what)
+        return fit_given(
+            facts,
+            given,
+            sizes,
+            memory_limit=memory_limit,
+            url=url,
+            what=what,
+            may_stay=may_stay,
+        )
     cursors = num_cursors if settings.shuffle else None
     least = least_held(facts, settings, sizes.frames, cursors)
     best: Fit | None = None
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
         if max_held < least:
             continue
+        found = Fit(settings, sizes, arena, prefetch, loads).with_all(may_stay)
+        facts = replace(facts, stay=found.staying is not None)
         fitted = default_settings(
             facts,
             settings,
@@ -199,7 +216,9 @@ def fit(
             ) or (None, False)
         if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
             resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
-            best = Fit(fitted, sizes, arena, prefetch, loads, resident, limited, of_memory)
+            best = replace(
+                found, settings=fitted, resident=resident, limited=limited, of_memory=of_memory
+            )
         if not of_memory:
             return best
     if best is not None:
@@ -251,8 +270,11 @@ def fit_given(
     memory_limit: int,
     url: str,
     what: str = "the order of the saved state",
+    may_stay: int = 0,
 ) -> Fit:
     """Memory for settings that are given, those of a saved state: they are the order's.
+
+    `may_stay` is that of `fit`.
 
     Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
     """
@@ -261,7 +283,8 @@ def fit_given(
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit):
         if max_held >= least:
             most = resident if facts.any_clips else None
-            return Fit(settings, sizes, arena, prefetch, loads, most)
+            found = Fit(settings, sizes, arena, prefetch, loads, most)
+            return found.with_all(may_stay)
     raise _too_small(what, url, sizes, least, memory_limit)
 
 

@@ -96,6 +96,13 @@ class Needs:
         row, start = self._runs.find(np.maximum(last_clip, 0))
         self._run_stop = self._stop(row, start)
 
+    def used(self) -> tuple[IntArray, IntArray, IntArray]:
+        """The episode of each row, and the frames `[begin, stop)` from the first to the last that
+        its clips use; int64[rows] each."""
+        runs, rows = self._runs, np.arange(len(self._runs))
+        begin, stop = self._begin(rows, runs.first_start), self._stop(rows, runs.last_start)
+        return runs.episode, begin, stop
+
     def past(self, clip: IntArray) -> IntArray:
         """Where the chunk ends in which the clip before each one ends."""
         row, start = self._runs.find(np.maximum(clip - 1, 0))

@@ -8,7 +8,8 @@ are dealt to the parts in turn, so that the cursors of a part lie far apart, in 
     part, cursor             0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
 
 Each share begins where a chunk does, which moves clips from one part to another; only the share of
-each part's last cursor begins elsewhere, so that each part has its exact number of clips.
+each part's last cursor begins elsewhere, so that each part has its exact number of clips. Where
+frames stay that a part has loaded, a share may have several cursors, which begin anywhere in it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
+from seqrecord.grids import numbered
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.settings import PlanSettings
 
 __all__ = ["Part", "Shares", "share_out", "shares_of"]
 
@@ -55,7 +58,7 @@ class Shares(NamedTuple):
 
 
 def share_out(
-    sequence: Runs, cuts: Cuts, part: Part, num_cursors: int, *, fill: bool
+    sequence: Runs, cuts: Cuts, part: Part, settings: PlanSettings
 ) -> tuple[IntArray, IntArray, int]:
     """What the cursors of a part have, and how many of these clips another part has too.
 
@@ -63,32 +66,33 @@ def share_out(
     See `shares_of`.
     """
     index = np.array([part.index])
-    start, stop, repeated = shares_of(sequence, cuts, index, part.count, num_cursors, fill=fill)
+    start, stop, repeated = shares_of(sequence, cuts, index, part.count, settings)
     some = stop[0] > start[0]
     return start[0][some], stop[0][some], int(repeated[0])
 
 
 def shares_of(
-    sequence: Runs, cuts: Cuts, index: IntArray, count: int, num_cursors: int, *, fill: bool
+    sequence: Runs, cuts: Cuts, index: IntArray, count: int, settings: PlanSettings
 ) -> Shares:
     """What the cursors of parts `index`, int64[parts], of `count` have.
 
     All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
-    shorter than chunks. Parts have equally many clips, or differ by one. With `fill` they all have
-    equally many: a part that would have one clip less has one of the next part too::
+    shorter than chunks; where a part has fewer shares than cursors, these divide them anywhere.
+    Parts have equally many clips, or differ by one. With `settings.equal` they all have equally
+    many, unless `drop_last`: a part that would have one clip less has one of the next part too::
 
         8 clips, 3 parts of one cursor  0 1 2 | 2 3 4 | 5 6 7
-        without `fill`                  0 1   | 2 3 4 | 5 6 7
+        without `equal`                 0 1   | 2 3 4 | 5 6 7
         2 clips, 3 parts                0     | 0     | 1
     """
-    total = sequence.num_clips
-    start = _equal_bounds(total, count, num_cursors, index)
-    stop = _equal_bounds(total, count, num_cursors, index + 1)
+    total, num_shares = sequence.num_clips, settings.shares
+    start = _equal_bounds(total, count, num_shares, index)
+    stop = _equal_bounds(total, count, num_shares, index + 1)
     most = -(-cuts.longest // sequence.stride)
-    if total // count // num_cursors > most + 1:
+    if total // count // num_shares > most + 1:
         # What a part gains in one share it loses in others: the moves of where its shares begin,
         # and of where they end, come to the same, that of the first part's begins.
-        equal = _equal_bounds(total, count, num_cursors, np.zeros(1, np.int64))
+        equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
         first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
         inner = index > 0
@@ -98,10 +102,17 @@ def shares_of(
         stop[~inner] = np.append(first[1:], total)
         stop[inner] = _snapped(sequence, cuts, stop[inner], moved, exact=True)
     repeated = np.zeros(len(index), np.int64)
-    if fill and total:
+    if settings.equal and not settings.drop_last and total:
         repeated = -(-total // count) - (stop - start).sum(axis=1)
         stop[:, -1] += repeated
-    return Shares(start, stop, repeated)
+    if settings.cursors == num_shares:
+        return Shares(start, stop, repeated)
+    # Cursor `inside[i]` of `number[share[i]]` of each share.
+    number = np.diff(np.arange(num_shares + 1) * settings.cursors // num_shares)
+    share, inside = numbered(number)
+    begin, length, number = start[:, share], (stop - start)[:, share], number[share]
+    stop = begin + length * (inside + 1) // number
+    return Shares(begin + length * inside // number, stop, repeated)
 
 
 def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray) -> IntArray:

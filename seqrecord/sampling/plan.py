@@ -150,6 +150,10 @@ class Plan(ABC):
         held = self._cursors.held(round_index)
         return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
 
+    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
+        """What clips use of a group, by its place: see `Needs.used`."""
+        return self._cursors.needs[group].used()
+
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
         """The rounds from `first_round` on, computed as they are taken."""
         for start, stop in self.spans(first_round):

@@ -126,14 +126,12 @@ class _Remainder:
                 got=f"{count} parts of {settings.cursors}",
             )
         self._sequence = sequence_of(table, episodes, settings, self._key, count, self._windows)
-        fill = settings.equal and not settings.drop_last
         self._shares = shares_of(
             self._sequence,
             Cuts.of(self._sequence.episode, episodes, self._windows),
             np.arange(count),
             count,
-            settings.cursors,
-            fill=fill,
+            settings,
         )
         clips = (self._shares.stop - self._shares.start).sum(axis=1)
         if settings.drop_last:

@@ -141,15 +141,15 @@ def merged(one: IntArray, other: IntArray) -> IntArray:
 
 
 def shuffle_runs(
-    runs: Runs, run_frames: int | None, places: Cuts, key: int, *, num_cursors: int
+    runs: Runs, run_frames: int | None, places: Cuts, key: int, *, num_shares: int
 ) -> Runs:
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
     Runs are cut where chunks begin, see `Cuts`, at places that `key` moves by up to a quarter of a
     run; those no longer than `run_frames` stay whole. The
-    order begins in the middle of a run, so that `num_cursors` cursors, among whom the clips are
-    shared out at fixed places, begin elsewhere for another key; with `run_frames=None` that run is
-    the only one cut. It stays whole where each cursor gets equally many whole runs.
+    order begins in the middle of a run, so that `num_shares` shares, which the clips are divided
+    into at fixed places, begin elsewhere for another key; with `run_frames=None` that run is
+    the only one cut. It stays whole where each share gets equally many whole runs.
     """
     total = runs.num_clips
     if not total:
@@ -167,8 +167,8 @@ def shuffle_runs(
     run_clips = np.zeros(int(runs.run[-1]) + 1, np.int64)
     np.add.at(run_clips, runs.run, runs.count)
     is_long = run_clips[runs.run[row]] > length
-    even = num_cursors == 1 or (
-        bool((run_clips == run_clips[0]).all()) and len(run_clips) % num_cursors == 0
+    even = num_shares == 1 or (
+        bool((run_clips == run_clips[0]).all()) and len(run_clips) % num_shares == 0
     )
     is_long[0] = not even
     cuts = runs.snap(wanted[is_long], places)

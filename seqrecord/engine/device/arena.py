@@ -64,6 +64,7 @@ class DeviceArena:
         self.specs = dict(specs)
         self._video = {n: decodes for n, decodes in (video or {}).items() if n in specs}
         self.num_rows = num_rows
+        self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # see `Arena`
         self.stream = stream = staging.stream
         self._staging = staging  # which arenas of one stream share
         # Copies of one load follow each other, so that their times are those of no other.
