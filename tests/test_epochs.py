@@ -131,7 +131,7 @@ def test_state_is_json(path: Path) -> None:
         "drop_last": False,
         "equal": True,
     }
-    chosen = ["block_frames", "first_block_frames", "num_cursors", "run_frames"]
+    chosen = ["block_frames", "first_block_frames", "num_cursors", "num_shares", "run_frames"]
     asked |= {"rotate_phase": False, "order": "clips"}
     assert settings == {**asked, **{name: settings[name] for name in chosen}}
     assert all(settings[name] > 0 for name in chosen if settings[name] is not None)
