@@ -106,6 +106,8 @@ class Buffers(Protocol[_ArenaT]):
 class HostBuffers:
     """Buffers on the host: frames are decoded into their rows, and copied from there by threads."""
 
+    stream: None = None
+
     def __init__(self, needs: Needs) -> None:
         self.needs = needs
         self.chunks = ChunkBuffers()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -15,10 +14,10 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch, BatchBuilder, OpenBatch
-from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.buffers import HostBuffers, KeptBuffers, Needs
 from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
-from seqrecord.engine.device.streams import SideStream, find_device, side_stream
+from seqrecord.engine.device.streams import find_device, side_stream
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
@@ -37,7 +36,7 @@ from seqrecord.pipes.mix_features import (
     columns_of,
     made_of,
 )
-from seqrecord.pipes.mix_plan import MixPlan, Stop, batches_left, count_batches
+from seqrecord.pipes.mix_plan import MixPlan, Stop, count_batches
 from seqrecord.pipes.mix_sources import (
     SourceLoader,
     SourceRunner,
@@ -126,7 +125,7 @@ class MixLoader:
         self._trace = None
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
-        self._kept: _Kept | None = None  # memory of batches, for the next iteration
+        self._kept = [KeptBuffers() for _ in self._memories]  # for the next iteration
         self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
         self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by workers of a rank
         self.prefetch, _ = self._share_out(1)
@@ -135,7 +134,7 @@ class MixLoader:
         self.runners: dict[str, SourceRunner] = {}  # of the last iteration
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "runners": {}, "_kept": None}
+        return {**self.__dict__, "runners": {}}
 
     @property
     def sources(self) -> Sequence[SourceLoader]:
@@ -177,31 +176,15 @@ class MixLoader:
             ranks = self.ranks.current().count
             workers = part.count // ranks if part.count % ranks == 0 else 1
         worker = part.index % workers
-        lengths = [loader.length(0, part.count) for loader in self.loaders.values()]
-        num_batches = count_batches(
-            self.stop,
-            [max(1, length) for length in lengths],
-            list(self.shares.values()),
-            self.batch_size,
-            worker=worker,
-            workers=workers,
-        )
-        first = epoch * num_batches
+        lengths = [max(1, loader.length(0, part.count)) for loader in self.loaders.values()]
+        num_batches = whole = self._count(self.stop, lengths, worker, workers)
+        first = epoch * whole
         if rest is not None:
-            left = num_batches
+            left = whole
             if rest.left is not None:
-                left = batches_left(
-                    rest,
-                    self.stop,
-                    self._lengths_left(rest, part.count),
-                    list(self.shares.values()),
-                    self.batch_size,
-                    num_parts=part.count,
-                    worker=worker,
-                    workers=workers,
-                )
-            first = 0 if epoch == rest.epoch else left + (epoch - rest.epoch - 1) * num_batches
-            num_batches = left if epoch == rest.epoch else num_batches
+                left = self._batches_left(rest, rest.left, part.count, worker, workers)
+            first = 0 if epoch == rest.epoch else left + (epoch - rest.epoch - 1) * whole
+            num_batches = left if epoch == rest.epoch else whole
         if (first + num_batches) * self.batch_size >= _MOST_SLOTS:
             raise ClipError("an epoch that no mix comes to", got=epoch)
         shares = self._shares(worker, 0 if rest is None else rest.number)
@@ -209,14 +192,38 @@ class MixLoader:
             epoch, part, num_batches, self.batch_size, shares, self.alternate, first, rest
         )
 
-    def _lengths_left(self, rest: Rest, num_parts: int) -> list[int]:
-        """The clips that each source has left of its first epoch, in a part."""
-        found = []
+    def _batches_left(
+        self, rest: Rest, left: int, num_parts: int, worker: int, workers: int
+    ) -> int:
+        """The batches of a part in the epoch of `rest`, of which all parts together have `left`.
+
+        In the first epoch of the mix counts are those of the clips that each source has left of its
+        first one; in others what is left is shared out.
+        """
+        stop = self.stop
+        if isinstance(stop, int):
+            stop = -(-left // (num_parts // workers))
+        elif rest.epoch:
+            return left // num_parts if stop == "first" else -(-left // num_parts)
+        lengths = []
         for loader, source in zip(self.loaders.values(), rest.sources, strict=True):
             stages = source.stages(0)
             is_over = source.following and not stages
-            found.append(0 if is_over else loader.length(0, num_parts, stages))
-        return found
+            lengths.append(0 if is_over else loader.length(0, num_parts, stages))
+        return self._count(stop, lengths, worker, workers, least=0)
+
+    def _count(
+        self, stop: Stop, lengths: Sequence[int], worker: int, workers: int, least: int = 1
+    ) -> int:
+        return count_batches(
+            stop,
+            lengths,
+            list(self.shares.values()),
+            self.batch_size,
+            worker=worker,
+            workers=workers,
+            least=least,
+        )
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -268,19 +275,19 @@ class MixLoader:
         stats: EngineStats,
     ) -> Engine:
         """An engine that runs a plan from `batch` on; `rest` is the plan's."""
-        kept = self._memory_of_batches()
+        buffers = self._memory_of_batches()
+        num_batches, stream = buffers[0].needs.num_batches, buffers[0].stream
         if self.options.device is None:
             nbytes = sum(one.most_bytes(plan.part.count) for one in self.loaders.values())
-            check_machine(nbytes + kept.needs[0].num_batches * self._bytes_of_batch, "a mix")
-        stream, prefetch = kept.stream, kept.needs[0].num_batches - CONSUMER
+            check_machine(nbytes + num_batches * self._bytes_of_batch, "a mix")
         missing = {} if self.alternate else self.features.missing_arrays
         rests = [None] * len(self.loaders) if plan.rest is None else plan.rest.sources
         self.runners = {
             name: SourceRunner(loader, plan.part, EngineStats(trace=stats.trace), stream, rest)
             for (name, loader), rest in zip(self.loaders.items(), rests, strict=True)
         }
-        begin = partial(_begin, plan, kept.buffers, threading.Lock(), missing)
-        channel = Channel(prefetch, stats, begin, batch, len(self.runners))
+        begin = partial(_begin, plan, buffers, threading.Lock(), missing)
+        channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self.runners))
         given, last = plan.given(batch), plan.given(plan.num_batches)
         runs = [
             partial(runner.run, channel, plan, number, int(given[number]), int(last[number]))
@@ -361,23 +368,22 @@ class MixLoader:
         """Of one batch; where sources alternate, of one of each."""
         return sum(_batch_bytes(*memory, self.batch_size) for memory in self._memories)
 
-    def _memory_of_batches(self) -> _Kept:
+    def _memory_of_batches(self) -> list[HostBuffers | DeviceBuffers]:
         """Memory for batches: that of the last iteration of this process, if there is one."""
         device, in_worker = None, get_worker_info() is not None
         if self.options.device is not None:
             device = find_device(self.options.device)
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
-        needs = [
-            Needs((), specs, lengths, self.batch_size, num_batches, device, in_worker)
-            for specs, lengths in self._memories
-        ]
-        kept = self._kept
-        if kept is None or kept.process != os.getpid() or kept.needs != needs:
-            stream = None if device is None else side_stream(device)
+        stream = None if device is None else side_stream(device)
+        found: list[Any] = []
+        for kept, (specs, lengths) in zip(self._kept, self._memories, strict=True):
+            size = self.batch_size
+            needs = Needs((), specs, lengths, size, num_batches, device, in_worker)
             make = HostBuffers if device is None else partial(DeviceBuffers, stream=stream)
-            buffers = [make(one) for one in needs]
-            kept = self._kept = _Kept(os.getpid(), needs, buffers, stream)
-        return kept
+            buffers: Any = kept.acquire(needs, make)
+            kept.release(buffers)  # batches that iterations have begun are theirs
+            found.append(buffers)
+        return found
 
     def _shares(self, worker: int, change: int) -> Shares:
         """The places of sources, of all ranks' workers of one number, after so many changes of
@@ -386,16 +392,6 @@ class MixLoader:
             key = key_of(self.options.seed, _SALT, worker, *([change] if change else []))
             self._places[worker, change] = Shares(self.counts, key)
         return self._places[worker, change]
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Memory of batches, and the stream that a device fills it by."""
-
-    process: int
-    needs: list[Needs]
-    buffers: list[HostBuffers | DeviceBuffers]
-    stream: SideStream | None
 
 
 def _begin(

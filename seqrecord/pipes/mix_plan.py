@@ -14,7 +14,7 @@ from seqrecord.pipes.batch_source import Rest
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares
 
-__all__ = ["MixPlan", "Stop", "batches_left", "count_batches"]
+__all__ = ["MixPlan", "Stop", "count_batches"]
 
 Stop: TypeAlias = Literal["first", "longest"] | int
 """When an epoch ends; see `SeqRecordMix`."""
@@ -72,30 +72,6 @@ class MixPlan:
         first = start // size
         batches = self.shares.slots(source, first, max(first, -(-stop // size)))
         return batches[own - first] - self.first, slot
-
-
-def batches_left(
-    rest: Rest,
-    stop: Stop,
-    lengths: Sequence[int],
-    shares: Sequence[Fraction],
-    batch_size: int,
-    *,
-    num_parts: int,
-    worker: int,
-    workers: int,
-) -> int:
-    """The batches of a part in the epoch that it goes on with.
-
-    In the first epoch of the mix counts are those of the clips that each source has left of its
-    first one, `lengths` in a part; in others what is left is shared out.
-    """
-    left = rest.left or 0
-    if isinstance(stop, int):
-        stop = -(-left // (num_parts // workers))
-    elif rest.epoch:
-        return left // num_parts if stop == "first" else -(-left // num_parts)
-    return count_batches(stop, lengths, shares, batch_size, worker=worker, workers=workers, least=0)
 
 
 def count_batches(

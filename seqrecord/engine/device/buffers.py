@@ -45,7 +45,7 @@ class DeviceBuffers:
         assert needs.device is not None, "buffers of a device"
         self.needs = needs
         self.chunks = ChunkBuffers()
-        self._stream = stream or side_stream(needs.device)
+        self.stream = self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)
         self._video = {spec.name: DeviceVideo(spec, self._stream) for spec in needs.decoded_there}
         self.arenas: Sequence[DeviceArena] = [
