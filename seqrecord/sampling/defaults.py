@@ -268,7 +268,9 @@ def _affordable_cursors(
     cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
 
     def within(share: float) -> int:
-        return wanted if cost * wanted + always <= share else max(0, int((share - always) / cost))
+        if cost * wanted + always <= share or not cost:  # what parts cost, fewer would cost too
+            return wanted
+        return max(0, int((share - always) / cost))
 
     share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
     if facts.keyframes:  # shorter shares than that could not begin at keyframes
