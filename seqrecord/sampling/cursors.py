@@ -68,13 +68,13 @@ class Cursors(Walk):
         found: IntArray = self._first_clips(index[None])[0]
         return found
 
-    def lead_blocks(self, begin: IntArray, end: IntArray) -> tuple[Blocks, IntArray]:
+    def lead_blocks(self, begin: IntArray, end: IntArray) -> Blocks:
         """Of the leading group, the blocks of clips `[begin, end)`, int64[cursors] each.
 
-        All count as of round 0. And the first clip of each row, int64[rows].
+        All count as of round 0.
         """
         rows = self._rows(np.stack((begin, end)), 0, self._lead.are_apart)
-        return self._lead.blocks(rows, self._run_first_clip), rows.begin
+        return self._lead.blocks(rows, self._run_first_clip)
 
     def _first_clips(self, rounds: IntArray) -> IntArray:
         """See `Walk`; `rounds` is int64[rounds], or [rounds, cursors] where cursors differ."""

@@ -50,7 +50,8 @@ class Blocks:
     """The blocks of some rounds, and what they need of one group; int64[n] each.
 
     Row `i` is what a block has of one run, or of one row of it. Its clips start at `first` and
-    from there every stride, `count` of them. Of the run its cursor holds the frames
+    from there every stride, `count` of them; the first is number `clip`, counted over all runs. Of
+    the run its cursor holds the frames
     `[held, loaded_before)` when it comes to the row, and `[held, loaded)` once it has loaded.
     When the round ends it frees `[held, kept)`.
     """
@@ -59,6 +60,7 @@ class Blocks:
     cursor: IntArray
     run: IntArray
     episode: IntArray
+    clip: IntArray
     first: IntArray
     count: IntArray
     held: IntArray
@@ -123,6 +125,7 @@ class Needs:
             cursor=rows.cursor,
             run=runs.run[row],
             episode=runs.episode[row],
+            clip=begin,
             first=first,
             count=end - begin,
             held=held,

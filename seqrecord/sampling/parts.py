@@ -23,7 +23,7 @@ from seqrecord.errors import ClipError
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.runs import Runs
 
-__all__ = ["Part", "Shares", "share_out", "shares_of"]
+__all__ = ["Part", "Shares", "shares_of"]
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,6 @@ class Shares(NamedTuple):
     start: IntArray
     stop: IntArray
     repeated: IntArray
-
-
-def share_out(
-    sequence: Runs, cuts: Cuts, part: Part, num_cursors: int, *, fill: bool
-) -> tuple[IntArray, IntArray, int]:
-    """What the cursors of a part have, and how many of these clips another part has too.
-
-    Cursor `i` has the clips `[start[i], stop[i])` of the sequence, at least one; int64[cursors].
-    See `shares_of`.
-    """
-    index = np.array([part.index])
-    start, stop, repeated = shares_of(sequence, cuts, index, part.count, num_cursors, fill=fill)
-    some = stop[0] > start[0]
-    return start[0][some], stop[0][some], int(repeated[0])
 
 
 def shares_of(
