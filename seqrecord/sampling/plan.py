@@ -14,7 +14,7 @@ from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.forks import cached_property
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Part
-from seqrecord.sampling.rounds import Clips, GroupRound, Loads, Round, frees_of, loads_of
+from seqrecord.sampling.rounds import Clips, Frees, GroupRound, Loads, Round, frees_of, loads_of
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.walks import Walk
 from seqrecord.sampling.windows import Window
@@ -165,17 +165,9 @@ class Plan(ABC):
 
     def joined(self, start: int, stop: int, *, loads: bool = True) -> Round:
         """The rounds `[start, stop)` as one; without `loads`, its clips alone."""
-        blocks = self._cursors.blocks(start, stop)
-        clips = self._clips(*self._in_order(blocks[self.leading]))
-        groups = [
-            GroupRound(
-                self._loads(i, some, some.loaded_before, some.loaded)[1],
-                frees_of(some, self._windows[i].frame_step)[1],
-            )
-            for i, some in enumerate(blocks)
-            if loads
-        ]
-        return Round(start, clips, tuple(groups))
+        clips, groups = self._columns(start, stop)
+        done = (GroupRound(loaded, freed) for (_, loaded), (_, freed) in groups if loads)
+        return Round(start, clips, tuple(done))
 
     def _first_clip(self, batch: int) -> int:
         return min(batch * self._batch_size, self.num_clips)
@@ -190,12 +182,9 @@ class Plan(ABC):
 
     def _rounds(self, start: int, stop: int) -> Iterator[Round]:
         marks = np.arange(start, stop + 1)
-        by_group: list[list[GroupRound]] = []
-        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
-        clips = self._clips(*found[self.leading])
-        for i, (blocks, _) in enumerate(found):
-            loads_round, loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
-            frees_round, frees = frees_of(blocks, self._windows[i].frame_step)
+        clips, groups = self._columns(start, stop)
+        by_group = []
+        for (loads_round, loads), (frees_round, frees) in groups:
             loads_at = pairwise(np.searchsorted(loads_round, marks).tolist())
             frees_at = pairwise(np.searchsorted(frees_round, marks).tolist())
             by_group.append(
@@ -206,8 +195,21 @@ class Plan(ABC):
             )
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
         for i, rows in enumerate(pairwise(clips_at)):
-            groups = tuple(rounds[i] for rounds in by_group)
-            yield Round(start + i, clips.rows(*rows), groups)
+            groups_of_round = tuple(rounds[i] for rounds in by_group)
+            yield Round(start + i, clips.rows(*rows), groups_of_round)
+
+    def _columns(
+        self, start: int, stop: int
+    ) -> tuple[Clips, Iterator[tuple[tuple[IntArray, Loads], tuple[IntArray, Frees]]]]:
+        """The clips of some rounds; and of each group its loads and frees, with their rounds."""
+        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
+        return self._clips(*found[self.leading]), (
+            (
+                self._loads(i, blocks, blocks.loaded_before, blocks.loaded),
+                frees_of(blocks, self._windows[i].frame_step),
+            )
+            for i, (blocks, _) in enumerate(found)
+        )
 
     @abstractmethod
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
