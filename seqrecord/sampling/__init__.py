@@ -5,8 +5,7 @@ from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.phases import Phases
-from seqrecord.sampling.plan import GroupPlan, Plan
-from seqrecord.sampling.rounds import Clips, Frees, GroupRound, Loads, Round
+from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, Plan, Round
 from seqrecord.sampling.sequences import SequencePlan, frames_left_out
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window

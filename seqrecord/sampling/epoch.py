@@ -55,9 +55,8 @@ from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Shares, shares_of
-from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.rounds import Clips
 from seqrecord.sampling.runs import Runs, shuffle_runs
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.windows import Window

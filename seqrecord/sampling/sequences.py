@@ -46,9 +46,8 @@ from seqrecord.sampling.bounds import cursor_bounds
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
 from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.rounds import Clips
 from seqrecord.sampling.runs import Runs, joined_pieces
 from seqrecord.sampling.settings import PlanSettings
 from seqrecord.sampling.walks import Walk
