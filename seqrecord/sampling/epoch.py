@@ -50,10 +50,9 @@ from seqrecord.errors import ClipError
 from seqrecord.grids import numbered
 from seqrecord.sampling.blocks import BlockSizes
 from seqrecord.sampling.bounds import cursor_bounds
-from seqrecord.sampling.cursors import Cursors
+from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.cuts import Cuts
 from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.parts import Shares, shares_of
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of

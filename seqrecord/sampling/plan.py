@@ -14,10 +14,9 @@ import numpy.typing as npt
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.forks import cached_property
 from seqrecord.grids import numbered
-from seqrecord.sampling.needs import Blocks
+from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.parts import Part
 from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.walks import Walk
 from seqrecord.sampling.windows import Window
 
 __all__ = ["Clips", "Frees", "GroupPlan", "GroupRound", "Loads", "Plan", "Round"]

@@ -190,8 +190,8 @@ class _Remainder:
         own[last] -= shares.repeated
 
         index = self._rounds(cursors, given)
-        first = cursors.first_clips(np.repeat(index, number))
-        behind = cursors.first_clips(np.repeat(index + 1, number))
+        first = cursors.first_clips(np.repeat(index, number)[None])[0]
+        behind = cursors.first_clips(np.repeat(index + 1, number)[None])[0]
         dealt = given - (first - cursors.begin).reshape(shape).sum(axis=1)
         clip, cursor, is_left = self._round(cursors, index, first, behind, dealt)
         some = is_left & (clip < own[cursor])
@@ -214,7 +214,7 @@ class _Remainder:
         low, high = np.zeros_like(given), np.full_like(given, cursors.num_rounds)
         while (low < high).any():
             tried = (low + high + 1) // 2
-            clips = cursors.first_clips(np.repeat(tried, number)) - cursors.begin
+            clips = cursors.first_clips(np.repeat(tried, number)[None]) - cursors.begin
             fits = clips.reshape(len(given), -1).sum(axis=1) <= given
             low, high = np.where(fits, tried, low), np.where(fits, high, tried - 1)
         return low

@@ -43,14 +43,13 @@ from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.frame_keys import frame_keys
 from seqrecord.sampling.bounds import cursor_bounds
+from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
 from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.needs import Blocks
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, joined_pieces
 from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.walks import Walk
 from seqrecord.sampling.windows import Window
 
 __all__ = [
@@ -174,8 +173,9 @@ class _Rows(Walk):
         super().__init__(runs, cursor, episodes, windows)
         self.num_rounds = int((self._stop - self.begin).max(initial=0))
 
-    def _first_clips(self, rounds: IntArray) -> IntArray:
-        clips: IntArray = np.minimum(self.begin + rounds[:, None], self._stop)
+    def first_clips(self, rounds: IntArray) -> IntArray:
+        """See `Walk`."""
+        clips: IntArray = np.minimum(self.begin + rounds, self._stop)
         return clips
 
 
