@@ -13,7 +13,7 @@ from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.cuts import Cuts, cut_group
-from seqrecord.sampling.defaults import default_settings
+from seqrecord.sampling.memory import default_settings
 
 PIECE = 32  # frames
 

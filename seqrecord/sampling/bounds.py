@@ -37,15 +37,19 @@ def cursor_bounds(
     """
     if not facts.num_clips:
         return [0] * len(facts.groups)
+    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
+    exact = facts.leading if regular else None
     if settings.order == "sequences":
-        return [_of_one_clip(facts, settings, i) for i in range(len(facts.groups))]
+        return [
+            _of_one_regular_clip(facts, settings) if i == exact else _of_one_clip(facts, group)
+            for i, group in enumerate(facts.groups)
+        ]
     blocks = BlockSizes.of(facts, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
-    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
     return [
         _of_regular_chunks(facts, blocks, settings, longest)
-        if regular and i == facts.leading
+        if i == exact
         else _of_any_chunks(facts, blocks, group)
         for i, group in enumerate(facts.groups)
     ]
@@ -60,27 +64,20 @@ def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
     return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
 
 
-def _of_one_clip(facts: ClipFacts, settings: PlanSettings, place: int) -> int:
-    """The most frames of group `place` that a cursor needs for one clip.
+def _of_one_clip(facts: ClipFacts, group: GroupFacts) -> int:
+    """The most frames of a group that a cursor needs for one clip, to the end of a chunk."""
+    window, tail = group.window, group.largest_chunk - 1
+    longest = -(-facts.longest_episode // window.frame_step)
+    return min(-(-(window.span + tail) // window.frame_step), longest)
 
-    They end with the chunk in which the clip ends. Of regular chunks of the leading group it is
-    known where in a chunk clips begin, unless those at an episode's ends have other frames.
-    """
-    window = facts.groups[place].window
-    spec, span, step = facts.spec, window.span, window.frame_step
-    if place != facts.leading or facts.irregular or window != Window.of(spec):
-        longest = -(-facts.longest_episode // step)
-        return min(-(-(span + facts.groups[place].largest_chunk - 1) // step), longest)
-    most = 0
-    for chunk, longest in zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True):
-        apart = gcd(spec.stride, chunk)
-        begin = np.arange(chunk)
-        if not settings.rotate_phase:
-            begin = begin[begin % apart == spec.phase % apart]
-        end = -(-(begin + span) // chunk) * chunk
-        frames = int((-(-(end - begin) // step)).max())
-        most = max(most, min(frames, -(-longest // step)))
-    return most
+
+def _of_one_regular_clip(facts: ClipFacts, settings: PlanSettings) -> int:
+    """As `_of_one_clip`, where it is known where in a chunk clips begin."""
+    phase = None if settings.rotate_phase else facts.spec.phase
+    each = zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True)
+    return max(
+        _in_one_run(0, size, size, length, spec=facts.spec, phase=phase) for size, length in each
+    )
 
 
 def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> int:

@@ -77,6 +77,10 @@ class ClipFacts:
         odd = table.selected[sizes[table.selected] == 0]
         irregular = int(episodes.lead.largest[odd].max()) if len(odd) else 0
         lengths = episodes.num_frames[used]
+        cut, keyframes, gops = episodes.groups[cut_group(episodes)], 0, used[:0]
+        if cut.whole is not None and len(used):
+            gops = cut.whole.largest[used]
+            keyframes = round(float(np.average(gops, weights=lengths)))
         return cls(
             table.spec,
             chunks,
@@ -96,8 +100,9 @@ class ClipFacts:
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
             repeats=table.repeats,
-            by_frame=episodes.groups[cut_group(episodes)].by_frame,
-            **_in_pieces(episodes, used),
+            keyframes=keyframes,
+            most_keyframes=int(gops.max(initial=0)),
+            by_frame=cut.by_frame,
         )
 
     @property
@@ -155,15 +160,3 @@ class ClipFacts:
         """How many cursors of a part walk a whole episode each; 0 where it does not come out."""
         whole, rest = divmod(self.num_episodes, num_parts)
         return whole if self.is_even and not rest else 0
-
-
-def _in_pieces(episodes: EpisodeTable, used: IntArray) -> dict[str, int]:
-    """`keyframes` and `most_keyframes` of these episodes."""
-    whole = episodes.groups[cut_group(episodes)].whole
-    if whole is None or not len(used):
-        return {}
-    largest, weights = whole.largest[used], episodes.num_frames[used]
-    return {
-        "keyframes": round(float(np.average(largest, weights=weights))),
-        "most_keyframes": int(largest.max()),
-    }
