@@ -12,8 +12,8 @@ from seqrecord.clips import EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.cuts import Cuts, cut_group
 from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling.runs import Cuts, cut_group
 
 PIECE = 32  # frames
 

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from seqrecord.clips import IntArray
 from seqrecord.grids import ChunkGrid
-from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.parts import shares_of
-from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.runs import Cuts, Runs, shares_of
 
 
 def sequence(counts: list[int], stride: int = 1) -> Runs:

@@ -16,7 +16,7 @@ from seqrecord.clips import enumerate_clips
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
 from seqrecord.sampling.memory import default_settings
-from seqrecord.sampling.phases import typical_table
+from seqrecord.sampling.random_order import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
 

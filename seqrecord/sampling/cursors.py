@@ -26,9 +26,8 @@ import numpy as np
 
 from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.grids import ChunkGrid, numbered
-from seqrecord.sampling.blocks import BlockSizes
-from seqrecord.sampling.runs import Runs, merged
-from seqrecord.sampling.windows import Window
+from seqrecord.sampling.bounds import BlockSizes
+from seqrecord.sampling.runs import Runs, Window, merged
 
 __all__ = ["Blocks", "Cursors", "Walk"]
 

@@ -48,17 +48,11 @@ import numpy.typing as npt
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.grids import numbered
-from seqrecord.sampling.blocks import BlockSizes
-from seqrecord.sampling.bounds import cursor_bounds
+from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
-from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.parts import Shares, shares_of
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.runs import Runs, shuffle_runs
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
+from seqrecord.sampling.runs import Cuts, PartShares, Runs, Window, shares_of, shuffle_runs
 
 __all__ = ["EpochPlan", "Layout", "check_drop_last", "key_of_stage"]
 
@@ -74,7 +68,7 @@ class EpochPlan(Plan):
     """The plan of one part of one epoch.
 
     Which clips come when depends on the leading group, and on that whose chunks are cut at (see
-    `cuts`).
+    `Cuts`).
 
     Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
     for the last: where they do not come out even, a part gives one clip that another gives too,
@@ -145,7 +139,7 @@ class Layout:
         """Of all cursors."""
         return BlockSizes.of(self.facts, self.settings)
 
-    def share_out(self, table: ClipTable, parts: IntArray) -> tuple[Runs, Shares]:
+    def share_out(self, table: ClipTable, parts: IntArray) -> tuple[Runs, PartShares]:
         """The runs in the order in which they are shared out, and what each of `parts` has."""
         settings, runs = self.settings, Runs.of(table)
         if settings.shuffle:
@@ -160,7 +154,7 @@ class Layout:
         fill = settings.equal and not settings.drop_last
         return runs, shares_of(runs, cuts, parts, self.num_parts, settings.cursors, fill=fill)
 
-    def kept(self, shares: Shares) -> IntArray:
+    def kept(self, shares: PartShares) -> IntArray:
         """How many clips parts with these shares emit; int64[parts]."""
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:

@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling.bounds import cursor_bounds, resident_bounds
-from seqrecord.sampling.facts import ClipFacts
+from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds, resident_bounds
 from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.sequences import sequence_settings
-from seqrecord.sampling.settings import PlanSettings
 from seqrecord.units import format_size
 
 __all__ = [

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.forks import cached_property
 from seqrecord.grids import numbered
+from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, Walk
-from seqrecord.sampling.parts import Part
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
+from seqrecord.sampling.runs import Part, Window
 
 __all__ = ["Clips", "Frees", "GroupPlan", "GroupRound", "Loads", "Plan", "Round"]
 

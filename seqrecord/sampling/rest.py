@@ -25,14 +25,11 @@ from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import followed, numbered
+from seqrecord.sampling.bounds import ClipFacts, PlanSettings
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.epoch import Layout, key_of_stage
-from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.parts import Shares
-from seqrecord.sampling.runs import joined_pieces
+from seqrecord.sampling.runs import PartShares, Window, joined_pieces
 from seqrecord.sampling.sequences import sequences_left
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
 
 __all__ = ["Stage", "rest_of"]
 
@@ -179,7 +176,7 @@ class _Remainder:
         """As `_left`, of parts that have equally many cursors and rounds."""
         shape = (len(parts), -1)
         number = cursors.count // len(parts)
-        given, shares = self._given[parts], Shares(*(column[parts] for column in self._shares))
+        given, shares = self._given[parts], PartShares(*(column[parts] for column in self._shares))
         start, stop = shares.start, shares.stop
         some = stop > start
         # From clips as the cursors count them to those of the sequence.

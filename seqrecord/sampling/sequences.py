@@ -42,15 +42,12 @@ import numpy.typing as npt
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.frame_keys import frame_keys
-from seqrecord.sampling.bounds import cursor_bounds
+from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
-from seqrecord.sampling.facts import ClipFacts
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.runs import Runs, joined_pieces
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
+from seqrecord.sampling.runs import Runs, Window, joined_pieces
 
 __all__ = [
     "COLUMNS",
