@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips import EpisodeTable
 from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings
-from seqrecord.sampling.rounds import Loads, Round
+from seqrecord.sampling.plan import Loads, Round
 from tests.clip_cases import Case, cases
 
 __all__ = ["Engine", "Request", "chunks_of", "parts", "requests"]

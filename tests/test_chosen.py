@@ -17,7 +17,7 @@ from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, Window, resident_bounds
-from seqrecord.sampling.weights import clips_before, times_in_epoch
+from seqrecord.sampling.random_order import clips_before, times_in_epoch
 from tests.test_plan_groups import Case, Engine, cases, plan_of
 
 

@@ -12,8 +12,8 @@ from seqrecord.clips import EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.cuts import Cuts, cut_group
-from seqrecord.sampling.defaults import default_settings
+from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling.runs import Cuts, cut_group
 
 PIECE = 32  # frames
 
@@ -96,6 +96,17 @@ def test_frames_are_decoded_once_but_for_few(
             decoded += num_decoded(plan, episodes)
     # One cursor of each part but the first begins behind a keyframe, anywhere: on the average.
     assert 1 <= decoded / (4 * table.num_frames.sum()) <= 1.05
+
+
+def test_cuts_of_clips_that_are_apart_cost_nothing_whatever_parts_do() -> None:
+    """Many parts of a short epoch begin behind keyframes; how many cursors walk them is free."""
+    table = table_of([gops(1000, 250)] * 2)
+    facts = ClipFacts.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
+    assert facts.reread_by_one(8) == 0 < facts.reread_by_parts(8)
+    settings = default_settings(
+        facts, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_parts=2
+    )
+    assert settings.num_cursors >= 2
 
 
 def test_the_longest_chunks_in_pieces_are_cut_at() -> None:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.defaults import held_bytes
-from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given
+from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, held_bytes
 from tests.clip_cases import Case, cases
 
 CONSUMER = 2  # batches that the consumer has

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from seqrecord.clips import IntArray
 from seqrecord.grids import ChunkGrid
-from seqrecord.sampling import Part
-from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.parts import share_out
-from seqrecord.sampling.runs import Runs
-from seqrecord.sampling.settings import PlanSettings
+from seqrecord.sampling.runs import Cuts, Runs, shares_of
 
 
 def sequence(counts: list[int], stride: int = 1) -> Runs:
@@ -41,10 +37,6 @@ def irregular(runs: Runs, lengths: list[int]) -> ChunkGrid:
     return ChunkGrid.of(runs.last_start + 1, first_chunk, first_frame)
 
 
-def settings(num_cursors: int, fill: bool, num_shares: int | None = None) -> PlanSettings:
-    return PlanSettings(num_cursors=num_cursors, equal=fill, num_shares=num_shares)
-
-
 def shares(
     counts: list[int],
     num_parts: int,
@@ -62,10 +54,20 @@ def shares(
         cuts = cuts_of(runs, chunk, offset)
     else:
         cuts = Cuts(irregular(runs, chunk), runs.last_start, offset)
-    return [
-        share_out(runs, cuts, Part(i, num_parts), settings(num_cursors, fill, num_shares))
-        for i in range(num_parts)
-    ]
+    found = []
+    for i in range(num_parts):
+        start, stop, repeated = shares_of(
+            runs,
+            cuts,
+            np.array([i]),
+            num_parts,
+            num_cursors,
+            fill=fill,
+            num_shares=num_shares and min(num_shares, num_cursors),
+        )
+        some = stop > start
+        found.append((start[some], stop[some], int(repeated[0])))
+    return found
 
 
 @given(
@@ -147,9 +149,9 @@ def test_cursors_of_a_share_begin_anywhere_in_it() -> None:
 
 def test_needs_no_more_for_many_parts() -> None:
     runs = sequence([100])
-    part = Part((1 << 30) - 1, 1 << 30)
-    start, stop, _ = share_out(runs, cuts_of(runs, 8), part, settings(4, fill=True))
-    assert (start.tolist(), stop.tolist()) == ([99], [100])
+    count = 1 << 30
+    start, stop, _ = shares_of(runs, cuts_of(runs, 8), np.array([count - 1]), count, 4, fill=True)
+    assert (start[stop > start].tolist(), stop[stop > start].tolist()) == ([99], [100])
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from seqrecord import ClipSpec
 from seqrecord.clips import enumerate_clips
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
-from seqrecord.sampling.defaults import default_settings
-from seqrecord.sampling.phases import typical_table
+from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling.random_order import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
 

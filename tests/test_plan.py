@@ -126,7 +126,7 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
         if len(batches) > 8:
             batches = data.draw(st.lists(st.sampled_from(batches), max_size=8)) + batches[-2:]
         for batch in batches:
-            index, skipped = plan.locate(batch)
+            index, skipped = plan.locate_clip(plan.first_clip(batch))
             engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
             engine.load(plan.resident(index)[0])
             assert engine.most_frames <= plan.groups[0].max_resident_frames
@@ -244,7 +244,7 @@ def test_no_clip_at_all_is_an_empty_plan() -> None:
     plan = Request(case, PlanSettings(batch_size=4), 0, 2).plan(1)
     assert (plan.num_clips, plan.num_batches, plan.num_rounds) == (0, 0, 0)
     assert list(plan.rounds()) == []
-    assert plan.locate(0) == (0, 0)
+    assert plan.locate_clip(plan.first_clip(0)) == (0, 0)
 
 
 def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
@@ -285,7 +285,7 @@ def test_a_part_one_clip_short_gives_one_that_another_gives_too(batch_size: int 
 def test_refuses_a_batch_that_is_not_there(batch: int) -> None:
     case = Case((19,), (8,), ClipSpec(16), (0,), frozenset())
     with pytest.raises(IndexError, match=r"not in \[0, 1\]"):
-        Request(case, PlanSettings(batch_size=4), 0, 1).plan().locate(batch)
+        Request(case, PlanSettings(batch_size=4), 0, 1).plan().first_clip(batch)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "num_cursors", "block_frames", "run_frames"])
@@ -310,7 +310,7 @@ def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
         table = enumerate_clips(spec, episodes, np.arange(1000))
         plan = EpochPlan(table, episodes, CHOSEN)
         planned = time.thread_time()
-        index, _ = plan.locate(plan.num_batches // 2)
+        index, _ = plan.locate_clip(plan.first_clip(plan.num_batches // 2))
         plan.resident(index)
         next(plan.rounds(index))
         begun = time.thread_time()

@@ -24,7 +24,7 @@ from seqrecord.sampling import (
     Window,
     resident_bounds,
 )
-from seqrecord.sampling.rounds import Frees, Loads
+from seqrecord.sampling.plan import Frees, Loads
 from tests.clip_cases import specs
 
 WHOLE = Part()

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from seqrecord.clips import ClipSpec, ClipTable
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
-from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.runs import Runs, joined_pieces
+from seqrecord.sampling.runs import Cuts, Runs, joined_pieces
 
 
 def runs_of(stride: int, *rows: tuple[int, int, int, int]) -> Runs:

@@ -225,7 +225,7 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
         if len(batches) > 6:
             batches = data.draw(st.lists(st.sampled_from(batches), max_size=6)) + batches[-2:]
         for batch in batches:
-            assert plan.locate(batch) == (batch, 0)
+            assert plan.locate_clip(plan.first_clip(batch)) == (batch, 0)
             engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
             engine.load(plan.resident(batch)[0])
             for work in plan.rounds(batch):

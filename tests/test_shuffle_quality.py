@@ -10,7 +10,7 @@ from benchmarks.tartanair.shuffle_quality import Quality, batch_quality, buffere
 from seqrecord import ClipSpec
 from seqrecord.clips import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
-from seqrecord.sampling.defaults import default_settings
+from seqrecord.sampling.memory import default_settings
 
 
 def test_counts_overlaps_and_episodes_by_hand() -> None:

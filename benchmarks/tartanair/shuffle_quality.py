@@ -21,7 +21,7 @@ import numpy.typing as npt
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.defaults import default_settings
+from seqrecord.sampling.memory import default_settings
 
 __all__ = [
     "ABANDONEDFACTORY",

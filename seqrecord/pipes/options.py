@@ -27,7 +27,7 @@ from seqrecord.pipes.checks import (
 from seqrecord.pipes.windows import Windows, check_known, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
-from seqrecord.sampling.settings import ORDERS
+from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
 
 if TYPE_CHECKING:

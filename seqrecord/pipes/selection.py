@@ -45,8 +45,7 @@ from seqrecord.pipes.selected_windows import SelectedWindows
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
-from seqrecord.sampling.phases import typical_table
-from seqrecord.sampling.weights import clips_before, times_in_epoch
+from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.text import counted, repr_of
 
 __all__ = ["ClipSelection", "digest_of", "groups_of", "identity_of"]

@@ -1,15 +1,11 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.bounds import ClipFacts, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
-from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.parts import Part
-from seqrecord.sampling.phases import Phases
-from seqrecord.sampling.plan import GroupPlan, Plan
-from seqrecord.sampling.rounds import Clips, Frees, GroupRound, Loads, Round
+from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, Plan, Round
+from seqrecord.sampling.random_order import Phases
+from seqrecord.sampling.runs import Part, Window
 from seqrecord.sampling.sequences import SequencePlan, frames_left_out
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
 
 __all__ = [
     "ClipFacts",

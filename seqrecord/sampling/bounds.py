@@ -1,5 +1,19 @@
 """Bounds: the most frames that are held at once, known before an epoch is planned. Pure integers.
 
+They follow from the settings of an epoch and from a few facts about its clips. A cursor advances by
+a *block* in a round. A block is measured in frames that have to be held: a clip counts as `stride`
+frames, and between two runs `gap` frames are counted for what the second one needs besides. So none
+needs more memory than another. Blocks end where chunks do, or a whole number of them is a chunk::
+
+    chunks of 4     |       |       |       |
+    block of 8      |               |
+    clip starts     s s s s s s s s               8 starts, stride 1
+    frames          f f f f f f f f f f f         clips of 4: the last start needs 3 frames more
+    loaded          f f f f f f f f f f f f       whole chunks
+
+Blocks begin small, and each is at most twice the one before, so that an epoch's first batches need
+not wait for a large round.
+
 A cursor holds, of each group, what its block's clips use, and the rest of the chunk in which the
 last of them ends. Where whole clips of a regular leading group are loaded the bound is exact. Else
 it is that of a block that lies as badly as it can::
@@ -13,18 +27,334 @@ it is that of a block that lies as badly as it can::
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import gcd
 
 import numpy as np
 
-from seqrecord.clips import ClipSpec, IntArray
-from seqrecord.sampling.blocks import BlockSizes
-from seqrecord.sampling.facts import ClipFacts, GroupFacts
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
+from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.errors import ClipError
+from seqrecord.sampling.runs import Window, cut_group
 
-__all__ = ["cursor_bounds", "resident_bounds"]
+__all__ = [
+    "ORDERS",
+    "BlockSizes",
+    "ClipFacts",
+    "GroupFacts",
+    "PlanSettings",
+    "cursor_bounds",
+    "resident_bounds",
+]
+
+ORDERS = ("clips", "sequences")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How an epoch is walked; `memory.default_settings` chooses the last five.
+
+    In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
+    `BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).
+    A cursor's first block has about `first_block_frames` frames, and each of the next ones at most
+    twice as many as the one before. The clips of a part are `num_shares` shares (`None`: one a
+    cursor) that begin where chunks do; the cursors of a share begin anywhere in it, for what
+    several of them need stays in memory. Without `shuffle` there is one cursor, no run is cut and
+    clips come in canonical order.
+
+    With `equal` all parts have equally many clips; without it every clip is in exactly one.
+    `rotate_phase` says that the clip tables of other epochs have other phases (see
+    `random_order.Phases`).
+
+    With the order "sequences" clips of an episode follow each other in a row of the batches, see
+    `sequences`. There is a cursor for each row, and the other four numbers have no meaning.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+    drop_last: bool = False
+    equal: bool = True
+    rotate_phase: bool = False
+    order: str = "clips"
+    num_cursors: int = 32
+    block_frames: int = 8
+    run_frames: int | None = 512
+    first_block_frames: int = 8
+    num_shares: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ClipError("there is no such order", expected=ORDERS, got=self.order)
+        names = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
+        for name in (*names, "num_shares"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClipError(f"{name} is too small", expected="at least 1", got=value)
+
+    @property
+    def shares(self) -> int:
+        """How many shares of the epoch a part has."""
+        return min(self.num_shares or self.cursors, self.cursors)
+
+    @property
+    def cursors(self) -> int:
+        """How many cursors walk a part: one where nothing is shuffled, but for sequences."""
+        return self.num_cursors if self.shuffle or self.order == "sequences" else 1
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """Of one group: what a clip uses, and the largest chunk of the episodes that have clips."""
+
+    window: Window
+    largest_chunk: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClipFacts:
+    """The few numbers of a clip table that decide how many frames are held, and read twice.
+
+    The regular ones of the selected episodes have chunks of `chunks` frames in the leading group;
+    int64[n], ascending. The longest episode with chunks of `chunks[i]` that has any clip has
+    `longest[i]` frames, or 0 where none has one. The largest chunk of the irregular ones has
+    `irregular` frames, 0 where there is none.
+    """
+
+    spec: ClipSpec
+    chunks: IntArray
+    longest: IntArray
+    irregular: int
+    longest_irregular: int  # episode that has clips
+    groups: tuple[GroupFacts, ...]
+    leading: int  # of `groups`
+    num_clips: int
+    num_rows: int  # of the clip table
+    num_episodes: int  # that have clips
+    parted: bool  # whether clips between others of an episode may be left out
+    num_frames: int  # of these
+    is_even: bool  # whether they have equally many clips, in one row each
+    keyframes: int = 0  # frames of chunks that are decoded in pieces, on the average; 0 for none
+    most_keyframes: int = 0  # frames of the largest of them
+    any_clips: bool = False  # whether an epoch may leave out some of the clips
+    repeats: bool = False  # whether any clip is there more than once
+    by_frame: bool = False  # whether frames are read without the rest of their chunk
+    stay: bool = False  # whether a part keeps all frames that it has loaded
+
+    @classmethod
+    def of(
+        cls,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        windows: Sequence[Window] | None = None,
+        *,
+        any_clips: bool = False,
+    ) -> ClipFacts:
+        """`windows`, one for each group of `episodes`; by default whole clips of all.
+
+        With `any_clips` they hold for all epochs, of which each may leave out some clips: then
+        `table` is that of `random_order.typical_table`, or has each clip as often as it can come.
+        """
+        windows = windows or [Window.of(table.spec)] * len(episodes.groups)
+        used = table.episode[np.diff(table.episode, prepend=-1) != 0]
+        sizes = episodes.lead.chunk_frames
+        chunks = np.unique(sizes[table.selected])
+        chunks = chunks[chunks > 0]
+        regular = used[sizes[used] > 0]
+        longest = np.zeros_like(chunks)
+        size = np.searchsorted(chunks, sizes[regular])
+        np.maximum.at(longest, size, episodes.num_frames[regular])
+        odd = table.selected[sizes[table.selected] == 0]
+        irregular = int(episodes.lead.largest[odd].max()) if len(odd) else 0
+        lengths = episodes.num_frames[used]
+        cut, keyframes, gops = episodes.groups[cut_group(episodes)], 0, used[:0]
+        if cut.whole is not None and len(used):
+            gops = cut.whole.largest[used]
+            keyframes = round(float(np.average(gops, weights=lengths)))
+        return cls(
+            table.spec,
+            chunks,
+            longest,
+            irregular,
+            int(lengths[sizes[used] == 0].max(initial=0)),
+            tuple(
+                GroupFacts(window, int(grid.largest[used].max(initial=1)))
+                for window, grid in zip(windows, episodes.groups, strict=True)
+            ),
+            episodes.leading,
+            num_clips=table.num_clips,
+            num_rows=len(table.count),
+            num_episodes=len(used),
+            parted=any_clips or len(used) < len(table.count),
+            num_frames=int(lengths.sum()),
+            is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
+            any_clips=any_clips,
+            repeats=table.repeats,
+            keyframes=keyframes,
+            most_keyframes=int(gops.max(initial=0)),
+            by_frame=cut.by_frame,
+        )
+
+    @property
+    def window(self) -> Window:
+        """What clips use of the leading group."""
+        return self.groups[self.leading].window
+
+    @property
+    def largest_chunk(self) -> int:
+        """Of the leading group, in episodes that have clips; at least 1."""
+        odd = self.irregular if self.longest_irregular else 1
+        return int(self.chunks[self.longest > 0].max(initial=odd))
+
+    @property
+    def longest_episode(self) -> int:
+        """Frames of the longest episode that has clips."""
+        return int(self.longest.max(initial=self.longest_irregular))
+
+    @property
+    def whole_block(self) -> int:
+        """The frames of a block that holds a whole epoch, with all that counts between runs."""
+        between = self.num_rows * (self.window.span + 3 * self.largest_chunk)
+        return max(1, self.num_clips * self.spec.stride + between)
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Whether to cut a chunk costs nothing: its frames are read one by one."""
+        return self.by_frame and self.largest_chunk > self.window.span
+
+    @property
+    def cut_frames(self) -> int:
+        """Frames that are read twice where a run is cut: of the chunks that both runs need, or what
+        both need of one that is decoded in pieces."""
+        shared = max(0, self.window.span - self.spec.stride)
+        if self.keyframes or self.cuts_anywhere:
+            return shared
+        return -(-shared // self.largest_chunk) * self.largest_chunk
+
+    def reread_by_one(self, num_parts: int) -> float:
+        """Share of all frames that each share more of every part reads a second time."""
+        if self.stay and num_parts == 1:
+            return 0.0
+        return num_parts * self.cut_frames / max(1, self.num_frames)
+
+    def reread_by_parts(self, num_parts: int) -> float:
+        """Share of all frames that are decoded a second time whatever cursors there are: one cursor
+        of each part but the first begins anywhere, behind a keyframe."""
+        return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
+
+    def reread(self, cursors: int, num_parts: int) -> float:
+        """Share of all frames that cursors with so many shares of every part read twice."""
+        if cursors == self.whole_cursors(num_parts):
+            return 0.0
+        return self.reread_by_one(num_parts) * cursors + self.reread_by_parts(num_parts)
+
+    def whole_cursors(self, num_parts: int) -> int:
+        """How many cursors of a part walk a whole episode each; 0 where it does not come out."""
+        whole, rest = divmod(self.num_episodes, num_parts)
+        return whole if self.is_even and not rest else 0
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSizes:
+    """How many frames each of a cursor's blocks counts: those of `first`, then always `full`.
+
+    `clip` frames count for a clip, and at most `gap` between two runs. The first `unaligned` blocks
+    end at any clip, the others on a grid line: with chunks of `chunks[i]` frames there is one every
+    `lines[i]` frames of an episode. Chunks of irregular episodes have one at their begins, and from
+    there every `irregular_line` frames. All chunks are those of the leading group.
+    """
+
+    full: int
+    first: tuple[int, ...]
+    clip: int
+    gap: int
+    unaligned: int
+    chunks: IntArray
+    lines: IntArray
+    irregular_line: int = 1
+    before: IntArray = field(init=False)  # frames of so many first blocks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", np.cumsum(np.array((0, *self.first), np.int64)))
+
+    @classmethod
+    def of(cls, facts: ClipFacts, settings: PlanSettings) -> BlockSizes:
+        """Full blocks have about `settings.block_frames`, the first `first_block_frames`."""
+        spec, sizes, span = facts.spec, facts.chunks, facts.window.span
+        chunk = int(sizes.max(initial=max(1, facts.irregular)))
+        # What lies between clips that are far apart is not loaded, but for the rest of a chunk.
+        clip = min(spec.stride, span + 2 * chunk)
+        full = max(settings.block_frames, clip)
+        fits = sizes[sizes <= full]
+        full = int((full // fits * fits).min(initial=full))
+        lines = np.array([s if s <= full else _divisor(s, full) for s in sizes.tolist()], np.int64)
+        irregular = max(1, min(facts.irregular, full))
+        full = max(full, clip)
+        # Clips have frames of their own, wherever they lie, or frames are read one by one, or stay.
+        if spec.stride > span or facts.cuts_anywhere or settings.num_shares is not None:
+            lines, irregular = np.ones_like(lines), 1
+        line = int(lines.max(initial=irregular))
+        first, size = [], max(settings.first_block_frames, clip)
+        size = size // line * line or size
+        while settings.shuffle and size < full:
+            first.append(size)
+            size *= 2
+        room = -(-(full + span - 1) // chunk) * chunk
+        unaligned = sum(size + line + span + chunk - 3 <= room for size in first)
+        gap = min(max(0, span - spec.stride) + line + chunk, max(full, line))
+        return cls(full, tuple(first), clip, gap, unaligned, sizes, lines, irregular)
+
+    @property
+    def line(self) -> int:
+        """The most frames between two lines."""
+        return int(self.lines.max(initial=self.irregular_line))
+
+    def apart(self, chunk_frames: IntArray) -> IntArray:
+        """How far apart the lines are in episodes with such chunks, 0 for irregular; int64[n]."""
+        if not len(self.chunks):
+            return np.full_like(chunk_frames, self.irregular_line)
+        place = np.searchsorted(self.chunks, chunk_frames)
+        return np.where(chunk_frames > 0, self.lines[place], self.irregular_line)
+
+    def rounds(self, length: int) -> int:
+        """How many blocks it takes for a cursor of so many counted frames."""
+        if length <= self.before[-1]:
+            return int(np.searchsorted(self.before, length))
+        return len(self.first) - int((int(self.before[-1]) - length) // self.full)
+
+    def begins(self, lengths: IntArray, rounds: IntArray, num_rounds: int) -> IntArray:
+        """Where the blocks of each of `rounds` begin for cursors of so many counted frames.
+
+        `rounds` is [rounds, cursors], or [rounds, 1]; returns int64[rounds, cursors]. No block
+        counts more frames than it would in cursors that take `num_rounds` rounds, or are shorter.
+        The full blocks of a cursor are equal, and those of all cursors in proportion to their
+        lengths.
+        """
+        first, full = len(self.first), num_rounds - len(self.first)
+        known = self.before[np.minimum(rounds, first)]
+        if full < 2:  # the first blocks shrink, so that the last one is no smaller than others
+            whole = int(self.before[min(num_rounds, first)]) + max(0, full) * self.full
+            known = known + np.maximum(rounds - first, 0) * self.full
+            return _proportion(lengths, known, whole)
+        begun = np.minimum(lengths, int(self.before[-1]))
+        known = _proportion(begun, known, int(self.before[-1]))
+        after = np.maximum(rounds - first, 0)
+        return np.add(known, _proportion(lengths - begun, after, full), dtype=np.int64)
+
+
+def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
+    """`length * part // whole`, where the product need not fit into 64 bits."""
+    if not whole:
+        return np.zeros(np.broadcast_shapes(length.shape, part.shape), np.int64)
+    high = length >> 20
+    first = high * part // whole
+    left = (high * part - first * whole << 20) + (length - (high << 20)) * part
+    return np.asarray((first << 20) + left // whole, np.int64)
+
+
+def _divisor(size: int, least: int) -> int:
+    """The least divisor of `size` that is not below `least`."""
+    return next(width for width in range(least, size + 1) if size % width == 0)
 
 
 def cursor_bounds(
@@ -37,15 +367,19 @@ def cursor_bounds(
     """
     if not facts.num_clips:
         return [0] * len(facts.groups)
+    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
+    exact = facts.leading if regular else None
     if settings.order == "sequences":
-        return [_of_one_clip(facts, settings, i) for i in range(len(facts.groups))]
+        return [
+            _of_one_regular_clip(facts, settings) if i == exact else _of_one_clip(facts, group)
+            for i, group in enumerate(facts.groups)
+        ]
     blocks = BlockSizes.of(facts, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
-    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
     return [
         _of_regular_chunks(facts, blocks, settings, longest)
-        if regular and i == facts.leading
+        if i == exact
         else _of_any_chunks(facts, blocks, group)
         for i, group in enumerate(facts.groups)
     ]
@@ -60,27 +394,20 @@ def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
     return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
 
 
-def _of_one_clip(facts: ClipFacts, settings: PlanSettings, place: int) -> int:
-    """The most frames of group `place` that a cursor needs for one clip.
+def _of_one_clip(facts: ClipFacts, group: GroupFacts) -> int:
+    """The most frames of a group that a cursor needs for one clip, to the end of a chunk."""
+    window, tail = group.window, group.largest_chunk - 1
+    longest = -(-facts.longest_episode // window.frame_step)
+    return min(-(-(window.span + tail) // window.frame_step), longest)
 
-    They end with the chunk in which the clip ends. Of regular chunks of the leading group it is
-    known where in a chunk clips begin, unless those at an episode's ends have other frames.
-    """
-    window = facts.groups[place].window
-    spec, span, step = facts.spec, window.span, window.frame_step
-    if place != facts.leading or facts.irregular or window != Window.of(spec):
-        longest = -(-facts.longest_episode // step)
-        return min(-(-(span + facts.groups[place].largest_chunk - 1) // step), longest)
-    most = 0
-    for chunk, longest in zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True):
-        apart = gcd(spec.stride, chunk)
-        begin = np.arange(chunk)
-        if not settings.rotate_phase:
-            begin = begin[begin % apart == spec.phase % apart]
-        end = -(-(begin + span) // chunk) * chunk
-        frames = int((-(-(end - begin) // step)).max())
-        most = max(most, min(frames, -(-longest // step)))
-    return most
+
+def _of_one_regular_clip(facts: ClipFacts, settings: PlanSettings) -> int:
+    """As `_of_one_clip`, where it is known where in a chunk clips begin."""
+    phase = None if settings.rotate_phase else facts.spec.phase
+    each = zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True)
+    return max(
+        _in_one_run(0, size, size, length, spec=facts.spec, phase=phase) for size, length in each
+    )
 
 
 def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> int:

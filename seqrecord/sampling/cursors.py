@@ -1,30 +1,219 @@
-"""Cursors: each walks its runs, a block a round.
+"""Cursors: each walks its runs, a block a round, and holds frames of each group for its blocks.
 
-All cursors of a part take equally many rounds, so that all end in the same one.
+All cursors of a part take equally many rounds, so that all end in the same one. What a round's
+block has of one run, in the middle of the run, for a window of 4 frames that begins at a clip's
+start::
+
+                 held             loaded_before        loaded
+                   |                     |                |
+    held before    f f f f f f f f f f f
+    loads                                f f f f f f f f f
+    clip starts    s s s s s s s s
+    frees          f f f f f f f f
+    held after                     f f f f f f f f f f f f
+                                   |
+                                 kept = held of the next block
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
 from seqrecord.clips import EpisodeTable, IntArray
-from seqrecord.grids import ChunkGrid
-from seqrecord.sampling.blocks import BlockSizes
-from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.runs import Runs
-from seqrecord.sampling.walks import Walk
-from seqrecord.sampling.windows import Window
+from seqrecord.grids import ChunkGrid, numbered
+from seqrecord.sampling.bounds import BlockSizes
+from seqrecord.sampling.runs import Runs, Window, merged
 
-__all__ = ["Cursors"]
+__all__ = ["Blocks", "Cursors", "Walk"]
+
+_CUTS_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks of some rounds, and what they need of one group; int64[n] each.
+
+    Row `i` is what a block has of one run, or of one row of it. Its clips start at `first` and
+    from there every stride, `count` of them; the first is number `clip`, counted over all runs. Of
+    the run its cursor holds the frames `[held, loaded_before)` when it comes to the row, and
+    `[held, loaded)` once it has loaded. When the round ends it frees `[held, kept)`.
+    """
+
+    round: IntArray
+    cursor: IntArray
+    run: IntArray
+    episode: IntArray
+    clip: IntArray
+    first: IntArray
+    count: IntArray
+    held: IntArray
+    loaded_before: IntArray
+    loaded: IntArray
+    kept: IntArray
+
+    def __len__(self) -> int:
+        return len(self.round)
+
+    def take(self, chosen: IntArray) -> Blocks:
+        """Some of the rows, in another order."""
+        return Blocks(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
+
+class _Rows(NamedTuple):
+    """What blocks have of each run, or of each row of it, by cursor and then by round.
+
+    Row `i` is of the clips `[begin, end)`, counted over all runs; int64[n] each.
+    """
+
+    round: IntArray
+    cursor: IntArray
+    begin: IntArray
+    end: IntArray
+
+
+class Walk(ABC):
+    """Cursors that walk `runs`; `cursor`, int64[rows], says which one walks each row.
+
+    `cursor` ascends and leaves no number out. `windows` are what clips use of each group. A
+    subclass says which clips each block has.
+    """
+
+    num_rounds: int
+
+    def __init__(
+        self,
+        runs: Runs,
+        cursor: IntArray,
+        episodes: EpisodeTable,
+        windows: Sequence[Window],
+    ) -> None:
+        self._runs, self._cursor, self._windows = runs, cursor, windows
+        self._num_frames = episodes.num_frames[runs.episode]
+        self._grids = [grid.take(runs.episode) for grid in episodes.groups]  # of each row's episode
+        self._apart = [window.span < runs.stride for window in windows]
+        last = np.searchsorted(runs.run, runs.run, side="right") - 1
+        self._end_runs(runs.first_clip[last] + runs.count[last] - 1)
+        self._run_first_clip = runs.first_clip[np.searchsorted(runs.run, runs.run)]
+        self.count = int(cursor[-1]) + 1 if len(cursor) else 0
+        self._first_row = np.searchsorted(cursor, np.arange(self.count))  # of each cursor
+        bounds = np.append(runs.first_clip[self._first_row], runs.num_clips)
+        self.begin: IntArray = bounds[:-1]  # where cursors begin, in clips
+        self._end: IntArray = bounds[1:]
+        self._stop = self._end  # the same, unless a subclass ends before
+
+    @abstractmethod
+    def first_clips(self, rounds: IntArray) -> IntArray:
+        """The first clip of each cursor's block in each of `rounds`; int64[rounds, cursors].
+
+        `rounds` is [rounds, 1], or [rounds, cursors] where cursors differ.
+        """
+
+    def clips_before_rounds(self) -> IntArray:
+        """How many clips come before each round, and before the end; int64[num_rounds + 1]."""
+        rounds, width = np.arange(self.num_rounds + 1), max(1, _CUTS_AT_ONCE // max(1, self.count))
+        some = (rounds[i : i + width, None] for i in range(0, len(rounds), width))
+        return np.concatenate([(self.first_clips(r) - self.begin).sum(axis=1) for r in some])
+
+    def held(self, index: int) -> list[Blocks]:
+        """Of each group, what cursors hold when round `index` begins, `[held, loaded_before)`."""
+        clip = self.first_clips(np.array([[index]]))[0]
+        cursor = np.flatnonzero(clip < self._stop)
+        clip = clip[cursor]
+        rows = _Rows(np.full(len(clip), index), cursor, clip, clip + 1)
+        return [self._blocks(group, rows) for group in range(len(self._grids))]
+
+    def blocks(self, start: int, stop: int) -> list[Blocks]:
+        """Of each group, the blocks of rounds `[start, stop)`."""
+        clips = self.first_clips(np.arange(start, stop + 1)[:, None])
+        found = {apart: self._rows(clips, start, apart=apart) for apart in set(self._apart)}
+        return [self._blocks(group, found[apart]) for group, apart in enumerate(self._apart)]
+
+    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
+        """The episode of each row, and the frames `[begin, stop)` of a group, given by its place,
+        from the first to the last that its clips use; int64[rows] each."""
+        runs, rows = self._runs, np.arange(len(self._runs))
+        begin = self._used_from(group, rows, runs.first_start)
+        return runs.episode, begin, self._used_until(group, rows, runs.last_start)
+
+    def _rows(self, clips: IntArray, start: int, *, apart: bool) -> _Rows:
+        """What the blocks that begin at `clips`, int64[rounds + 1, cursors], have of each row.
+
+        With `apart` there is a row for each clip, which has frames of its own: what lies between is
+        not used.
+        """
+        low, high = clips[0], clips[-1]
+        if apart:
+            owner, inside = numbered(high - low)
+            bounds = low[owner] + inside
+        else:
+            first_clip = self._runs.first_clip
+            first_row = np.searchsorted(first_clip, low, side="right")
+            number = np.searchsorted(first_clip, high, side="left") - first_row
+            owner, inside = numbered(np.where(high > low, np.maximum(number, 0), 0))
+            bounds = first_clip[first_row[owner] + inside]
+        flat = clips.T.ravel()  # by cursor and round: never falling
+        bounds = merged(bounds, flat)
+        place = np.searchsorted(flat, bounds, side="right") - 1
+        cursor, index = np.divmod(place, len(clips))
+        some = index < len(clips) - 1
+        ends = np.append(bounds[1:], bounds[-1:])
+        return _Rows(index[some] + start, cursor[some], bounds[some], ends[some])
+
+    def _blocks(self, group: int, rows: _Rows) -> Blocks:
+        """What rows need of a group."""
+        runs, grid, (_, _, begin, end) = self._runs, self._grids[group], rows
+        row, first = runs.find(begin)
+        last = first + (end - 1 - begin) * runs.stride
+        run_stop = self._run_stops[group][row]
+        held, stop = self._used_from(group, row, first), self._used_until(group, row, last)
+        # A chunk is loaded once in a run: as far as the run needs it, or only as far as the one
+        # row that uses it does.
+        past = grid.stop(row, stop - 1)
+        row_before, before = runs.find(np.maximum(begin - 1, 0))
+        past_before = grid.stop(row_before, self._used_until(group, row_before, before) - 1)
+        follows = begin > self._run_first_clip[row]
+        goes_on = end <= self._run_last_clip[row]
+        following = self._used_from(group, *runs.find(np.where(goes_on, end, 0)))
+        shared = (goes_on & (following < past)) | (follows & (past_before == past))
+        loaded = np.where(shared, np.minimum(past, run_stop), stop)
+        known = follows & (held < past_before)
+        return Blocks(
+            rows.round,
+            rows.cursor,
+            runs.run[row],
+            runs.episode[row],
+            clip=begin,
+            first=first,
+            count=end - begin,
+            held=held,
+            loaded_before=np.where(known, np.minimum(past_before, run_stop), held),
+            loaded=loaded,
+            kept=np.where(goes_on, np.minimum(following, loaded), loaded),
+        )
+
+    def _used_from(self, group: int, row: IntArray, start: IntArray) -> IntArray:
+        """The first frame that a clip uses, which starts at `start`."""
+        return self._windows[group].begin(start, self._num_frames[row] - 1)
+
+    def _used_until(self, group: int, row: IntArray, start: IntArray) -> IntArray:
+        """The frame behind the last that a clip uses, which starts at `start`."""
+        stop = start + (self._windows[group].offset + self._windows[group].span)
+        return np.clip(stop, 1, self._num_frames[row], out=stop)
+
+    def _end_runs(self, last_clip: IntArray) -> None:
+        """Say what the last clip of each row's run is, int64[rows]; and so the last frame used."""
+        self._run_last_clip = last_clip
+        ends = self._runs.find(np.maximum(last_clip, 0))
+        self._run_stops = [self._used_until(i, *ends) for i in range(len(self._grids))]
 
 
 class Cursors(Walk):
-    """The cursors that walk `runs`; `cursor`, int64[rows], says which one walks each row.
-
-    `cursor` ascends and leaves no number out. `windows` are what clips use of each group.
-    """
+    """Cursors that advance by blocks of such `sizes`; see `Walk`."""
 
     def __init__(
         self,
@@ -35,9 +224,9 @@ class Cursors(Walk):
         windows: Sequence[Window],
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)
-        self._sizes = sizes
-        self._lead = self.needs[episodes.leading]
-        self._lines = _Lines(episodes.lead.take(runs.episode), sizes)
+        self._sizes, self._leading = sizes, episodes.leading
+        self._grid: ChunkGrid = self._grids[episodes.leading]
+        self._lines_apart = sizes.apart(self._grid.chunk_frames)
         begin = self._first_row
         # How many frames are counted before each row, from the first cursor on. Where a run goes
         # on after a few frames these count, else a gap does, and for a cursor's first row how far
@@ -45,7 +234,7 @@ class Cursors(Walk):
         apart = runs.first_start[1:] - runs.last_start[:-1] - runs.stride
         near = (np.diff(runs.run) == 0) & (apart < sizes.gap)
         self._near = np.concatenate(([False], near, [False]))  # whether it is so before a row
-        past_line = runs.first_start - self._lines.before(np.arange(len(runs)), runs.first_start)
+        past_line = self._past_line(np.arange(len(runs)), runs.first_start)
         extra = np.where(self._near[:-1], np.append(0, apart), sizes.gap + past_line)
         extra[begin] = past_line[begin]
         counted = runs.count * sizes.clip
@@ -60,27 +249,21 @@ class Cursors(Walk):
 
     def end_before(self, index: int) -> None:
         """Have no rounds from `index` on."""
-        self._stop = self._first_clips(np.array([index]))[0]
+        self._stop = self.first_clips(np.array([[index]]))[0]
         self._end_runs(np.minimum(self._run_last_clip, self._stop[self._cursor] - 1))
 
-    def first_clips(self, index: IntArray) -> IntArray:
-        """The first clip of each cursor's block in round `index` of the cursor; int64[cursors]."""
-        found: IntArray = self._first_clips(index[None])[0]
-        return found
-
-    def lead_blocks(self, begin: IntArray, end: IntArray) -> tuple[Blocks, IntArray]:
+    def lead_blocks(self, begin: IntArray, end: IntArray) -> Blocks:
         """Of the leading group, the blocks of clips `[begin, end)`, int64[cursors] each.
 
-        All count as of round 0. And the first clip of each row, int64[rows].
+        All count as of round 0.
         """
-        rows = self._rows(np.stack((begin, end)), 0, self._lead.are_apart)
-        return self._lead.blocks(rows, self._run_first_clip), rows.begin
+        clips, apart = np.stack((begin, end)), self._apart[self._leading]
+        return self._blocks(self._leading, self._rows(clips, 0, apart=apart))
 
-    def _first_clips(self, rounds: IntArray) -> IntArray:
-        """See `Walk`; `rounds` is int64[rounds], or [rounds, cursors] where cursors differ."""
-        rounds = rounds[:, None] if rounds.ndim == 1 else rounds
+    def first_clips(self, rounds: IntArray) -> IntArray:
+        """See `Walk`."""
         clips = self._find(rounds, snap=False)
-        late = (rounds >= self._sizes.unaligned) & (not self._lead.are_apart)
+        late = (rounds >= self._sizes.unaligned) & (not self._apart[self._leading])
         if late.any():
             clips = np.where(late, self._find(rounds, snap=True), clips)
         clips = np.where(rounds == 0, self.begin, clips)
@@ -98,45 +281,22 @@ class Cursors(Walk):
         beyond = place - self._before[row]
         if snap:
             start = runs.first_start[row] + beyond
+            ahead = -self._past_line(row, start) % self._lines_apart[row]
+            if self._grid.edges is not None:  # a chunk's end is a line, too
+                odd = self._grid.chunk_frames[row] == 0
+                left = self._grid.stop(row, start) - start
+                ahead = np.where(odd, np.minimum(ahead, left), ahead)
             within = (beyond < runs.count[row] * counted) | self._near[row + 1]
-            place = place + np.where(within, self._lines.after(row, start) - start, 0)
+            place = place + np.where(within, ahead, 0)
             row = np.searchsorted(self._from, place, side="right") - 1
             beyond = place - self._before[row]
         step = np.maximum(-(-beyond // counted), 0)
         clips: IntArray = runs.first_clip[row] + np.minimum(step, runs.count[row])
         return clips
 
-
-class _Lines:
-    """The grid lines of the leading group, `grid`, of each row: see `BlockSizes`.
-
-    The methods take rows and frames, arrays of one shape.
-    """
-
-    def __init__(self, grid: ChunkGrid, sizes: BlockSizes) -> None:
-        self._grid = grid
-        self._apart = sizes.apart(grid.chunk_frames)
-        self._all_regular = grid.edges is None
-
-    def before(self, row: IntArray, frame: IntArray) -> IntArray:
-        """The last line at or before each frame."""
-        apart = self._apart[row]
-        if self._all_regular:
-            return frame // apart * apart
-        begin = self._begin(row, frame)
-        return begin + (frame - begin) // apart * apart
-
-    def after(self, row: IntArray, frame: IntArray) -> IntArray:
-        """The first line at or after each frame."""
-        apart = self._apart[row]
-        if self._all_regular:
-            return frame + -frame % apart
-        begin = self._begin(row, frame)
-        past = begin + -(-(frame - begin) // apart) * apart
-        odd = self._grid.chunk_frames[row] == 0
-        return np.where(odd, np.minimum(past, self._grid.stop(row, frame)), past)
-
-    def _begin(self, row: IntArray, frame: IntArray) -> IntArray:
-        """Where lines are counted from: in irregular episodes the chunk's first frame."""
-        odd = self._grid.chunk_frames[row] == 0
-        return np.where(odd, self._grid.start(row, frame), 0)
+    def _past_line(self, row: IntArray, frame: IntArray) -> IntArray:
+        """How far frames lie behind the last grid line before them; see `BlockSizes`."""
+        if self._grid.edges is not None:  # irregular episodes count from the chunk's first frame
+            odd = self._grid.chunk_frames[row] == 0
+            frame = frame - np.where(odd, self._grid.start(row, frame), 0)
+        return frame % self._lines_apart[row]

@@ -14,41 +14,61 @@ and put in another order; the sequence is shared out equally among the *cursors*
 Everything is a pure function of the selected clips and the settings, whatever else the dataset
 holds, and any round can be computed alone. The clips that the rounds emit form one stream; batches
 are consecutive parts of it.
+
+When clips are *dealt*, those of a block, shuffled, spread evenly over the round, each cursor's from
+a moment of its own::
+
+    cursor 0    a . . b . . c . . d . .
+    cursor 1    . e . . f . . g . . h .
+    cursor 2    . . i . . . . . j . . .
+    emitted     a e i b f c g j d h
+
+A batch has several clips of a cursor where there are fewer cursors than clips in a batch. So that
+they don't overlap, a block is cut into sections, each at least a clip long. One clip after the
+other comes from another section, at the same place in each. Where sections are narrow, places come
+in descending order from a random one on, so that the clips of one place and the next don't overlap
+either::
+
+    block of 12, 3 sections     0 1 2 3 | 4 5 6 7 | 8 9 10 11
+    in the order                2 6 10    1 5 9     0 4 8       3 7 11
+
+These are few orders. That is enough where blocks begin at other clips in each epoch, which those of
+a single cursor do not. So its small blocks are shuffled as a whole, and each next clip is the first
+one that overlaps none of those that may be in a batch with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.blocks import BlockSizes
-from seqrecord.sampling.bounds import cursor_bounds
-from seqrecord.sampling.cursors import Cursors
-from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.dealing import deal, in_order
-from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.parts import share_out
-from seqrecord.sampling.plan import Plan
+from seqrecord.grids import numbered
+from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, cursor_bounds
+from seqrecord.sampling.cursors import Blocks, Cursors
+from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.rounds import Clips
-from seqrecord.sampling.runs import Runs, shuffle_runs
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
+from seqrecord.sampling.runs import Cuts, PartShares, Runs, Window, shares_of, shuffle_runs
 
-__all__ = ["CLIPS", "CURSORS", "EpochPlan", "check_drop_last", "key_of_stage", "sequence_of"]
+__all__ = ["EpochPlan", "Layout", "check_drop_last", "key_of_stage"]
 
-_RUNS, CURSORS, CLIPS = range(3)  # what a number drawn for an epoch is for
+_RUNS, _CURSORS, _CLIPS = range(3)  # what a number drawn for an epoch is for
+
+_TIME_BITS = 20  # fraction of a cursor's share that tells apart whose clip comes first
+_MOST_SECTIONS = 8
+_NARROW = 4  # clips' spans
+_FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
 class EpochPlan(Plan):
     """The plan of one part of one epoch.
 
     Which clips come when depends on the leading group, and on that whose chunks are cut at (see
-    `cuts`).
+    `Cuts`).
 
     Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
     for the last: where they do not come out even, a part gives one clip that another gives too,
@@ -63,92 +83,152 @@ class EpochPlan(Plan):
     """
 
     def _lay_out(self, table: ClipTable, stage: int) -> None:
-        settings, part, episodes = self.settings, self.part, self._episodes
-        self._key = key_of_stage(settings, self.epoch, stage)
-        # Episodes count by their place in the selection: rows may differ between datasets.
-        self._selected = table.selected
-
-        sequence = sequence_of(table, episodes, settings, self._key, part.count, self._windows)
-        start, stop, self.num_repeated = share_out(
-            sequence,
-            Cuts.of(sequence.episode, episodes, self._windows),
-            part,
-            settings,
+        settings, part = self.settings, self.part
+        facts = ClipFacts.of(table, self._episodes, self._windows)
+        key = key_of_stage(settings, self.epoch, stage)
+        layout = Layout(
+            facts, settings, self._episodes, self._windows, table.selected, key, part.count
         )
-        total = self.num_clips = int((stop - start).sum())
-        size = self._batch_size
-        if settings.drop_last:
-            if not stage:
-                check_drop_last(table.num_clips, settings, part.count)
-            kept = table.num_clips // part.count if settings.equal else total
-            self.num_clips = kept // size * size
-        self.num_dropped = total - self.num_clips
-        self.num_batches = -(-self.num_clips // size)
-        facts = ClipFacts.of(table, episodes, self._windows)
-        self._cursors = Cursors(
-            *sequence.slices(start, stop), BlockSizes.of(facts, settings), episodes, self._windows
-        )
-        self._before = np.minimum(self._cursors.clips_before_rounds(), self.num_clips)
-        self.num_cursors = self._cursors.count
+        if not stage:
+            check_drop_last(table.num_clips, settings, part.count)
+        runs, shares = layout.share_out(table, np.array([part.index]))
+        self.num_repeated = int(shares.repeated[0])
+        self.num_clips = int(layout.kept(shares)[0])
+        self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
+        self.num_batches = -(-self.num_clips // self._batch_size)
+        cursors = layout.cursors(runs, shares.start, shares.stop)
+        self._layout, self._cursors = layout, cursors
+        self._before = np.minimum(cursors.clips_before_rounds(), self.num_clips)
+        self.num_cursors = cursors.count
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
-        if self.num_rounds < self._cursors.num_rounds:
-            self._cursors.end_before(self.num_rounds)
-        bounds = cursor_bounds(facts, settings, longest=self._cursors.longest)
+        if self.num_rounds < cursors.num_rounds:
+            cursors.end_before(self.num_rounds)
+        bounds = cursor_bounds(facts, settings, longest=cursors.longest)
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
-        # A cursor's position is drawn in every round.
         number = blocks.round * max(1, self.num_cursors) + blocks.cursor
-        order, position = in_order(blocks, number, hash64(key_of(self._key, CURSORS), number))
-        return blocks.take(order), position
+        return self._layout.in_order(blocks, number)
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         first = int(self._before[blocks.round[0]]) if len(blocks) else 0
-        row, start = deal(
-            blocks,
-            position,
-            np.searchsorted(self._selected, blocks.episode),
-            stride=self._spec.stride,
-            span=self._windows[self.leading].span,
-            num_cursors=self.num_cursors,
-            batch_size=self._batch_size,
-            key=key_of(self._key, CLIPS) if self.settings.shuffle else None,
-        )
+        row, start = self._layout.deal(blocks, position, self.num_cursors)
         clip = np.arange(first, min(first + len(row), self.num_clips))
         row, start = row[: len(clip)], start[: len(clip)]
         batch, slot = np.divmod(clip, self._batch_size)
         return Clips(blocks.cursor[row], blocks.run[row], blocks.episode[row], start, batch, slot)
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What all parts of an epoch have in common, or of a stage of it: how clips are shared out.
+
+    `selected` are the episodes that were asked for, `windows` what clips use of each group.
+    """
+
+    facts: ClipFacts
+    settings: PlanSettings
+    episodes: EpisodeTable
+    windows: Sequence[Window]
+    selected: IntArray
+    key: int  # of all random numbers
+    num_parts: int
+
+    @property
+    def sizes(self) -> BlockSizes:
+        """Of all cursors."""
+        return BlockSizes.of(self.facts, self.settings)
+
+    def share_out(self, table: ClipTable, parts: IntArray) -> tuple[Runs, PartShares]:
+        """The runs in the order in which they are shared out, and what each of `parts` has."""
+        settings, runs = self.settings, Runs.of(table)
+        if settings.shuffle:
+            anywhere = self.num_parts == 1 and settings.num_shares is not None
+            runs = shuffle_runs(
+                runs,
+                settings.run_frames,
+                Cuts.of(runs.episode, self.episodes, self.windows, anywhere=anywhere),
+                key_of(self.key, _RUNS),
+                num_shares=self.num_parts * settings.shares,
+            )
+        cuts = Cuts.of(runs.episode, self.episodes, self.windows)
+        return runs, shares_of(
+            runs,
+            cuts,
+            parts,
+            self.num_parts,
+            settings.cursors,
+            fill=settings.equal and not settings.drop_last,
+            num_shares=settings.shares,
+        )
+
+    def kept(self, shares: PartShares) -> IntArray:
+        """How many clips parts with these shares emit; int64[parts]."""
+        clips: IntArray = (shares.stop - shares.start).sum(axis=1)
+        if self.settings.drop_last:
+            if self.settings.equal:
+                clips = np.full_like(clips, self.facts.num_clips // self.num_parts)
+            clips -= clips % (self.settings.batch_size or 1)
+        return clips
+
+    def cursors(self, runs: Runs, start: IntArray, stop: IntArray) -> Cursors:
+        """Those of shares that are not empty: clips `[start, stop)`, int64[parts, cursors] each."""
+        some = stop > start
+        mine = runs.slices(start[some], stop[some])
+        return Cursors(*mine, self.sizes, self.episodes, self.windows)
+
+    def in_order(self, blocks: Blocks, number: IntArray) -> tuple[Blocks, IntArray]:
+        """The rows of whole rounds as they are dealt, and the position of each one's block.
+
+        `number`, int64[n], is that of each row's block. Blocks come by round, and in it by what is
+        drawn for them, in every round. A block's rows keep their order. What blocks load comes in
+        that order too, so that the first clips need not wait for all loads of their round.
+        """
+        order = np.lexsort((hash64(key_of(self.key, _CURSORS), number), blocks.round))
+        blocks, number = blocks.take(order), number[order]
+        block = np.cumsum(np.diff(number, prepend=number[:1]) != 0)
+        return blocks, block - block[np.searchsorted(blocks.round, blocks.round)]
+
+    def deal(
+        self, blocks: Blocks, position: IntArray, num_cursors: int
+    ) -> tuple[IntArray, IntArray]:
+        """The clips of whole rounds as they are emitted: rows of `blocks`, and starts.
+
+        int64[n] each. `blocks` are sorted by round, by `position` of the block in it, int64[rows],
+        and by place in the block. Where batches have more clips than there are cursors, those of a
+        cursor in a row are far apart.
+        """
+        stride, size = self.facts.spec.stride, self.settings.batch_size or 1
+        row, inside = numbered(blocks.count)
+        start = blocks.first[row] + inside * stride
+        if not self.settings.shuffle or not len(row):
+            return row, start
+        new = np.diff(blocks.round, prepend=-1) != 0
+        new |= np.diff(position, prepend=-1) != 0
+        first = np.flatnonzero(new)  # row of each block
+        sizes = np.add.reduceat(blocks.count, first)
+        block, place = numbered(sizes)
+        size_of = sizes[block]
+        # Episodes count by their place in the selection: rows may differ between datasets.
+        episode = np.searchsorted(self.selected, blocks.episode[first])
+        name = hash64(key_of(self.key, _CLIPS), episode).view(np.int64) + blocks.first[first]
+        spread = num_cursors < size
+        apart = -(-self.facts.window.span // stride) if spread else len(row) + 1
+        order = np.lexsort((*_order(name, block, size_of, place, apart), block))
+        number = np.empty(len(order), np.int64)  # of each clip among those of its block
+        number[order] = place
+        # Whatever other blocks there are: those of several parts must come in the same order.
+        if num_cursors == 1 and spread and apart > 1:
+            few = np.flatnonzero(size_of <= _FEW)
+            number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
+        time = (number * num_cursors + position[row] << _TIME_BITS) // size_of
+        order = np.lexsort((time, blocks.round[row]))
+        return row[order], start[order]
+
+
 def key_of_stage(settings: PlanSettings, epoch: int, stage: int) -> int:
     """The key of all random numbers of a stage of an epoch."""
     return key_of(settings.seed, epoch, *([stage] if stage else []))
-
-
-def sequence_of(
-    table: ClipTable,
-    episodes: EpisodeTable,
-    settings: PlanSettings,
-    key: int,
-    num_parts: int,
-    windows: Sequence[Window],
-) -> Runs:
-    """The runs in the order in which they are shared out to the cursors of all parts."""
-    sequence = Runs.of(table)
-    if not settings.shuffle:
-        return sequence
-    return shuffle_runs(
-        sequence,
-        settings.run_frames,
-        Cuts.of(
-            sequence.episode,
-            episodes,
-            windows,
-            anywhere=num_parts == 1 and settings.num_shares is not None,
-        ),
-        key_of(key, _RUNS),
-        num_shares=num_parts * settings.shares,
-    )
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:
@@ -162,3 +242,53 @@ def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:
             expected=f"at least {least} clips: a batch of {size} in {parts}",
             got=f"{total} clips; smaller batches, fewer workers, or no drop_last",
         )
+
+
+def _order(
+    name: IntArray, block: IntArray, size: IntArray, place: IntArray, apart: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Keys to sort a block's clips by, the second one first, so that clips in a row are far apart.
+
+    That is by `apart` clips, as far as there are so many. `name` is int64[blocks]; block, its size
+    and the place in it are those of each clip, int64[n].
+    """
+    sections = np.clip(size // apart, 1, _MOST_SECTIONS)
+    section = place * sections // size
+    inside = place + (-section * size) // sections  # counted from the section's first
+    width = -(-size // sections)
+    begin = (hash64(2, name) >> np.uint64(33)).astype(np.int64)[block]
+    narrow = (sections > 1) & (width < _NARROW * apart)
+    number = name[block] + inside * (_MOST_SECTIONS + 1)
+    outer = np.where(narrow, ((begin - inside) % width).astype(np.uint64), hash64(0, number))
+    inner = np.where(narrow, section.astype(np.uint64), hash64(1, number + section))
+    return inner, outer
+
+
+def _one_by_one(
+    name: IntArray, block: IntArray, place: IntArray, apart: int, batch_size: int
+) -> IntArray:
+    """The number of each clip among those of its block, int64[n]; `block` never falls.
+
+    Of a block's clips in random order, each next one is the first that is `apart` places from the
+    `batch_size - 1` before it; where there is none, of those that are near to the earliest one.
+    """
+    drawn = hash64(0, name + place)
+    _, block, sizes = np.unique(block, return_inverse=True, return_counts=True)
+    most = int(sizes.max(initial=0))
+    near = max(0, min(apart, most) - 1)  # places further away are in no block
+    order = np.lexsort((drawn, block))
+    taken = most * (batch_size + 2)
+    rank = np.full((len(sizes), most), taken)
+    rank[block[order], place[order]] = place
+    number = np.zeros_like(rank)
+    until = np.zeros((len(sizes), most + 2 * near), np.int64)  # with a margin on both sides
+    reach = np.arange(2 * near + 1)
+    for i in range(most):
+        some = np.flatnonzero(sizes > i)
+        late = np.maximum(until[some, near : near + most] - i, 0)
+        picked = np.argmin(rank[some] + most * late, axis=1)
+        number[some, picked] = i
+        rank[some, picked] = taken
+        until[some[:, None], picked[:, None] + reach] = i + batch_size
+    found: IntArray = number[block, place]
+    return found

@@ -6,24 +6,108 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.forks import cached_property
-from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.parts import Part
-from seqrecord.sampling.rounds import Clips, GroupRound, Loads, Round, frees_of, loads_of
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.walks import Walk
-from seqrecord.sampling.windows import Window
+from seqrecord.grids import numbered
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.cursors import Blocks, Walk
+from seqrecord.sampling.runs import Part, Window
 
-__all__ = ["GroupPlan", "Plan"]
+__all__ = ["Clips", "Frees", "GroupPlan", "GroupRound", "Loads", "Plan", "Round"]
 
 _WHOLE = Part()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
+
+_Rows = TypeVar("_Rows", bound="_Columns")
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Columns of equal length, int64 each; a row is one thing to do, for one cursor."""
+
+    cursor: IntArray
+
+    def __len__(self) -> int:
+        return len(self.cursor)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)})"
+
+    def rows(self: _Rows, start: int, stop: int) -> _Rows:
+        """Rows `[start, stop)`, without a copy."""
+        return type(self)(*(column[start:stop] for column in vars(self).values()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loads(_Columns):
+    """Chunks to read, and which of their frames to decode, roughly in the order of their use.
+
+    Row `i` brings `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all of
+    row `chunk[i]` of the group's chunk table, to cursor `cursor[i]`, for run `run[i]`. A cursor may
+    hold frames of several runs, even the same frames for two of them; runs are numbered over all
+    cursors, and are the same in all groups. A frame that lacks a requested feature is used by no
+    clip: it keeps its place but nothing need be decoded for it.
+    """
+
+    run: IntArray
+    episode: IntArray
+    chunk: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clips(_Columns):
+    """Clips in the order in which they are emitted.
+
+    Clip `i` consists of the frames of each group's window at `start[i]` which cursor `cursor[i]`
+    holds for run `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With
+    `batch_size=None` every clip counts as a batch of its own.
+    """
+
+    run: IntArray
+    episode: IntArray
+    start: IntArray
+    batch: IntArray
+    slot: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Frees(_Columns):
+    """Frames that no later clip of the run needs, `first`, `first + frame_step`, …
+
+    They come in the order in which the cursor has loaded them.
+    """
+
+    run: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class GroupRound:
+    """What a round does with one group: do `loads`, and when its clips are emitted, `frees`."""
+
+    loads: Loads
+    frees: Frees
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round, in this order: do all groups' loads, emit `clips`, then do their frees.
+
+    `groups` may be empty where nothing is to be loaded.
+    """
+
+    index: int
+    clips: Clips
+    groups: tuple[GroupRound, ...]
 
 
 @dataclass(frozen=True)
@@ -125,15 +209,12 @@ class Plan(ABC):
             raise IndexError(f"a batch's number is not in [0, {self.num_batches}]: {batch}")
         return self._first_clip(batch)
 
-    def locate(self, batch: int) -> tuple[int, int]:
-        """Where a batch begins: its round, and how many of that round's clips come before it.
-
-        To resume there, load `resident(round)`, go on with `rounds(round)` and skip so many clips.
-        """
-        return self.locate_clip(self.first_clip(batch))
-
     def locate_clip(self, clip: int) -> tuple[int, int]:
-        """Where a clip of the part is, in the order in which they are emitted; see `locate`."""
+        """Where a clip of the part is: its round, and how many of that round's clips come before.
+
+        Clips are counted as they are emitted. To resume there, load `resident(round)`, go on with
+        `rounds(round)` and skip so many clips.
+        """
         index = int(np.searchsorted(self._before, clip, side="right")) - 1
         index = min(index, self.num_rounds)
         return index, clip - int(self._before[index])
@@ -151,8 +232,8 @@ class Plan(ABC):
         return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """What clips use of a group, by its place: see `Needs.used`."""
-        return self._cursors.needs[group].used()
+        """What clips use of a group, by its place: see `Walk.used`."""
+        return self._cursors.used(group)
 
     def rounds(self, first_round: int = 0) -> Iterator[Round]:
         """The rounds from `first_round` on, computed as they are taken."""
@@ -173,8 +254,7 @@ class Plan(ABC):
         clips = self._clips(*self._in_order(blocks[self.leading]))
         groups = [
             GroupRound(
-                self._loads(i, some, some.loaded_before, some.loaded)[1],
-                frees_of(some, self._windows[i].frame_step)[1],
+                self._loads(i, some, some.loaded_before, some.loaded)[1], self._frees(i, some)[1]
             )
             for i, some in enumerate(blocks)
             if loads
@@ -184,34 +264,55 @@ class Plan(ABC):
     def _first_clip(self, batch: int) -> int:
         return min(batch * self._batch_size, self.num_clips)
 
+    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
+        marks = np.arange(start, stop + 1)
+        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
+        clips = self._clips(*found[self.leading])
+        groups = []
+        for i, (blocks, _) in enumerate(found):
+            loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
+            frees = self._frees(i, blocks)
+            each = (_by_round(*columns, marks) for columns in (loads, frees))
+            groups.append(list(map(GroupRound, *each)))
+        clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
+        for i, (rows, *done) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
+            yield Round(start + i, clips.rows(*rows), tuple(done))
+
     def _loads(
         self, group: int, blocks: Blocks, start: IntArray, stop: IntArray
     ) -> tuple[IntArray, Loads]:
-        """See `loads_of`."""
-        grid, window = self._episodes.groups[group], self._windows[group]
-        phase = self._spec.phase + window.offset
-        return loads_of(blocks, start, stop, grid, window.frame_step, phase)
+        """The round, int64[n], and the load of each chunk with wanted frames in `[start, stop)`.
 
-    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
-        marks = np.arange(start, stop + 1)
-        by_group: list[list[GroupRound]] = []
-        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
-        clips = self._clips(*found[self.leading])
-        for i, (blocks, _) in enumerate(found):
-            loads_round, loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
-            frees_round, frees = frees_of(blocks, self._windows[i].frame_step)
-            loads_at = pairwise(np.searchsorted(loads_round, marks).tolist())
-            frees_at = pairwise(np.searchsorted(frees_round, marks).tolist())
-            by_group.append(
-                [
-                    GroupRound(loads.rows(*rows), frees.rows(*freed))
-                    for rows, freed in zip(loads_at, frees_at, strict=True)
-                ]
-            )
-        clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
-        for i, rows in enumerate(pairwise(clips_at)):
-            groups = tuple(rounds[i] for rounds in by_group)
-            yield Round(start + i, clips.rows(*rows), groups)
+        `start` and `stop` are int64[rows of blocks].
+        """
+        grid, window = self._episodes.groups[group], self._windows[group]
+        step, phase = window.frame_step, self._spec.phase + window.offset
+        some = stop > start
+        first_place = grid.place(blocks.episode, start)
+        last_place = grid.place(blocks.episode, np.maximum(stop - 1, start))
+        row, inside = numbered(np.where(some, last_place - first_place + 1, 0))
+        place, episode = first_place[row] + inside, blocks.episode[row]
+        begin, end = grid.bounds(episode, place)
+        first = np.maximum(start[row], begin)
+        first += (phase - first) % step
+        count = -(-(np.minimum(stop[row], end) - first) // step)
+        some = count > 0
+        row, episode = row[some], episode[some]
+        return blocks.round[row], Loads(
+            blocks.cursor[row],
+            blocks.run[row],
+            episode,
+            grid.row(episode, place[some]),
+            first[some],
+            count[some],
+        )
+
+    def _frees(self, group: int, blocks: Blocks) -> tuple[IntArray, Frees]:
+        """The round, int64[n], and what is freed in it, of each row that frees something."""
+        some = blocks.kept > blocks.held
+        first = blocks.held[some]
+        count = -(-(blocks.kept[some] - first) // self._windows[group].frame_step)
+        return blocks.round[some], Frees(blocks.cursor[some], blocks.run[some], first, count)
 
     @abstractmethod
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
@@ -223,3 +324,9 @@ class Plan(ABC):
     @abstractmethod
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         """The clips of whole rounds in the order in which they are emitted."""
+
+
+def _by_round(rounds: IntArray, columns: _Rows, marks: IntArray) -> Iterator[_Rows]:
+    """The rows of each round between two marks; `rounds` never falls."""
+    at = np.searchsorted(rounds, marks).tolist()
+    return (columns.rows(*rows) for rows in pairwise(at))

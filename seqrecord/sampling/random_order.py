@@ -4,21 +4,58 @@ NumPy's generators may change their streams between versions and draw in sequenc
 number is a pure function of a key and a counter (SplitMix64: Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014), so any part of an order can be computed
 alone, in any place.
+
+Which clips an epoch has is drawn, too. With `rotate_phase`, every epoch has the clip starts
+`phase`, `phase + stride`, … of another phase, so that a stride leaves nothing out for ever. Stride
+4, an episode with 10 starts::
+
+    start               0 1 2 3 4 5 6 7 8 9
+    epoch 0, phase 2        s       s
+    epoch 1, phase 0    s       s       s
+    epoch 2, phase 3          s       s
+    epoch 3, phase 1      s       s       s
+    epoch 4 …           every phase again, in a new order
+
+A chosen clip of weight 2.3 comes twice or three times: in three of ten epochs three times, on
+average. The seed decides which clips come once more in an epoch, by systematic sampling (W. G.
+Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 1949): what
+their weights have above whole numbers is laid out on a line, in an order drawn for the epoch and
+from a place drawn between 0 and 1. Those that reach a whole number come once more::
+
+    weights 2.3, 0.8, 0.5, 1.4      0         |1                  |2
+    order 2, 0, 3, 1; from 0.4          [  2  )[ 0 )[  3 )[   1   )
+
+So an epoch has as many clips as the weights sum to, or one more where that is no whole number. How
+many clips all epochs before one have is then known without counting.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import IntArray
+from seqrecord.chosen import ChosenClips
+from seqrecord.clips import ClipTable, IntArray
 
-__all__ = ["hash64", "key_of", "permutation"]
+__all__ = [
+    "Phases",
+    "clips_before",
+    "hash64",
+    "key_of",
+    "permutation",
+    "times_in_epoch",
+    "typical_table",
+]
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_PHASES, _WEIGHTS = 3, 4  # what a number drawn for a seed is for
+_BITS = 53
+_ONE = 1 << _BITS  # fractions are integers of so many to 1
 
 
 def key_of(*values: int) -> int:
@@ -48,3 +85,123 @@ def hash64(key: int, values: IntArray) -> npt.NDArray[np.uint64]:
 def permutation(key: int, length: int) -> IntArray:
     """The numbers 0 to `length` - 1 in an order drawn from `key`."""
     return np.argsort(hash64(key, np.arange(length)), kind="stable")
+
+
+@dataclass(frozen=True, eq=False)
+class Phases:
+    """The phases that have clips, and how many; a phase without any clip gets no epoch.
+
+    Phases `[first[i], stop[i])` have `num_clips[i]` clips each, at least 1. Intervals ascend and
+    don't overlap; int64[n] each.
+    """
+
+    first: IntArray
+    stop: IntArray
+    num_clips: IntArray
+
+    @classmethod
+    def of(cls, every: ClipTable, stride: int) -> Phases:
+        """The phases of `stride`, from a table of stride 1."""
+        # A row gives each phase `count // stride` clips and one more to those of its last
+        # `count % stride` starts, which may run past the last phase and go on at the first.
+        begin = every.first_start % stride
+        end = begin + every.count % stride
+        past = np.maximum(end - stride, 0)
+        up = np.concatenate(([0], begin, np.zeros_like(past)))
+        down = np.concatenate(([stride], np.minimum(end, stride), past))
+        edges = np.unique(np.concatenate((up, down)))
+        change = np.zeros(len(edges), np.int64)
+        np.add.at(change, np.searchsorted(edges, up[1:]), 1)
+        np.add.at(change, np.searchsorted(edges, down[1:]), -1)
+        num_clips = int((every.count // stride).sum()) + np.cumsum(change)[:-1]
+        some = num_clips > 0
+        return cls(edges[:-1][some], edges[1:][some], num_clips[some])
+
+    def __len__(self) -> int:
+        return int((self.stop - self.first).sum())
+
+    @property
+    def fewest_clips(self) -> int:
+        """Clips of the phase that has fewest; raises `ValueError` where no phase has any."""
+        return int(self.num_clips.min())
+
+    def of_epoch(self, epoch: int, *, seed: int, shuffle: bool) -> int:
+        """The phase of an epoch.
+
+        Every `len(self)` epochs, counted from epoch 0, have each phase once: in ascending order,
+        or with `shuffle` in an order drawn anew for each such group of epochs.
+        """
+        group, place = divmod(epoch, len(self))
+        if shuffle:
+            place = int(permutation(key_of(seed, _PHASES, group), len(self))[place])
+        before = np.cumsum(self.stop - self.first) - (self.stop - self.first)
+        i = int(np.searchsorted(before, place, side="right")) - 1
+        return int(self.first[i]) + place - int(before[i])
+
+    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
+        """How many clips each of so many equal parts has of all epochs before one."""
+        group, place = divmod(epoch, len(self))
+        clips = np.repeat(-(-self.num_clips // num_parts), self.stop - self.first)
+        whole = group * int(clips.sum())
+        if shuffle:
+            clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
+        return whole + int(clips[:place].sum())
+
+
+def typical_table(every: ClipTable, stride: int) -> ClipTable:
+    """What settings that hold for every phase are chosen from, given a table of stride 1.
+
+    Each row has as many clips as in the phase that has most of them. Its starts mean nothing.
+    """
+    spec = replace(every.spec, stride=stride)
+    return ClipTable(
+        spec, every.selected, every.episode, every.first_start, -(-every.count // stride)
+    )
+
+
+def times_in_epoch(chosen: ChosenClips, *, seed: int, epoch: int) -> IntArray:
+    """How often each clip comes in an epoch: its weight rounded down or up; int64[n]."""
+    times, fractions = chosen.least, _fractions(chosen)
+    some = np.flatnonzero(fractions)
+    key = key_of(seed, _WEIGHTS, epoch)
+    some = some[np.argsort(hash64(key, chosen.row[some]), kind="stable")]
+    stop = np.cumsum(fractions[some], dtype=np.uint64)
+    stop += np.uint64(_offset(_sum(fractions) % _ONE, seed, epoch))
+    # It may wrap: 2**64 is a multiple of what 1 is here.
+    start = stop - fractions[some]
+    times[some] += (stop >> np.uint64(_BITS)) != (start >> np.uint64(_BITS))
+    return times
+
+
+def clips_before(chosen: ChosenClips, epoch: int, num_parts: int, *, seed: int) -> int:
+    """How many clips each of so many equal parts has of all epochs before one."""
+    whole, rest = divmod(_sum(_fractions(chosen)), _ONE)
+    fewest = int(chosen.least.sum()) + whole
+    longer = _longer_before(rest, seed, epoch)
+    return (epoch - longer) * -(-fewest // num_parts) + longer * -(-(fewest + 1) // num_parts)
+
+
+def _offset(rest: int, seed: int, epoch: int) -> int:
+    """Where the line begins: below 1, and uniform over all epochs. `rest` is of the sum."""
+    drawn = key_of(seed, _WEIGHTS, epoch, 0) >> (64 - _BITS)
+    if _longer_before(rest, seed, epoch + 1) > _longer_before(rest, seed, epoch):
+        return _ONE - rest + drawn * rest // _ONE  # from here the line reaches one number more
+    return drawn * (_ONE - rest) // _ONE
+
+
+def _longer_before(rest: int, seed: int, epoch: int) -> int:
+    """How many of the epochs before this one have a clip more than others: evenly many."""
+    return (epoch * rest + (key_of(seed, _WEIGHTS) >> (64 - _BITS))) // _ONE
+
+
+def _fractions(chosen: ChosenClips) -> npt.NDArray[np.uint64]:
+    """What weights have above whole numbers, exactly; uint64[n] below `_ONE`."""
+    fractions: npt.NDArray[np.uint64] = ((chosen.weight % 1) * _ONE).astype(np.uint64)
+    return fractions
+
+
+def _sum(fractions: npt.NDArray[np.uint64]) -> int:
+    """Exactly, of fewer than 2**32."""
+    low = np.uint64(1 << 32) - np.uint64(1)
+    high = int((fractions >> np.uint64(32)).sum())
+    return (high << 32) + int((fractions & low).sum())

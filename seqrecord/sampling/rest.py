@@ -25,18 +25,11 @@ from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import followed, numbered
-from seqrecord.sampling.blocks import BlockSizes
+from seqrecord.sampling.bounds import ClipFacts, PlanSettings
 from seqrecord.sampling.cursors import Cursors
-from seqrecord.sampling.cuts import Cuts
-from seqrecord.sampling.dealing import deal, in_order
-from seqrecord.sampling.epoch import CLIPS, CURSORS, key_of_stage, sequence_of
-from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.parts import Shares, shares_of
-from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.runs import joined_pieces
+from seqrecord.sampling.epoch import Layout, key_of_stage
+from seqrecord.sampling.runs import PartShares, Window, joined_pieces
 from seqrecord.sampling.sequences import sequences_left
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.windows import Window
 
 __all__ = ["Stage", "rest_of"]
 
@@ -62,6 +55,11 @@ class Stage:
         """They are numbered rank by rank, and worker by worker."""
         return self.ranks * len(self.batches)
 
+    @property
+    def given(self) -> IntArray:
+        """The batches that each part has given; int64[parts]."""
+        return np.tile(np.array(self.batches, np.int64), self.ranks)
+
 
 def rest_of(
     table: ClipTable,
@@ -81,23 +79,24 @@ def rest_of(
     more batches than its plan.
     """
     for number, stage in enumerate(stages):
+        _check_size(stage)
         if stage.settings.order == "sequences":
-            table = _left_of_sequences(table, stage, epoch, number)
+            table = sequences_left(table, stage.settings, stage.given, epoch=epoch, stage=number)
         else:
             table = _Remainder(table, episodes, stage, epoch, number, windows, at_once).table()
     return table
 
 
-def _left_of_sequences(table: ClipTable, stage: Stage, epoch: int, number: int) -> ClipTable:
-    rows = stage.settings.batch_size or 1
-    if stage.num_parts * rows > _MAX_CURSORS:
+def _check_size(stage: Stage) -> None:
+    settings, parts = stage.settings, stage.num_parts
+    follows = settings.order == "sequences"
+    each = settings.batch_size or 1 if follows else settings.cursors
+    if parts * each > _MAX_CURSORS:
         raise StateError(
-            "a stage of an epoch has more rows than can be planned",
+            f"a stage of an epoch has more {'rows' if follows else 'cursors'} than can be planned",
             expected=f"at most {_MAX_CURSORS}, of all parts",
-            got=f"{stage.num_parts} parts of {rows}",
+            got=f"{parts} parts of {each}",
         )
-    batches = np.tile(np.array(stage.batches, np.int64), stage.ranks)
-    return sequences_left(table, stage.settings, batches, epoch=epoch, stage=number)
 
 
 class _Remainder:
@@ -113,44 +112,25 @@ class _Remainder:
         windows: Sequence[Window] | None,
         at_once: int,
     ) -> None:
-        self._at_once = at_once
-        self._table, self._episodes, self._settings = table, episodes, stage.settings
-        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
-        self._batch_size = stage.settings.batch_size or 1
-        self._key = key_of_stage(stage.settings, epoch, number)
-        settings, count = stage.settings, stage.num_parts
-        if count * settings.cursors > _MAX_CURSORS:
-            raise StateError(
-                "a stage of an epoch has more cursors than can be planned",
-                expected=f"at most {_MAX_CURSORS}, of all parts",
-                got=f"{count} parts of {settings.cursors}",
-            )
-        self._sequence = sequence_of(table, episodes, settings, self._key, count, self._windows)
-        self._shares = shares_of(
-            self._sequence,
-            Cuts.of(self._sequence.episode, episodes, self._windows),
-            np.arange(count),
-            count,
-            settings,
-        )
-        clips = (self._shares.stop - self._shares.start).sum(axis=1)
-        if settings.drop_last:
-            kept = table.num_clips // count if settings.equal else clips
-            clips = np.full(count, kept) // self._batch_size * self._batch_size
-        batches = np.tile(np.array(stage.batches, np.int64), stage.ranks)
-        unit = 1 if stage.by_clip else self._batch_size
+        self._table, self._at_once, count = table, at_once, stage.num_parts
+        windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        facts = ClipFacts.of(table, episodes, windows)
+        settings, key = stage.settings, key_of_stage(stage.settings, epoch, number)
+        layout = Layout(facts, settings, episodes, windows, table.selected, key, count)
+        self._layout = layout
+        self._sequence, self._shares = layout.share_out(table, np.arange(count))
+        clips = layout.kept(self._shares)
+        unit = 1 if stage.by_clip else settings.batch_size or 1
         most = -(-int(clips.max(initial=0)) // unit)
-        if int(batches.max()) > most:
+        if int(stage.given.max()) > most:
             raise StateError(
                 "a stage of an epoch is beyond the epoch's end",
                 expected=f"at most {most} batches of each of {count} parts",
-                got=f"{int(batches.max())} batches",
+                got=f"{int(stage.given.max())} batches",
             )
         # Products stay small: no part has given more batches than it has.
-        self._given = np.minimum(batches * unit, clips)
+        self._given = np.minimum(stage.given * unit, clips)
         self._is_over = bool((self._given == clips).all())
-        facts = ClipFacts.of(table, episodes, self._windows)
-        self._sizes = BlockSizes.of(facts, settings)
 
     def table(self) -> ClipTable:
         """The clips that are left, in canonical order."""
@@ -175,7 +155,7 @@ class _Remainder:
         cursors = self._cursors(parts)
         longest = cursors.lengths.reshape(len(parts), -1).max(axis=1)
         lengths, kind = np.unique(longest, return_inverse=True)
-        rounds = np.array([self._sizes.rounds(length) for length in lengths.tolist()])[kind]
+        rounds = np.array([self._layout.sizes.rounds(length) for length in lengths.tolist()])[kind]
         found = []
         for number in np.unique(rounds).tolist():  # one or two numbers, as a rule
             chosen = rounds == number
@@ -187,10 +167,8 @@ class _Remainder:
 
     def _cursors(self, parts: IntArray) -> Cursors:
         """Those of some parts, one part after the other."""
-        start, stop = (bounds[parts].ravel() for bounds in self._shares[:2])
-        some = stop > start
-        runs = self._sequence.slices(start[some], stop[some])
-        return Cursors(*runs, self._sizes, self._episodes, self._windows)
+        start, stop = (bounds[parts] for bounds in self._shares[:2])
+        return self._layout.cursors(self._sequence, start, stop)
 
     def _left_in_rounds(
         self, parts: IntArray, cursors: Cursors
@@ -198,7 +176,7 @@ class _Remainder:
         """As `_left`, of parts that have equally many cursors and rounds."""
         shape = (len(parts), -1)
         number = cursors.count // len(parts)
-        given, shares = self._given[parts], Shares(*(column[parts] for column in self._shares))
+        given, shares = self._given[parts], PartShares(*(column[parts] for column in self._shares))
         start, stop = shares.start, shares.stop
         some = stop > start
         # From clips as the cursors count them to those of the sequence.
@@ -209,8 +187,8 @@ class _Remainder:
         own[last] -= shares.repeated
 
         index = self._rounds(cursors, given)
-        first = cursors.first_clips(np.repeat(index, number))
-        behind = cursors.first_clips(np.repeat(index + 1, number))
+        first = cursors.first_clips(np.repeat(index, number)[None])[0]
+        behind = cursors.first_clips(np.repeat(index + 1, number)[None])[0]
         dealt = given - (first - cursors.begin).reshape(shape).sum(axis=1)
         clip, cursor, is_left = self._round(cursors, index, first, behind, dealt)
         some = is_left & (clip < own[cursor])
@@ -233,7 +211,7 @@ class _Remainder:
         low, high = np.zeros_like(given), np.full_like(given, cursors.num_rounds)
         while (low < high).any():
             tried = (low + high + 1) // 2
-            clips = cursors.first_clips(np.repeat(tried, number)) - cursors.begin
+            clips = cursors.first_clips(np.repeat(tried, number)[None]) - cursors.begin
             fits = clips.reshape(len(given), -1).sum(axis=1) <= given
             low, high = np.where(fits, tried, low), np.where(fits, high, tried - 1)
         return low
@@ -252,26 +230,14 @@ class _Remainder:
         blocks are clips `[first, behind)`, int64[cursors].
         """
         number = cursors.count // len(index)
-        blocks, begin = cursors.lead_blocks(first, behind)
+        blocks = cursors.lead_blocks(first, behind)
         part, inside = np.divmod(blocks.cursor, number)
-        drawn = hash64(key_of(self._key, CURSORS), index[part] * number + inside)
         blocks = replace(blocks, round=part)
-        order, position = in_order(blocks, blocks.cursor, drawn)
-        blocks, begin = blocks.take(order), begin[order]
-        spec = self._table.spec
-        row, start = deal(
-            blocks,
-            position,
-            np.searchsorted(self._table.selected, blocks.episode),
-            stride=spec.stride,
-            span=self._windows[self._episodes.leading].span,
-            num_cursors=number,
-            batch_size=self._batch_size,
-            key=key_of(self._key, CLIPS) if self._settings.shuffle else None,
-        )
+        blocks, position = self._layout.in_order(blocks, index[part] * number + inside)
+        row, start = self._layout.deal(blocks, position, number)
         part = blocks.round[row]
         place = np.arange(len(part)) - np.searchsorted(part, np.arange(len(index)))[part]
-        clip = begin[row] + (start - blocks.first[row]) // spec.stride
+        clip = blocks.clip[row] + (start - blocks.first[row]) // self._table.spec.stride
         return clip, blocks.cursor[row], place >= dealt[part]
 
     def _in_order(self, start: IntArray, stop: IntArray) -> ClipTable:

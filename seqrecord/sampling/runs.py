@@ -1,27 +1,171 @@
-"""Runs: consecutive clips of one episode, which one cursor walks. Pure integers.
+"""Runs: consecutive clips of one episode, which one cursor walks, and which cursor walks them.
 
-The clips of an epoch are a sequence of runs. To shuffle them, runs are cut, which gives two runs
-each, and put in another order::
+Pure integers. The clips of an epoch are a sequence of runs. To shuffle them, runs are cut, which
+gives two runs each, and put in another order::
 
     episodes            |--------A--------|---B---|----------C----------|
     cut                 |---A---|----A----|---B---|-----C-----|----C----|
     in another order    |----C----|---B---|---A---|-----C-----|----A----|
+
+The sequence is cut into equal shares, one for each cursor of each *part*: that is what of an epoch
+a rank or worker has. They are dealt to the parts in turn, so that the cursors of a part lie far
+apart, in other episodes::
+
+    sequence                |-----A-----|--B--|------C------|---D---|-----E-----|
+    2 parts of 4 cursors    |-------|-------|-------|-------|-------|-------|-------|-------|
+    part, cursor             0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
+
+Runs and shares begin at the first clip that uses no frame before a chunk, so that little is read
+twice. This moves clips from one part to another; only the share of each part's last cursor begins
+elsewhere, so that each part has its exact number of clips. Where raw frames are read one by one,
+and chunks are longer than clips, they begin anywhere; where frames stay that a part has loaded, a
+share may have several cursors, which begin anywhere in it. Chunks of video that are decoded in pieces
+count whole: they begin at keyframes, and what begins behind one has to decode all frames from there
+on::
+
+    chunks                              |               |
+    clips of frames s to s + 3          f f f f                 begin at the chunk's first frame
+    clips of frames s - 1 and s         f s                     begin at its second
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips import ClipTable, IntArray
+from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.frame_keys import MAX_OWNERS, split_keys
-from seqrecord.grids import numbered
-from seqrecord.sampling.cuts import Cuts
+from seqrecord.grids import ChunkGrid, numbered
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
-__all__ = ["Runs", "joined_pieces", "merged", "shuffle_runs"]
+__all__ = [
+    "Cuts",
+    "Part",
+    "PartShares",
+    "Runs",
+    "Window",
+    "cut_group",
+    "joined_pieces",
+    "merged",
+    "shares_of",
+    "shuffle_runs",
+]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What clips use of a group, counted from their starts.
+
+    A clip that starts at frame `s` uses `length` of the frames `s + offset`, `s + offset +
+    frame_step`, …, which span `span` frames from the first to the last. What lies before an
+    episode's first frame or behind its last one counts as that frame; where windows of clips can,
+    `frame_step` is 1. From the frame that counts, clips may look back by `reach` frames, which
+    `offset` and `span` have in them already. `length` is 0 where clips do not use evenly spaced
+    frames, the same of all features.
+    """
+
+    offset: int
+    span: int
+    frame_step: int
+    length: int
+    reach: int = 0
+
+    @classmethod
+    def of(cls, spec: ClipSpec) -> Window:
+        """That of whole clips."""
+        return cls(0, spec.span, spec.frame_step, spec.length)
+
+    @classmethod
+    def around(
+        cls, offsets: Sequence[IntArray], stride: int, *, pad: bool, reach: int = 0
+    ) -> Window:
+        """That of features with these offsets from a clip's start, int64[T] each.
+
+        Clips start `stride` frames apart. With `pad` they may use frames beyond an episode's ends,
+        or any frames between the first and the last; only then they may look back by `reach`.
+        """
+        every = np.unique(np.concatenate(offsets))
+        first, last = int(every[0]) - reach, int(every[-1])
+        if pad:
+            return cls(first, last - first + 1, 1, 0, reach)
+        step = int(np.gcd.reduce(every - first, initial=stride))
+        even = np.arange(len(offsets[0])) * (every[1] - every[0] if len(every) > 1 else 1) + first
+        same = all(np.array_equal(one, even) for one in offsets)
+        return cls(first, last - first + 1, step, len(even) if same else 0)
+
+    def begin(self, start: IntArray, last: IntArray) -> IntArray:
+        """The first frame that each clip uses, int64[n], by its start and its episode's last."""
+        if not self.offset and not self.reach:
+            return start
+        found: IntArray = np.clip(start + (self.offset + self.reach), 0, last)
+        return np.maximum(found - self.reach, 0) if self.reach else found
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether a clip uses all frames that are loaded for it alone."""
+        return (self.span - 1) // self.frame_step + 1 == self.length
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Where rows of clips may be cut; int64[rows] each, but for `offset`.
+
+    `grid` has the chunks of each row's episode, whose last frame is `last`. Clips use frames from
+    `offset` on, counted from their starts.
+    """
+
+    grid: ChunkGrid
+    last: IntArray
+    offset: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        episode: IntArray,
+        episodes: EpisodeTable,
+        windows: Sequence[Window],
+        *,
+        anywhere: bool = False,
+    ) -> Cuts:
+        """Of rows of these episodes, int64[rows]; `windows` are those of the table's groups.
+
+        To cut `anywhere` costs nothing where all frames that are loaded stay in memory.
+        """
+        place = cut_group(episodes)
+        grid = episodes.groups[place]
+        grid = grid if grid.whole is None else grid.whole
+        if grid.by_frame or anywhere:
+            size = grid.chunk_frames
+            grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
+        last = episodes.num_frames[episode] - 1
+        return cls(grid.take(episode), last, windows[place].offset)
+
+    @property
+    def longest(self) -> int:
+        """The most frames within which clips start that begin to use frames in one chunk."""
+        return int(self.grid.largest.max(initial=1)) + max(0, -self.offset)
+
+    def chunks(self, row: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
+        """First and past-the-last start, int64[n] each, of the clips that begin to use frames in
+        the same chunk as the clip of each row that starts at `start`."""
+        frame = np.clip(start + self.offset, 0, self.last[row])
+        begin, end = self.grid.bounds(row, self.grid.place(row, frame))
+        # The clips of an episode's first chunk are all that begin before the second one.
+        return np.where(begin > 0, begin - self.offset, 0), end - self.offset
+
+
+def cut_group(episodes: EpisodeTable) -> int:
+    """The place of the group whose chunks count: that of the longest that are decoded in pieces,
+    else the leading one."""
+    longest = [
+        0 if grid.whole is None else int(grid.whole.largest.max(initial=0))
+        for grid in episodes.groups
+    ]
+    return int(np.argmax(longest)) if any(longest) else episodes.leading
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,10 +290,10 @@ def shuffle_runs(
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
     Runs are cut where chunks begin, see `Cuts`, at places that `key` moves by up to a quarter of a
-    run; those no longer than `run_frames` stay whole. The
-    order begins in the middle of a run, so that `num_shares` shares, which the clips are divided
-    into at fixed places, begin elsewhere for another key; with `run_frames=None` that run is
-    the only one cut. It stays whole where each share gets equally many whole runs.
+    run; those no longer than `run_frames` stay whole. The order begins in the middle of a run, so
+    that `num_shares` shares, into which the clips are divided at fixed places, begin elsewhere for
+    another key; with `run_frames=None` that run is the only one cut. It stays whole where each
+    share gets equally many whole runs.
     """
     total = runs.num_clips
     if not total:
@@ -179,3 +323,119 @@ def shuffle_runs(
     if not even:
         number[runs.run[np.searchsorted(runs.first_clip, cuts[0])]] = -1
     return runs.ordered(number)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `index` of `count` disjoint parts of an epoch, one for each rank and worker."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ClipError(
+                "not a part of an epoch",
+                expected="0 <= index < count",
+                got=f"index {self.index} of {self.count}",
+            )
+
+
+class PartShares(NamedTuple):
+    """What the cursors of some parts have: clips `[start, stop)`, int64[parts, cursors] each.
+
+    A share may be empty. `repeated`, int64[parts], clips are the last of a part's last share, and
+    another part has them too.
+    """
+
+    start: IntArray
+    stop: IntArray
+    repeated: IntArray
+
+
+def shares_of(
+    sequence: Runs,
+    cuts: Cuts,
+    index: IntArray,
+    count: int,
+    num_cursors: int,
+    *,
+    fill: bool,
+    num_shares: int | None = None,
+) -> PartShares:
+    """What the cursors of parts `index`, int64[parts], of `count` have.
+
+    All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
+    shorter than chunks; where a part has fewer shares than cursors, these divide them anywhere.
+    Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
+    that would have one clip less has one of the next part too::
+
+        8 clips, 3 parts of one cursor  0 1 2 | 2 3 4 | 5 6 7
+        without `fill`                  0 1   | 2 3 4 | 5 6 7
+        2 clips, 3 parts                0     | 0     | 1
+    """
+    total, num_shares = sequence.num_clips, num_shares or num_cursors
+    start = _equal_bounds(total, count, num_shares, index)
+    stop = _equal_bounds(total, count, num_shares, index + 1)
+    most = -(-cuts.longest // sequence.stride)
+    if total // count // num_shares > most + 1:
+        # What a part gains in one share it loses in others: the moves of where its shares begin,
+        # and of where they end, come to the same, that of the first part's begins.
+        equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
+        first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
+        moved = int((first - equal).sum())
+        inner = index > 0
+        start[~inner] = first
+        start[inner] = _snapped(sequence, cuts, start[inner], moved, exact=True)
+        inner = index < count - 1
+        stop[~inner] = np.append(first[1:], total)
+        stop[inner] = _snapped(sequence, cuts, stop[inner], moved, exact=True)
+    repeated = np.zeros(len(index), np.int64)
+    if fill and total:
+        repeated = -(-total // count) - (stop - start).sum(axis=1)
+        stop[:, -1] += repeated
+    # Cursor `inside[i]` of the `number[share[i]]` of each share.
+    number = np.diff(np.arange(num_shares + 1) * num_cursors // num_shares)
+    share, inside = numbered(number)
+    begin, length, number = start[:, share], (stop - start)[:, share], number[share]
+    stop = begin + length * (inside + 1) // number
+    return PartShares(begin + length * inside // number, stop, repeated)
+
+
+def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray) -> IntArray:
+    """Where the shares of each part of `index` begin, or those of the one before end.
+
+    Returns int64[parts, cursors]. Shares are as equal as can be where each part has its number of
+    the `total` clips.
+    """
+    low, larger = divmod(total, num_parts)
+    before = (index * larger // num_parts)[:, None]  # parts before with one clip more
+    cursor = np.arange(num_cursors + 1)
+    short, long = cursor * low // num_cursors, cursor * (low + 1) // num_cursors
+    bounds = short * (num_parts - larger) + long * larger
+    lengths = np.diff(short) * (index[:, None] - before) + np.diff(long) * before
+    found: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
+    return found
+
+
+def _snapped(
+    sequence: Runs, cuts: Cuts, bounds: IntArray, total_move: int, *, exact: bool = False
+) -> IntArray:
+    """`bounds`, int64[parts, cursors], each moved to where a chunk begins.
+
+    All moves of a part come to about `total_move`. With `exact` to exactly that, for which the last
+    one is moved to where no chunk begins.
+    """
+    moved: IntArray = bounds.copy()
+    if not len(bounds):
+        return moved
+    owed = np.full(len(bounds), total_move)
+    for i in range(bounds.shape[1] - exact):
+        wanted = bounds[:, i] + owed
+        begin, end = cuts.chunks(*sequence.find(wanted))
+        half = (end - begin) // (2 * sequence.stride)
+        moved[:, i] = sequence.snap(wanted + half, cuts)
+        owed += bounds[:, i] - moved[:, i]
+    if exact:
+        moved[:, -1] += owed
+    return moved

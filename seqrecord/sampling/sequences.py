@@ -13,6 +13,22 @@ its sequence ends, the row begins another one::
 
 Each row is a cursor that advances by one clip a round, and a round is a batch. So a row holds the
 frames of a clip, and what of its last chunk the next clips need.
+
+There are `batch_size` rows in each part. Where all parts must be equal, the clips of all episodes,
+one after the other, are cut into equal shares, one for each row. A cut may lie inside an episode,
+whose rest is then another row's::
+
+    2 parts of 2 rows       |------A------|---B---|-C-|-----D-----|--E--|----F----|
+    part, row                0 0           1 0           0 1           1 1
+
+Else no episode is cut: the longest ones are given out first, each to the row that has least::
+
+    part 1, row 0           |-----D-----|--E--|
+    part 0, row 0           |------A------|-C-|
+    part 1, row 1           |----F----|
+    part 0, row 1           |---B---|
+
+In a part, rows have fewer clips from row to row, so that row b stays row b where others have ended.
 """
 
 from __future__ import annotations
@@ -26,25 +42,12 @@ import numpy.typing as npt
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.frame_keys import frame_keys
-from seqrecord.sampling.bounds import cursor_bounds
+from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds
+from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
-from seqrecord.sampling.facts import ClipFacts
-from seqrecord.sampling.needs import Blocks
-from seqrecord.sampling.parts import Part
-from seqrecord.sampling.plan import Plan
+from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.rounds import Clips
-from seqrecord.sampling.runs import Runs, joined_pieces
-from seqrecord.sampling.sequence_rows import (
-    Rows,
-    equal_bounds,
-    equal_rows,
-    whole_bounds,
-    whole_rows,
-)
-from seqrecord.sampling.settings import PlanSettings
-from seqrecord.sampling.walks import Walk
-from seqrecord.sampling.windows import Window
+from seqrecord.sampling.runs import Runs, Window, joined_pieces
 
 __all__ = [
     "COLUMNS",
@@ -82,20 +85,30 @@ class SequencePlan(Plan):
     num_sequences: int  # of this part; one that is cut counts in each of its rows
 
     def _lay_out(self, table: ClipTable, stage: int) -> None:
-        settings, episodes = self.settings, self._episodes
-
-        rows, full = _rows_of(table, settings, self.epoch, self.part, stage)
-        self.num_repeated, self.num_cut = rows.num_repeated, rows.num_cut
-        start, stop = rows.start, rows.stop
-        total = int((stop - start).sum())
+        settings, part, size = self.settings, self.part, self._batch_size
+        parts = np.array([part.index, part.count - 1])
+        runs, starts, stops = _rows_of(table, settings, parts, part.count, self.epoch, stage)
+        start, stop, lengths = starts[0], stops[0], stops - starts
+        total, full = int(lengths[0].sum()), int(lengths[0].min())
+        self.num_repeated = 0
+        if settings.equal:
+            full = runs.num_clips // part.count // size
+            if not settings.drop_last:
+                self.num_repeated = -(-runs.num_clips // part.count) - total
+                stop[total % size] += self.num_repeated
+                total += self.num_repeated
+        if not stage:  # the last part's rows are the longest ones
+            _check_drop_last(runs, settings, part.count, int(lengths[1].min()))
         if settings.drop_last:
             stop = np.minimum(stop, start + full)
-            some = stop > start
-            start, stop = start[some], stop[some]
-        mine, cursor = rows.runs.slices(start, stop)
+        some = stop > start
+        start, stop = start[some], stop[some]
+        row, _ = runs.find(start)
+        self.num_cut = int((start > runs.first_clip[row]).sum())
+        mine, cursor = runs.slices(start, stop)
         self._sequences = mine
         self.num_sequences = len(mine)
-        self._cursors = _Rows(mine, cursor, episodes, self._windows)
+        self._cursors = _Rows(mine, cursor, self._episodes, self._windows)
         self.num_cursors = self._cursors.count
         self.num_rounds = self.num_batches = self._cursors.num_rounds
         lengths = stop - start
@@ -105,7 +118,7 @@ class SequencePlan(Plan):
         self._before = np.append(0, np.cumsum(going_on))
         self.num_clips = int(self._before[-1])
         self.num_dropped = total - self.num_clips
-        bounds = cursor_bounds(ClipFacts.of(table, episodes, self._windows), settings)
+        bounds = cursor_bounds(ClipFacts.of(table, self._episodes, self._windows), settings)
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     @property
@@ -157,8 +170,9 @@ class _Rows(Walk):
         super().__init__(runs, cursor, episodes, windows)
         self.num_rounds = int((self._stop - self.begin).max(initial=0))
 
-    def _first_clips(self, rounds: IntArray) -> IntArray:
-        clips: IntArray = np.minimum(self.begin + rounds[:, None], self._stop)
+    def first_clips(self, rounds: IntArray) -> IntArray:
+        """See `Walk`."""
+        clips: IntArray = np.minimum(self.begin + rounds, self._stop)
         return clips
 
 
@@ -200,16 +214,12 @@ def sequences_left(
 
     Raises `StateError` for more batches than there are.
     """
-    runs, size = _in_order(table, settings, epoch, stage), settings.batch_size or 1
     count = len(batches)
+    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, stage)
+    lengths = stop - start
+    most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
     if settings.equal:
-        start, stop = equal_bounds(runs, np.arange(count), count, size)
-        total = runs.num_clips // count if settings.drop_last else -(-runs.num_clips // count)
-        most = np.full(count, total // size if settings.drop_last else -(-total // size))
-    else:
-        runs, start, stop = whole_bounds(runs, np.arange(count), count, size)
-        lengths = stop - start
-        most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
+        most[:] = most.min() if settings.drop_last else most.max()
     if batches.max() > most.max(initial=0):
         raise StateError(
             "a part of an epoch has given more batches than it has",
@@ -223,34 +233,72 @@ def sequences_left(
     return joined_pieces(table, frame_keys(left.episode, left.first_start), left.count)
 
 
-def _in_order(table: ClipTable, settings: PlanSettings, epoch: int, stage: int) -> Runs:
-    """The clips of all episodes in the order in which they are given out."""
-    runs = Runs.of(table)
+def _rows_of(
+    table: ClipTable, settings: PlanSettings, parts: IntArray, count: int, epoch: int, stage: int
+) -> tuple[Runs, IntArray, IntArray]:
+    """The clips of all episodes in the order in which they are shared out, and what rows have.
+
+    Row `b` of part `parts[i]` of `count` has the clips `[start[i, b], stop[i, b])`, and no more of
+    them than the row before it.
+    """
+    runs, num_rows = Runs.of(table), settings.batch_size or 1
     if settings.shuffle and len(runs):
         key = key_of(key_of_stage(settings, epoch, stage), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
-    return runs
-
-
-def _rows_of(
-    table: ClipTable, settings: PlanSettings, epoch: int, part: Part, stage: int
-) -> tuple[Rows, int]:
-    """The rows of a part, and how many batches have all of them in each part, or in this one."""
-    runs, size = _in_order(table, settings, epoch, stage), settings.batch_size or 1
     if settings.equal:
-        if settings.drop_last and not stage:
-            check_drop_last(table.num_clips, settings, part.count)
-        rows = equal_rows(runs, part, size, fill=not settings.drop_last)
-        return rows, runs.num_clips // part.count // size
-    rows = whole_rows(runs, part, size)
-    # The last part's rows are the longest ones.
-    last = Part(part.count - 1, part.count)
-    most = rows if part == last else whole_rows(runs, last, size)
-    if settings.drop_last and not stage and len(runs) and not most.full(size):
+        return runs, *_equal_rows(runs.num_clips, parts, count, num_rows)
+    return _whole_rows(runs, parts, count, num_rows)
+
+
+def _equal_rows(
+    total: int, parts: IntArray, num_parts: int, num_rows: int
+) -> tuple[IntArray, IntArray]:
+    """Shares of equally many clips, which differ by one where it does not come out even."""
+    low, larger = divmod(total, num_parts)
+    smaller = num_parts - larger  # parts, the first ones, with one clip less than the others
+    row = np.arange(num_rows)
+    short, long = ((clips + num_rows - 1 - row) // num_rows for clips in (low, low + 1))
+    every = short * smaller + long * larger  # of all parts' rows of one number
+    index = parts[:, None]
+    before = short * np.minimum(index, smaller) + long * np.maximum(0, index - smaller)
+    start: IntArray = np.cumsum(every) - every + before
+    return start, start + np.where(index < smaller, short, long)
+
+
+def _whole_rows(
+    runs: Runs, parts: IntArray, num_parts: int, num_rows: int
+) -> tuple[Runs, IntArray, IntArray]:
+    """Rows of whole episodes, and the runs in the order in which the rows have them."""
+    clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
+    np.add.at(clips, runs.run, runs.count)
+    count = min(num_parts * num_rows, len(clips))  # others are empty
+    owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
+    longest_first = np.argsort(-clips, kind="stable")
+    for first in range(0, len(clips), max(1, count)):
+        some = longest_first[first : first + count]
+        owner[some] = np.argsort(load, kind="stable")[: len(some)]
+        load[owner[some]] += clips[some]
+    by_load = np.argsort(-load, kind="stable")  # dealt to the parts in turn
+    place = np.empty(count, np.int64)
+    place[by_load] = np.arange(count)
+    number = np.empty_like(clips)
+    number[np.argsort(place[owner], kind="stable")] = np.arange(len(clips))
+    bounds = np.append(0, np.cumsum(load[by_load]))
+    # The last part has the longest row, as it has most clips where parts cannot be equal.
+    rank = (num_parts - 1 - parts[:, None]) + np.arange(num_rows) * num_parts
+    start, stop = bounds[np.minimum(rank, count)], bounds[np.minimum(rank + 1, count)]
+    return runs.ordered(number), start, stop
+
+
+def _check_drop_last(runs: Runs, settings: PlanSettings, num_parts: int, most: int) -> None:
+    """Raise `ClipError` when `drop_last` leaves no batch; `most` are those of the last part."""
+    if settings.equal:
+        check_drop_last(runs.num_clips, settings, num_parts)
+    elif settings.drop_last and len(runs) and not most:
+        size = settings.batch_size or 1
         raise ClipError(
             "drop_last leaves no batch at all",
-            expected=f"at least {(size - 1) * part.count + 1} episodes: one for each row",
+            expected=f"at least {(size - 1) * num_parts + 1} episodes: one for each row",
             got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, fewer workers, no drop_last, "
             "or equal=True, which cuts episodes",
         )
-    return rows, rows.full(size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def _case(
     settings: dict[str, Any],
     epoch: int = 0,
     split: tuple[int, int] = (0, 1),
+    **others: bool,
 ) -> dict[str, Any]:
     usual = {
         "shuffle": True,
@@ -54,6 +56,7 @@ def _case(
         "settings": {**usual, **settings},
         "epoch": epoch,
         "split": list(split),
+        **others,
     }
 
 
@@ -84,12 +87,15 @@ CASES = [
         {},
         {"open_episodes": 1, "block_frames": 80, "first_block_frames": 80, "run_frames": None},
     ),
+    _case([100, 61, 150], [64, 64, 3], {}, {"block_frames": 8}, split=(1, 2), by_frame=True),
 ]
 
 
 def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rounds of a case's plan, as JSON."""
     episodes = episode_table(case["num_frames"], case["chunk_frames"])
+    grid = replace(episodes.lead, by_frame=case.get("by_frame", False))
+    episodes = replace(episodes, groups=(grid,))
     table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
     settings = dict(case["settings"])
     settings["num_cursors"] = settings.pop("open_episodes")  # the file keeps the old name
