@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.tartanair import default_mixing
-from benchmarks.tartanair.default_mixing import CASES, Case, measured
+from benchmarks.tartanair.default_mixing import CASES, PIXELS, Case, measured
 
 SOME = (2, 8, 16, 128)  # batches of the fast run
 
@@ -17,6 +17,15 @@ def test_batches_are_mixed_well(case: Case, num_parts: int, thorough: bool) -> N
         found = measured(case, batch_size, num_parts, epochs=3 if thorough else 1)
         assert found.is_good(num_parts), (batch_size, found)
         assert found.nbytes <= 8 << 30
+
+
+@pytest.mark.parametrize(("num_frames", "num_parts"), [(60, 1), (60, 8), (200, 1), (400, 1)])
+def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_parts: int) -> None:
+    """Whole episodes, or whole parts, are held where cutting them would read too much twice."""
+    case = Case("two cameras", (num_frames,) * 20, (8,), (22 * PIXELS,), (16,))
+    found = measured(case, 16, num_parts)
+    assert found.is_good(num_parts), found
+    assert found.nbytes <= 8 << 30
 
 
 def test_bad_mixing_is_noticed() -> None:

@@ -211,11 +211,14 @@ class ClipFacts:
         """Frames of the longest episode that has clips."""
         return int(self.longest.max(initial=self.longest_irregular))
 
-    @property
-    def whole_block(self) -> int:
-        """The frames of a block that holds a whole epoch, with all that counts between runs."""
-        between = self.num_rows * (self.window.span + 3 * self.largest_chunk)
-        return max(1, self.num_clips * self.spec.stride + between)
+    def whole_block(self, num_parts: int = 1) -> int:
+        """The frames of a block that holds a whole epoch, with all that counts between runs.
+
+        Or a part of several, where none has more than twice as many rows of clips as others.
+        """
+        rows = min(self.num_rows, 1 + 2 * self.num_rows // num_parts)
+        between = rows * (self.window.span + 3 * self.largest_chunk)
+        return max(1, -(-self.num_clips // num_parts) * self.spec.stride + between)
 
     @property
     def cuts_anywhere(self) -> bool:

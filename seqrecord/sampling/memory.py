@@ -291,7 +291,8 @@ def _ways_to_spend(
     loads = max(1, min(MAX_LOADS, affordable))
     ways = [(prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in range(PREFETCH, 0, -1)]
     found = []
-    for prefetch, loads, ahead in (*ways, (1, 1, 1)):
+    ways += [(1, max(1, loads >> i), 1) for i in range(1, MAX_LOADS.bit_length())]
+    for prefetch, loads, ahead in ways:
         arena = memory_limit - sizes.beside_arena(prefetch, loads)
         if int(arena / ahead) >= held:
             found.append((prefetch, loads, arena, int(arena / ahead)))
@@ -355,7 +356,12 @@ def default_settings(
     `max_held` is at least `least_held`.
     """
     given = num_cursors if settings.shuffle else None
-    spec, span, sizes, whole = facts.spec, facts.window.span, _block_sizes(facts), facts.whole_block
+    spec, span, sizes, whole = (
+        facts.spec,
+        facts.window.span,
+        _block_sizes(facts),
+        facts.whole_block(),
+    )
     if not settings.shuffle:
         wanted = max(settings.batch_size or 1, _clips_in_order(facts, frame_bytes))
         enough = bisect_left(sizes, wanted * spec.stride)
@@ -365,9 +371,10 @@ def default_settings(
     buffer = min(shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
     share = -(-facts.num_clips // num_parts)
     if given is None and share <= min(FIRST_ROUND, buffer):
-        single = _one_cursor(settings, whole)
-        if held_bytes(frame_bytes, cursor_bounds(facts, single)) <= max_held:
-            return single
+        for block in (whole, facts.whole_block(num_parts)):
+            single = _one_cursor(settings, block)
+            if held_bytes(frame_bytes, cursor_bounds(facts, single)) <= max_held:
+                return single
 
     cursors = shares = given or 1
     if given is None:
@@ -435,7 +442,7 @@ def mixing_limit(
     """What keeps chosen settings from mixing a batch well, in words, and whether that is memory;
     `None` if nothing does."""
     cursors, enough = settings.num_cursors, _enough_cursors(facts, settings, num_parts)
-    in_one_round = settings.first_block_frames >= facts.whole_block
+    in_one_round = settings.first_block_frames >= facts.whole_block(num_parts)
     is_apart = settings.block_frames >= _apart(facts, settings, cursors)
     if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
         return None, False
@@ -458,8 +465,15 @@ def _held_to_mix(
     """The least bytes of frames to hold with which batches are mixed well, if reading allows it."""
     if settings.order == "sequences" or not settings.shuffle:
         return least_held(facts, settings, frame_bytes)
-    ways = _ways_to_mix(facts, settings, num_parts)
-    return min(cursors * _by_cursor(facts, settings, frame_bytes, n) for cursors, n in ways)
+    every = _ways_to_mix(facts, settings, num_parts)
+    ways = [
+        (number, block)
+        for number, block in every
+        if number <= _affordable_cursors(facts, settings, number, num_parts)
+    ]
+    if (whole := facts.whole_cursors(num_parts)) >= every[-1][0]:  # these read nothing twice
+        ways.append((whole, max(_block_sizes(facts)[0], _apart(facts, settings, whole))))
+    return min(n * _by_cursor(facts, settings, frame_bytes, block) for n, block in ways or every)
 
 
 def _enough_cursors(facts: ClipFacts, settings: PlanSettings, num_parts: int) -> int:
@@ -581,6 +595,6 @@ def _block_sizes(facts: ClipFacts) -> list[int]:
     half = max(1, facts.window.span // 2)
     if facts.spec.stride >= facts.window.span:
         half = max(half, facts.largest_chunk)
-    most = max(half, facts.whole_block)
+    most = max(half, facts.whole_block())
     factors = sorted({factor << i for factor in (4, 5, 6, 7) for i in range(40)})
     return [half * n for n in [1, 2, 3, *factors] if half * n < 2 * most]

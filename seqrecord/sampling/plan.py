@@ -272,11 +272,11 @@ class Plan(ABC):
         for i, (blocks, _) in enumerate(found):
             loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
             frees = self._frees(i, blocks)
-            each = (_by_round(*columns, marks) for columns in (loads, frees))
-            groups.append(list(map(GroupRound, *each)))
+            done = map(GroupRound, _by_round(*loads, marks), _by_round(*frees, marks))
+            groups.append(list(done))
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
-        for i, (rows, *done) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
-            yield Round(start + i, clips.rows(*rows), tuple(done))
+        for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
+            yield Round(start + i, clips.rows(*rows), tuple(of_groups))
 
     def _loads(
         self, group: int, blocks: Blocks, start: IntArray, stop: IntArray

@@ -155,7 +155,8 @@ class _Remainder:
         cursors = self._cursors(parts)
         longest = cursors.lengths.reshape(len(parts), -1).max(axis=1)
         lengths, kind = np.unique(longest, return_inverse=True)
-        rounds = np.array([self._layout.sizes.rounds(length) for length in lengths.tolist()])[kind]
+        sizes = self._layout.sizes
+        rounds = np.array([sizes.rounds(length) for length in lengths.tolist()])[kind]
         found = []
         for number in np.unique(rounds).tolist():  # one or two numbers, as a rule
             chosen = rounds == number

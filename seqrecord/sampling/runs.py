@@ -19,9 +19,9 @@ Runs and shares begin at the first clip that uses no frame before a chunk, so th
 twice. This moves clips from one part to another; only the share of each part's last cursor begins
 elsewhere, so that each part has its exact number of clips. Where raw frames are read one by one,
 and chunks are longer than clips, they begin anywhere; where frames stay that a part has loaded, a
-share may have several cursors, which begin anywhere in it. Chunks of video that are decoded in pieces
-count whole: they begin at keyframes, and what begins behind one has to decode all frames from there
-on::
+share may have several cursors, which begin anywhere in it. Chunks of video that are decoded in
+pieces count whole: they begin at keyframes, and what begins behind one has to decode all frames
+from there on::
 
     chunks                              |               |
     clips of frames s to s + 3          f f f f                 begin at the chunk's first frame
