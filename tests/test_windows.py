@@ -24,7 +24,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.windows import said_of
+from seqrecord.pipes.clip_windows import said_of
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume

@@ -18,6 +18,7 @@ import torch
 
 from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.errors import ClipError
+from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.checks import are_names, check
 from seqrecord.reading.frames import (
     ArraySpec,
@@ -35,6 +36,7 @@ __all__ = [
     "bytes_by_group",
     "check_ragged",
     "check_tensors",
+    "groups_of",
     "in_pieces",
     "ragged_arrays",
     "stored_arrays",
@@ -88,6 +90,12 @@ def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[in
     for name, spec in arrays.items():
         sizes[features[spec.mask_of or name].group] += spec.nbytes
     return list(sizes.values())
+
+
+def groups_of(dataset: SeqRecordReader) -> list[GroupIndex]:
+    """The groups of the features that a dataset was opened with, by their numbers."""
+    numbers = {spec.group for spec in dataset.features.values()}
+    return [dataset.index.groups[number] for number in sorted(numbers)]
 
 
 def check_tensors(arrays: Mapping[str, ArraySpec], *, url: str) -> None:

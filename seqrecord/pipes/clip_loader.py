@@ -24,7 +24,6 @@ from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.batch_source import Clip, Rest, SourceRest, Stages
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.memory import check_machine, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
@@ -138,7 +137,7 @@ class ClipLoader(Planner):
 
     def _job(self, plan: Plan) -> Job:
         """What to do for a plan."""
-        selection, draws = self.selection, self.selection.draws
+        selection = self.selection
         return Job(
             selection.dataset,
             plan,
@@ -147,7 +146,7 @@ class ClipLoader(Planner):
             selection.made,
             selection.lengths,
             selection.frame_transform,
-            None if draws is None else self._draw_of(draws, plan.epoch),
+            None if selection.draws is None else self._draw_of(plan.epoch),
         )
 
     def _resources(self, memory: Memory, **more: Any) -> Resources:
@@ -184,7 +183,7 @@ class ClipLoader(Planner):
                 for name, one in batch.features.items()
                 if isinstance(one, torch.Tensor)
             }
-            clips = self.selection.columns.singles(given, columns)
+            clips = self.selection.singles(given, columns)
             clips.reverse()
             return clips
         nested = self.selection.nested
@@ -193,8 +192,8 @@ class ClipLoader(Planner):
             columns[name] = torch.from_numpy(column)
         if self.batch_size is not None:
             return [{**features, **columns}]
-        alone = {name: item if name in nested else item[0] for name, item in features.items()}
-        return [self.selection.columns.single(alone, columns)]
+        alone = {n: [item] if n in nested else item for n, item in features.items()}
+        return self.selection.singles(alone, columns)
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """See `BatchSource`."""
@@ -214,13 +213,8 @@ class ClipLoader(Planner):
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
         """What is said of clips beside their features, each a list or tensor of clips. They are of
         these rows of the index, and begin at these frames; int64[clips] each."""
-        said: dict[str, torch.Tensor] = {}
-        if (draws := self.selection.draws) is not None:
-            drawn = self._draw_of(draws, epoch)(episode, start)
-            said = draws.said(drawn, episode)
-        frames = self._frames(epoch)
-        said |= self.selection.said_of_frames(frames, episode, start)
-        return self.selection.columns.of(episode, start, said)
+        drawn = self._draw_of(epoch)(episode, start)
+        return self.selection.columns(episode, start, self._frames(epoch), drawn)
 
     def left_out(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
@@ -242,10 +236,10 @@ class ClipLoader(Planner):
             )
         return "\n".join((first, *features))
 
-    def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:
+    def _draw_of(self, epoch: int) -> DrawClips:
         """What draws for clips of an epoch; the same for all clips of a sequence."""
         sequences = self.clips(epoch) if self._follows else None
-        return partial(draws.draw, self._settings.seed, epoch, sequences=sequences)
+        return partial(self.selection.draw, self._settings.seed, epoch, sequences=sequences)
 
     def _find_device(self) -> torch.device | None:
         if self.device is None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, Rows, StayingArena
 from seqrecord.engine.batches import Copy, Source
 from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.calls import read_only
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.ragged import RaggedFrames, for_users, nested
@@ -41,11 +42,13 @@ from seqrecord.grids import followed, numbered
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import is_small
-from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.threads import ThreadPool
 from seqrecord.units import parse_size
+
+if TYPE_CHECKING:
+    from seqrecord.pipes.selection import ClipSelection
 
 __all__ = ["ClipReader"]
 
@@ -111,30 +114,32 @@ class ClipReader:
     def read(self, numbers: IntArray) -> ClipSequence:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
-        episode, start = selection.locate(numbers)
-        draws, drawn, seed = selection.draws, Drawn(), 0
-        if draws is not None or selection.steps is not None:
+        (episode, start), seed = selection.locate(numbers), 0
+        if selection.draws is not None or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        frames = selection.drawn_frames(seed, 0)
-        said = selection.said_of_frames(frames, episode, start)
-        if draws is not None:
-            drawn = draws.draw(seed, 0, episode, start)
-            said |= draws.said(drawn, episode)
+        frames, drawn = selection.drawn_frames(seed, 0), selection.draw(seed, 0, episode, start)
         features = self._read(frames, episode, start, drawn)
-        columns = selection.columns.of(episode, start, said)
+        columns = selection.columns(episode, start, frames, drawn)
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
 
         def single() -> list[dict[str, Any]]:
             given = {name: self._divided(name, values) for name, values in features.items()}
-            return [
-                selection.columns.single({name: given[name][i] for name in given}, columns, i)
-                for i in range(len(numbers))
-            ]
+            return selection.singles(given, columns)
 
         return ClipSequence(len(numbers), batch, single)
+
+    def example(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
+        """The features of one clip as functions of clips get them: arrays [frames, …], or lists.
+
+        It is given by the row of its episode and its start, int64[1] each.
+        """
+        frames = self._selection.drawn_frames(0, 0)
+        drawn = self._selection.draw(0, 0, episode, start)
+        features = for_users(self._read(frames, episode, start, drawn), ())
+        return {name: _as_arrays(clips[0]) for name, clips in features.items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
         """The clips of a feature of a batch."""
@@ -295,6 +300,13 @@ def _blocks(dataset: SeqRecordReader, keys: IntArray) -> IntArray:
     keys, some = np.unique(frame_keys(episode, first), return_index=True)
     owner, inside = numbered(np.minimum(block, stop - first)[some])
     return keys[owner] + inside
+
+
+def _as_arrays(clip: Any) -> Any:
+    """A feature of a clip as arrays that nobody can write to; or texts."""
+    if isinstance(clip, torch.Tensor):
+        return read_only(clip.numpy())
+    return [_as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
 
 
 def _repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:

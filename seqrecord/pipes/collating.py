@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias, overload
 
@@ -21,10 +21,9 @@ from seqrecord.engine.ragged import nested
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
-from seqrecord.pipes.columns import SingleClip
 from seqrecord.text import repr_of
 
-__all__ = ["ClipSequence", "collate", "keep_memory_for"]
+__all__ = ["ClipSequence", "SingleClip", "collate", "keep_memory_for"]
 
 _KEEP = 3  # buffers of a kind that nobody uses
 _MOST_POOLS = 128  # kinds of buffers: features of all loaders of a process
@@ -43,6 +42,18 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1  # of int64
 _kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 
 _Kind: TypeAlias = "tuple[tuple[int, ...], torch.dtype, bool]"
+
+
+class SingleClip(dict[str, Any]):
+    """A clip of which `collate` makes lists of some values, though they may be numbers."""
+
+    as_lists: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, as_lists: frozenset[str], items: Iterable[tuple[str, Any]]) -> SingleClip:
+        made = cls(items)
+        made.as_lists = as_lists
+        return made
 
 
 def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
@@ -90,8 +89,8 @@ def check_columns(loaders: Mapping[str, ClipLoader], features: Collection[str]) 
     features of batches, or of something of another kind that another source tells."""
     kinds: dict[str, object] = dict.fromkeys(features, "feature")
     for source, loader in loaders.items():
-        metadata = dict.fromkeys(loader.options.metadata or (), "metadata")
-        for name, kind in {**_tensors(loader.selection), **metadata}.items():
+        for name, column in loader.selection.told.items():
+            kind = "list" if isinstance(column, list) else (column.dtype, column.shape[1:])
             if kinds.setdefault(name, kind) != kind:
                 raise ClipError(
                     "what one source tells of its clips has the name of something else in another",
@@ -118,14 +117,12 @@ def columns_of(
     columns: dict[str, Any] = {DATASET: [names[source] for source in batch.source.tolist()]}
     for name, lacking in missing.items():
         columns[name + MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
-    columns["episode"] = [None] * size
-    columns["start"] = torch.zeros(size, dtype=torch.int64, device="cpu")
     for teller in tellers:
-        loader = loaders[teller]
-        for name, (dtype, shape) in _tensors(loader.selection).items():
-            columns.setdefault(name, torch.zeros((size, *shape), dtype=dtype, device="cpu"))
-        for name in loader.options.metadata or ():
-            columns.setdefault(name, [None] * size)
+        for name, column in loaders[teller].selection.told.items():
+            is_list = isinstance(column, list)
+            whole = [None] * size if is_list else column.new_zeros((size, *column.shape[1:]))
+            columns.setdefault(name, whole)
+    draws_dilations = isinstance(columns.get("dilation"), torch.Tensor)
     # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
     found: dict[tuple[int, int], list[int]] = {}
     kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
@@ -133,38 +130,20 @@ def columns_of(
         found.setdefault(kind, []).append(slot)
     for (source, epoch), some in found.items():
         slots = np.array(some)
-        clips = batch.episode[slots], batch.start[slots]
-        for name, column in loaders[names[source]].columns(*clips, epoch).items():
+        loader = loaders[names[source]]
+        told = loader.columns(batch.episode[slots], batch.start[slots], epoch)
+        if draws_dilations:
+            told.setdefault(
+                "dilation", torch.full((len(some),), loader.options.dilations[0], device="cpu")
+            )
+        for name, column in told.items():
             whole = columns[name]
             if isinstance(column, torch.Tensor):
                 whole.numpy()[slots] = column.numpy()
             else:
                 for slot, item in zip(some, column, strict=True):
                     whole[slot] = item
-    if isinstance(dilation := columns.get("dilation"), torch.Tensor):
-        _say_dilations(dilation, batch.source, loaders)
     return columns
-
-
-def _tensors(selection: ClipSelection) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape for a clip of the tensors that a source tells beside features, by name."""
-    crops, windows = None if selection.draws is None else selection.draws.crops, selection.windows
-    found = {} if crops is None else crops.tensors
-    found |= {} if selection.steps is None else selection.steps.tensors
-    for name in windows.padded:
-        found[f"{name}_is_pad"] = torch.bool, (windows.of[name].length,)
-    for name in windows.aged:
-        found[f"{name}_age"] = torch.int64, (windows.of[name].length,)
-    return found
-
-
-def _say_dilations(
-    column: torch.Tensor, sources: IntArray, loaders: Mapping[str, ClipLoader]
-) -> None:
-    """Say the dilation of clips of sources that draw none, where others draw theirs."""
-    for source, loader in enumerate(loaders.values()):
-        if "dilation" not in _tensors(loader.selection):
-            column.numpy()[sources == source] = loader.options.dilations[0]
 
 
 def _is_text(spec: ArraySpec) -> bool:

@@ -197,7 +197,7 @@ def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
     draws = selection.draws
     if draws is None or draws.crops is None:
         return []
-    crops = draws.crops.crops
+    crops = draws.crops
     arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
     kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
     # Not those of the largest feature that is left.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,34 +16,30 @@ import torch
 
 from seqrecord.chosen import ChosenClips
 from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_transforms import chain_of
 from seqrecord.clip_uses import ClipUse
-from seqrecord.clips import (
-    ClipSpec,
-    ClipTable,
-    EpisodeTable,
-    IntArray,
-    enumerate_clips,
-)
+from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
+from seqrecord.engine.draws import Drawn
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
-from seqrecord.format.index import GroupIndex
 from seqrecord.grids import numbered
 from seqrecord.pipes.arrays import (
     Ragged,
     bytes_by_group,
     check_tensors,
+    groups_of,
     in_pieces,
     ragged_arrays,
     stored_arrays,
     transformed_arrays,
 )
 from seqrecord.pipes.checks import ClipList, read_clip_list
-from seqrecord.pipes.collating import keep_memory_for
-from seqrecord.pipes.columns import RESERVED, Columns
+from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.clip_windows import SelectedWindows
+from seqrecord.pipes.collating import SingleClip, keep_memory_for
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import SAID, ClipDraws, ClipNumbers, SelectedSteps
+from seqrecord.pipes.draws import ClipDraws, EpisodeFacts, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.pipes.selected_windows import SelectedWindows
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
 from seqrecord.sampling import Phases
@@ -49,7 +47,11 @@ from seqrecord.sampling.phases import typical_table
 from seqrecord.sampling.weights import clips_before, times_in_epoch
 from seqrecord.text import counted, repr_of
 
-__all__ = ["ClipSelection", "digest_of", "groups_of", "identity_of"]
+__all__ = ["ClipSelection"]
+
+_OF_DRAWS = ("crop", "flipped", "intrinsics")  # no features beside a `clip_transform`
+_EPISODES_AT_ONCE = 1 << 12  # whose chunks are looked at
+_SHOWN = 10  # names in an error
 
 _Uses: TypeAlias = list[list[tuple[IntArray, list[ClipUse]]]]
 """With each of the dilations that may be drawn, those of some episodes by their rows, of others…"""
@@ -78,11 +80,11 @@ class ClipSelection:
     left_out: str  # what would be clips, or has none, in words; empty if nothing is
     arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform` or padding
     nested: frozenset[str]  # those of them that come as nested tensors
-    columns: Columns  # what clips have beside features
     draws: ClipDraws | None = None  # what `clip_transform` makes of clips
     times_without_frame: int = 0  # of windows in time, that `masks` has said
     windows: SelectedWindows  # which frames clips have of `arrays`
     steps: SelectedSteps | None = None  # how far apart these are, where that is drawn
+    metadata: tuple[str, ...] = ()  # entries that clips have of their episodes'
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
@@ -118,23 +120,23 @@ class ClipSelection:
                 file=self.dataset.url,
                 expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
             )
+        metadata, transform = tuple(options.metadata or ()), options.clip_transform
+        wanted = metadata if transform is None else (*metadata, "camera")
+        self._facts = EpisodeFacts(self.dataset, wanted)
         if options.has_drawn_steps:
-            self.steps = self._steps(options, table, uses)
+            whole = []
+            if len(uses) > 1:
+                whole = [self._enumerate(ClipSpec(1), table, [use]) for use in uses]
+            self.steps = SelectedSteps(options.dilations, options.reverse, whole, self._facts)
         self.arrays, self.nested = self._look(options.ragged)
         self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
-        self._check_names(self.arrays)
         check_tensors(self.arrays, url=self.dataset.url)
         self.episodes = self._episodes(table)
-        if options.clip_transform is not None:
-            self.draws = self._draws(options.clip_transform)
+        if transform is not None:
+            self._draw_by(transform)
         self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
-        said = (() if self.draws is None else SAID) + self._step_names
-        self.columns = Columns(
-            self.dataset,
-            options.metadata or (),
-            self.selected,
-            (*self.made, *said, *self.windows.said_names),
-        )
+        self._check_names(metadata)
+        self.metadata = metadata
         keep_memory_for(self)
         if self.left_out:
             say_once(
@@ -164,24 +166,61 @@ class ClipSelection:
             return self.clip_frames.lengths
         return self.draws.lengths
 
-    def said_of_frames(
-        self, frames: ClipFrames, episode: IntArray, start: IntArray
-    ) -> dict[str, torch.Tensor]:
-        """What batches tell of the frames of clips, which are given by the rows of their episodes
-        and their starts, int64[n] each: `<feature>_is_pad`, bool[n, T], `<feature>_age`,
-        int64[n, T], and what was drawn."""
-        windows, masks, ages = self.windows, {}, {}
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        episode: IntArray,
+        start: IntArray,
+        *,
+        sequences: ClipTable | None = None,
+    ) -> Drawn:
+        """See `ClipDraws.draw`."""
+        if self.draws is None:
+            return Drawn()
+        return self.draws.draw(seed, epoch, episode, start, sequences=sequences)
+
+    def columns(
+        self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: Drawn
+    ) -> dict[str, Any]:
+        """What batches tell of clips beside features, each a list or a tensor of clips.
+
+        The clips are given by the rows of their episodes and their starts, int64[n] each. There are
+        `episode`, a list of keys; `start`; what is drawn; `<feature>_is_pad`, bool[n, T], and
+        `<feature>_age`, int64[n, T]; and lists of metadata, `None` where an episode has none.
+        """
+        facts, windows = self._facts.of(episode), self.windows
+        told = {"episode": [one.key for one in facts], "start": torch.from_numpy(start)}
+        if self.draws is not None:
+            told |= self.draws.told(drawn, facts)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
             found = frames.find(name, episode, start)
             if name in windows.padded:
-                masks[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
+                told[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
                 self.times_without_frame += found.num_far
             if found.age is not None:
-                ages[f"{name}_age"] = torch.from_numpy(found.age)
-        said = {**masks, **ages}
+                told[f"{name}_age"] = torch.from_numpy(found.age)
         if self.steps is not None and frames.draw is not None:
-            said |= self.steps.said(frames.draw(episode, start))
-        return said
+            told |= self.steps.told(frames.draw(episode, start))
+        for name in self.metadata:  # which its user may change
+            told[name] = [deepcopy(one.metadata[name]) for one in facts]
+        return told
+
+    @cached_property
+    def told(self) -> dict[str, Any]:
+        """The columns of no clips: their names, and dtypes and shapes of the tensors."""
+        none = np.zeros(0, np.int64)
+        return self.columns(none, none, self.drawn_frames(0, 0), self.draw(0, 0, none, none))
+
+    def singles(
+        self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The clips of a batch, of its features and `columns`, each a sequence of clips."""
+        values = {**features, **columns, "start": columns["start"].tolist()}
+        make = partial(SingleClip.of, frozenset(self.metadata)) if self.metadata else dict
+        # No loop in Python: it would take as long again.
+        rows = zip(*values.values(), strict=True)
+        return list(map(make, map(zip, repeat(tuple(values)), rows)))
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""
@@ -242,14 +281,41 @@ class ClipSelection:
         The digest is of their keys, lengths, and pages of the requested features. Where they are in
         the dataset does not matter: the order is that of the selection.
         """
-        return identity_of(self.dataset, self.selected)
+        dataset, rows, index = self.dataset, self.selected, self.dataset.index
+        keys = index.keys.take(rows).to_pylist()
+        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
+        digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
+        for group in groups_of(dataset):
+            columns = [group.schema.position(n) for n in group.schema if n in dataset.features]
+            for some in np.array_split(rows, 1 + len(rows) // _EPISODES_AT_ONCE):
+                owner, place = numbered(group.num_chunks[some])
+                chunks = group.first_chunk[some][owner] + place
+                digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
+                for table in (group.page_length, group.page_crc32c):
+                    digest.update(np.ascontiguousarray(table[chunks][:, columns], "<u4").data)
+        for number, name in enumerate(sorted(dataset.features)):
+            gaps = dataset.select([name]).missing_frames()
+            gaps = gaps.taken(np.isin(gaps.episode, rows))
+            place = np.searchsorted(rows, gaps.episode)
+            for numbers in (np.full(len(gaps), number), place, gaps.start, gaps.stop):
+                digest.update(np.ascontiguousarray(numbers, "<i8").data)
+        return {
+            "count": len(rows),
+            "frames": int(index.num_frames[rows].sum()),
+            "digest": digest.hexdigest(),
+            "dataset": dataset.fingerprint,
+        }
 
     @cached_property
     def chosen_digest(self) -> str | None:
         """What tells the chosen clips, and how often they come, from others."""
         if self.chosen is None:
             return None
-        return digest_of(self.chosen, self.selected)
+        chosen, digest = self.chosen, hashlib.sha256()
+        for numbers in (chosen.row, np.searchsorted(self.selected, chosen.episode), chosen.start):
+            digest.update(np.ascontiguousarray(numbers, "<i8").data)
+        digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
+        return digest.hexdigest()
 
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
@@ -299,17 +365,6 @@ class ClipSelection:
                 f"{', '.join(lacking)}"
             )
         return "; ".join(said)
-
-    def _steps(self, options: ClipOptions, table: EpisodeTable, uses: _Uses) -> SelectedSteps:
-        whole: list[ClipTable] = []
-        if len(uses) > 1:
-            whole = [self._enumerate(ClipSpec(1), table, [use]) for use in uses]
-        numbers = ClipNumbers(self.dataset)
-        return SelectedSteps(options.dilations, options.reverse, whole, numbers)
-
-    @property
-    def _step_names(self) -> tuple[str, ...]:
-        return () if self.steps is None else self.steps.names
 
     def _choose(self, clips: ClipList, table: EpisodeTable, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
@@ -365,104 +420,59 @@ class ClipSelection:
                 expected='ragged="list"',
                 got=repr_of(ragged, 100),
             )
-        episode, start = self.windows.first_frame(*self.clips.locate(np.zeros(1, np.int64)))
-        key = self.dataset.index.key(episode)
-        made = transformed_arrays(self.frame_transform, self.dataset, key, start, self.stored)
+        episode, start = self.clips.locate(np.zeros(1, np.int64))
+        key, frame = (
+            self.dataset.index.key(int(episode[0])),
+            self.windows.first_frame(episode, start),
+        )
+        made = transformed_arrays(self.frame_transform, self.dataset, key, frame, self.stored)
         return made, frozenset()
 
-    def _draws(self, transform: Any) -> ClipDraws:
-        episode, start = (int(column[0]) for column in self.clips.locate(np.zeros(1, np.int64)))
-        draws = ClipDraws(
-            transform,
+    def _draw_by(self, transform: Any) -> None:
+        """Have a `clip_transform` make what batches have."""
+        steps, functions = chain_of(transform)
+        episode, start = self.clips.locate(np.zeros(1, np.int64))
+        self.draws = draws = ClipDraws(
+            steps,
             self.arrays,
-            self.dataset,
-            clip_frames=self.drawn_frames(0, 0),
+            self.clip_frames.lengths,
+            dataset=self.dataset,
+            facts=self._facts,
             episode=episode,
-            start=start,
-            frame_transform=self.frame_transform,
         )
-        self._check_names(draws.made)
-        return draws
+        if functions:
+            draws.call(functions, ClipReader(self, 0).example(episode, start), episode, start)
 
-    def _check_names(self, names: Iterable[str]) -> None:
-        taken = {*RESERVED, *self.windows.said_names, *self._step_names}
-        reserved = [name for name in names if name in taken]
-        if reserved:
+    def _check_names(self, metadata: Sequence[str]) -> None:
+        """Raise `ClipError` where two things of a batch have one name, and for metadata that no
+        selected episode has."""
+        taken = (*self.told, *(() if self.draws is None else _OF_DRAWS))
+        if reserved := [name for name in self.made if name in taken]:
             raise ClipError(
                 "a feature has the name of what clips tell of themselves",
                 file=self.dataset.url,
                 got=", ".join(reserved),
             )
-
-
-_CHUNKS_AT_ONCE = 1 << 16
-
-
-def identity_of(dataset: SeqRecordReader, rows: IntArray) -> dict[str, Any]:
-    """What tells episodes, by their rows, from others, as JSON; see `ClipSelection.identity`."""
-    index = dataset.index
-    keys = index.keys.take(rows).to_pylist()
-    digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
-    digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
-    for group in groups_of(dataset):
-        wanted = [name for name in group.schema if name in dataset.features]
-        columns = [group.schema.position(name) for name in wanted]
-        counts = group.num_chunks[rows]
-        blocks = np.cumsum(counts) // _CHUNKS_AT_ONCE
-        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
-            chunks = _chunks(group, rows[block])
-            digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
-            for table in (group.page_length, group.page_crc32c):
-                pages = table[chunks]
-                if len(columns) < pages.shape[1]:
-                    pages = pages[:, columns]
-                digest.update(np.ascontiguousarray(pages, "<u4").data)
-        for numbers in _gaps(dataset, group, wanted, rows):
-            digest.update(np.ascontiguousarray(numbers, "<u8").data)
-    return {
-        "count": len(rows),
-        "frames": int(index.num_frames[rows].sum()),
-        "digest": digest.hexdigest(),
-        "dataset": dataset.fingerprint,
-    }
-
-
-def digest_of(chosen: ChosenClips, selected: IntArray) -> str:
-    """What tells chosen clips of the selected episodes, and how often they come, from others."""
-    digest = hashlib.sha256()
-    place = np.searchsorted(selected, chosen.episode)
-    for numbers in (chosen.row, place, chosen.start):
-        digest.update(np.ascontiguousarray(numbers, "<i8").data)
-    digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
-    return digest.hexdigest()
-
-
-def groups_of(dataset: SeqRecordReader) -> list[GroupIndex]:
-    """The groups of the features that a dataset was opened with, by their numbers."""
-    numbers = {spec.group for spec in dataset.features.values()}
-    return [dataset.index.groups[number] for number in sorted(numbers)]
-
-
-def _gaps(
-    dataset: SeqRecordReader, group: GroupIndex, wanted: list[str], rows: IntArray
-) -> list[IntArray]:
-    """Of each gap of these episodes: its place, the chunk in it, feature, presence."""
-    columns = [dataset.index.schema.position(name) for name in wanted]
-    gaps = group.gaps[np.isin(group.gaps["feature"], columns)]
-    chunk = gaps["chunk"].astype(np.int64)
-    episode = np.searchsorted(group.first_chunk, chunk, side="right") - 1
-    some = np.isin(episode, rows)
-    chunk -= group.first_chunk[episode]
-    feature = np.searchsorted(columns, gaps["feature"])
-    place = np.searchsorted(rows, episode)
-    return [numbers[some] for numbers in (place, chunk, feature, gaps["word"], gaps["present"])]
-
-
-def _chunks(group: GroupIndex, rows: IntArray) -> slice | IntArray:
-    """The rows of a chunk table that some episodes have."""
-    first, count = group.first_chunk[rows], group.num_chunks[rows]
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return slice(int(first[0]), int(first[-1] + count[-1]))  # a view, of the mapped file
-    owner, place = numbered(count)
-    chunks: IntArray = first[owner] + place
-    return chunks
+        del self.told  # without the metadata
+        if twice := [name for name in metadata if name in self.made or name in taken]:
+            raise ClipError(
+                "a feature, or what clips tell of themselves, has the name of this metadata",
+                file=self.dataset.url,
+                expected="names that are not in clips yet",
+                got=", ".join(twice),
+            )
+        missing, seen = set(metadata), set[str]()
+        for row in self.selected.tolist():
+            if not missing:
+                return
+            entries = self.dataset.index.episode_metadata(row)
+            missing -= entries.keys()
+            seen |= entries.keys()
+        if missing:
+            more = ", …" if len(seen) > _SHOWN else ""
+            raise ClipError(
+                "no selected episode has this metadata",
+                file=self.dataset.url,
+                expected=f"some of {', '.join(sorted(seen)[:_SHOWN])}{more}" if seen else "nothing",
+                got=", ".join(sorted(missing)),
+            )
