@@ -18,7 +18,7 @@ from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["Calls", "ClipFunctions", "read_only"]
+__all__ = ["Calls", "ClipFunctions", "read_only", "text_spec"]
 
 _SALT = 0x63616C6C  # the draws are not those of crops
 
@@ -173,15 +173,25 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
     if not isinstance(value, list):
         _check_batchable(name, value)
         return ArraySpec(value.dtype, value.shape)
-    kind = "text" if isinstance(value[0], str) else "bytes"
+    return replace(text_spec(_WHAT, name, value[0], before), shape=(len(value), None))
+
+
+def text_spec(
+    what: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
+) -> ArraySpec:
+    """What `what` gives of a feature whose frames are texts: as they were before it.
+
+    Raises `ClipError` for texts where there were none.
+    """
+    kind = "text" if isinstance(text, str) else "bytes"
     if name not in before or before[name].value != kind:
         raise ClipError(
-            f"{_WHAT} gives texts, whose memory is not known",
+            f"{what} gives texts, whose memory is not known",
             feature=name,
             expected=f"arrays, and {kind} under the name of a feature of {kind}",
-            got=repr_of(value, 50),
+            got=repr_of(text, 50),
         )
-    return replace(before[name], shape=(len(value), None))
+    return before[name]
 
 
 def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:

@@ -146,7 +146,7 @@ class ClipLoader(Planner):
             selection.made,
             selection.lengths,
             selection.frame_transform,
-            None if selection.draws is None else self._draw_of(plan.epoch),
+            self._draw_of(plan.epoch) if selection.draws.is_any else None,
         )
 
     def _resources(self, memory: Memory, **more: Any) -> Resources:
@@ -239,7 +239,7 @@ class ClipLoader(Planner):
     def _draw_of(self, epoch: int) -> DrawClips:
         """What draws for clips of an epoch; the same for all clips of a sequence."""
         sequences = self.clips(epoch) if self._follows else None
-        return partial(self.selection.draw, self._settings.seed, epoch, sequences=sequences)
+        return partial(self.selection.draws.draw, self._settings.seed, epoch, sequences=sequences)
 
     def _find_device(self) -> torch.device | None:
         if self.device is None:
@@ -276,7 +276,7 @@ def _copies(batch: torch.Tensor) -> Sequence[torch.Tensor]:
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:
     """Raise `ClipError` for what does not go together."""
     draws = selection.draws
-    if options.device is not None and draws is not None and draws.functions is not None:
+    if options.device is not None and draws.functions is not None:
         raise ClipError(
             "the functions of clip_transform are called on the host",
             expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "

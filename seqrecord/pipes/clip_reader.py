@@ -115,10 +115,11 @@ class ClipReader:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
         (episode, start), seed = selection.locate(numbers), 0
-        if selection.draws is not None or selection.steps is not None:
+        if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        frames, drawn = selection.drawn_frames(seed, 0), selection.draw(seed, 0, episode, start)
+        frames = selection.drawn_frames(seed, 0)
+        drawn = selection.draws.draw(seed, 0, episode, start)
         features = self._read(frames, episode, start, drawn)
         columns = selection.columns(episode, start, frames, drawn)
 
@@ -137,7 +138,7 @@ class ClipReader:
         It is given by the row of its episode and its start, int64[1] each.
         """
         frames = self._selection.drawn_frames(0, 0)
-        drawn = self._selection.draw(0, 0, episode, start)
+        drawn = self._selection.draws.draw(0, 0, episode, start)
         features = for_users(self._read(frames, episode, start, drawn), ())
         return {name: _as_arrays(clips[0]) for name, clips in features.items()}
 
@@ -184,7 +185,7 @@ class ClipReader:
                 some, rows = np.split(rows, [keys[number].size])
                 found = [name for name in names if name in one.specs]
                 sources.append(Source(arena, some.reshape(keys[number].shape), found))
-        if self._selection.draws is None:
+        if not self._selection.draws.is_any:
             threads = _Threads(1)  # what is only copied takes less time than to start others
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
@@ -279,7 +280,7 @@ def _sets_of(
             parts.setdefault(name if name in staying else name in small, []).append(name)
         for kind, some in parts.items():
             stored = dataset.select([name for name in some if arrays[name].mask_of is None])
-            goes = kind is False and selection.draws is None
+            goes = kind is False and not selection.draws.is_any
             straight = [name for name in some if goes and arrays[name].is_fixed]
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = staying.get(some[0])
@@ -334,8 +335,4 @@ class _Threads:
                 copy.do()
             return
         with ThreadPool(threads, "seqrecord-clips") as pool:
-            deque(pool.map(_do, todo), maxlen=0)
-
-
-def _do(copy: Copy) -> None:
-    copy.do()
+            deque(pool.map(lambda copy: copy.do(), todo), maxlen=0)

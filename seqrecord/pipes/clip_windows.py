@@ -3,7 +3,6 @@ timestamps."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -11,17 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_frames import (
-    ClipFrames,
-    ClipWindow,
-    KnownWindow,
-    OffsetWindow,
-    TimedWindow,
-    alike,
-)
+from seqrecord.clip_frames import ClipFrames, ClipWindow, KnownWindow, OffsetWindow, TimedWindow
 from seqrecord.clip_uses import ClipUse, MissingFrames, reach_of
 from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
+from seqrecord.integers import check_integer
 from seqrecord.lags import has_lags, with_lags
 from seqrecord.pipes.checks import check, check_names
 from seqrecord.reading.reader import SeqRecordReader
@@ -34,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SelectedWindows", "Timeline", "Windows", "check_known", "check_windows", "said_of"]
 
+# By feature: offsets in frames from a clip's start, or seconds.
 Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
-"""By feature: offsets in frames from a clip's start, or seconds."""
 
 _UNITS = {None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _MOST_BYTES = 16 << 20  # of timestamps in memory
@@ -49,21 +42,24 @@ class SelectedWindows:
 
     Args:
         selected: rows of the selected episodes.
-    """
 
-    is_padded: bool  # whether clips may have frames beyond the ends of their episodes
-    span: int  # how many frames an episode must have for a clip, at least
-    of: dict[str, ClipWindow]  # of each feature that clips have
-    padded: list[str]  # the features of which clips say what is padding
-    aged: list[str]  # those of which they say how old values are
+    Attributes:
+        asked: the argument `windows`.
+        is_padded: whether clips may have frames beyond the ends of their episodes.
+        span: how many frames an episode must have for a clip, at least.
+        of: the window of each feature that clips have.
+        padded: the features of which clips say what is padding.
+        aged: those of which they say how old values are.
+    """
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
         self._dataset, self._selected = dataset, selected
+        self._num_frames = dataset.episode_table.num_frames
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
         self.is_padded = options.pad is not None
         self._is_transformed = options.frame_transform is not None
-        self._asked: Mapping[str, Any] = options.windows or {}
+        self.asked: Mapping[str, Any] = options.windows or {}
         step = 1 if options.has_drawn_steps else options.dilations[0]
         self._others = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
         self._windows = self._find(options)
@@ -83,7 +79,7 @@ class SelectedWindows:
     def _find(self, options: ClipOptions) -> dict[str, ClipWindow]:
         """The windows of features that do not have `clip_len` frames, each the newest."""
         dataset, selected = self._dataset, self._selected
-        seconds = {n: w for n, w in self._asked.items() if isinstance(w, Seconds)}
+        seconds = {n: w for n, w in self.asked.items() if isinstance(w, Seconds)}
         clocks = {
             name: Timeline(dataset, name, selected)
             for name in dict.fromkeys(w.by for w in seconds.values() if w.by is not None)
@@ -97,20 +93,18 @@ class SelectedWindows:
             else self._rates.windows[name]
             if w.by is None
             else clocks[w.by].window(w)
-            for name, w in self._asked.items()
+            for name, w in self.asked.items()
         }
         names = list(options.last_known or ())
         if wrong := [name for name in names if name not in dataset.features]:
             raise ClipError(
                 "last_known has a feature that is not read",
-                file=dataset.url,
                 expected=", ".join(dataset.features),
                 got=", ".join(wrong)[:200],
             )
         if names and self._is_transformed:
             raise ClipError(
                 "last_known does not go with frame_transform, which needs whole frames",
-                file=dataset.url,
                 expected="clip_transform, or no last_known",
                 got=", ".join(names),
             )
@@ -132,10 +126,9 @@ class SelectedWindows:
         A feature that is the mask of another has that one's name here, and its window.
         """
         names = [name for name, mask_of in features.items() if mask_of is None]
-        if unknown := [name for name in self._asked if name not in names]:
+        if unknown := [name for name in self.asked if name not in names]:
             raise ClipError(
                 "windows has a feature that clips do not have",
-                file=self._dataset.url,
                 expected=", ".join(names),
                 got=", ".join(unknown)[:200],
             )
@@ -143,7 +136,7 @@ class SelectedWindows:
         self.padded = [
             name
             for name in names
-            if (self.is_padded and (self._all_have or name in self._asked)) or self.of[name].pads
+            if (self.is_padded and (self._all_have or name in self.asked)) or self.of[name].pads
         ]
         self.aged = [name for name in names if isinstance(self.of[name], KnownWindow)]
 
@@ -151,7 +144,8 @@ class SelectedWindows:
         """What clips use of the stored features, and the frames that lack one of these, with each
         of the dilations that may be drawn; of episodes of one rate, by their rows, and of others.
         """
-        sets = [(names, self.missing(names)) for names in alike(self._stored, self._stored)]
+        alike = ClipFrames(self._stored, self._num_frames).alike(self._stored)
+        sets = [(names, self.missing(names)) for names in alike]
         return [
             [
                 (rows, [ClipUse(self._stored[n[0]].held_at(rate) * d, lack) for n, lack in sets])
@@ -165,7 +159,7 @@ class SelectedWindows:
         """How many frames before and behind a clip's start there must be in each episode of the
         dataset, int64[E, 2]. Of those that are not selected, 0 where seconds make it differ."""
         found: IntArray = self._reach[self._rates.rate]
-        if any(isinstance(window, Seconds) for window in self._asked.values()):
+        if any(isinstance(window, Seconds) for window in self.asked.values()):
             found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
         return found
 
@@ -181,7 +175,7 @@ class SelectedWindows:
 
     def first_frame(self, episode: IntArray, start: IntArray) -> int:
         """One of the frames of a clip, which has all features; int64[1] each."""
-        frames = ClipFrames(self._stored, self._dataset.episode_table.num_frames)
+        frames = ClipFrames(self._stored, self._num_frames)
         return int(frames.find(next(iter(self._stored)), episode, start).frames[0, 0])
 
     def of_groups(self, stride: int) -> list[Window]:
@@ -201,13 +195,14 @@ class SelectedWindows:
         return found
 
     def said(self) -> dict[str, str]:
-        """The windows as text, by feature, where there are any but those of `clip_len`."""
-        return {
-            name: repr(window)
-            if isinstance(window, Seconds) and window.by is not None
-            else self._rates.said.get(name) or said_of(self._windows[name].held)
-            for name, window in sorted(self._asked.items())
-        }
+        """The windows as text, by feature, where there are any but those of `clip_len`: offsets,
+        of each rate, or times."""
+        found, rates = {}, range(len(self._rates.episodes))
+        for name, asked in sorted(self.asked.items()):
+            offsets = dict.fromkeys(said_of(self._windows[name].held_at(rate)) for rate in rates)
+            is_timed = isinstance(asked, Seconds) and asked.by is not None
+            found[name] = repr(asked) if is_timed else "; ".join(offsets)
+        return found
 
     def said_of_known(self) -> dict[str, Any]:
         """By feature of which clips have the last known values, how old these may be, and whether
@@ -219,13 +214,12 @@ class SelectedWindows:
 class _Rates(NamedTuple):
     """Windows in seconds by frames a second: offsets in frames, of each number of these.
 
-    Rates are different where offsets are: all episodes are of one where there are no such windows.
+    All episodes are of one rate where all offsets are the same, or there are no such windows.
     """
 
     windows: Mapping[str, OffsetWindow]
     episodes: list[IntArray]  # of each rate, rows of the selected ones
     rate: IntArray  # int64[E], of all episodes; 0 of those that are not selected
-    said: Mapping[str, str]  # the windows as text, where there are several rates
 
     @classmethod
     def of(
@@ -234,52 +228,35 @@ class _Rates(NamedTuple):
         """Raises `ClipError` where a selected episode says nothing of frames a second, where no
         frame is near enough to a time, and where episodes have different numbers of frames in a
         window."""
-        index, url = dataset.index, dataset.url
+        index = dataset.index
         rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
-        if not windows:
-            return cls({}, [selected], rate, {})
-        if not fps.all():
+        if windows and not fps.all():
             row = int(selected[int(np.argmin(fps > 0))])
             raise ClipError(
                 "Seconds need episodes that say how many frames a second they have",
-                file=url,
                 episode=index.key(row),
                 expected="an fps, as of SeqRecordWriter.episode; or Seconds by a timestamp",
                 got="none",
             )
-        values, first, of_values = np.unique(fps, return_index=True, return_inverse=True)
+        values, first, which = np.unique(fps, return_index=True, return_inverse=True)
         keys = [index.key(row) for row in selected[first].tolist()]
-        offsets = {
-            name: _stacked(window, values.tolist(), keys, name, url)
-            for name, window in windows.items()
-        }
-        joined = np.concatenate(list(offsets.values()), axis=1)
-        _, first, of_rates = np.unique(joined, axis=0, return_index=True, return_inverse=True)
-        rate[selected] = of_rates.reshape(-1)[of_values]
-        numbers = range(len(first))
-        every = ", ".join(f"{value:g}" for value in values.tolist())
-        several = len(numbers) > 1
-        said = {n: f"{window!r} at {every} frames a second" for n, window in windows.items()}
-        return cls(
-            {n: OffsetWindow(o[first], rate if several else None) for n, o in offsets.items()},
-            [selected[rate[selected] == number] for number in numbers],
-            rate,
-            said if several else {},
-        )
+        offsets = {n: _stacked(w, values.tolist(), keys, n) for n, w in windows.items()}
+        if all((some == some[0]).all() for some in offsets.values()):
+            return cls({n: OffsetWindow(o[:1]) for n, o in offsets.items()}, [selected], rate)
+        rate[selected] = which
+        episodes = [selected[which == number] for number in range(len(values))]
+        return cls({n: OffsetWindow(o, rate) for n, o in offsets.items()}, episodes, rate)
 
 
-def _stacked(window: Seconds, fps: list[float], keys: list[str], name: str, url: str) -> IntArray:
+def _stacked(window: Seconds, fps: list[float], keys: list[str], name: str) -> IntArray:
     """The offsets at each of these frames a second, int64[n, T]; `keys` are of episodes of each."""
     found: list[IntArray] = []
     for value, key in zip(fps, keys, strict=True):
-        try:
+        with located(ClipError, episode=key):
             found.append(window.offsets(value, name))
-        except ClipError as error:
-            raise error.located(file=url, episode=key) from error.__cause__
         if len(found[-1]) != len(found[0]):
             raise ClipError(
                 "episodes of different frames a second have other numbers of frames in Seconds",
-                file=url,
                 episode=key,
                 feature=name,
                 expected=f"{len(found[0])} frames, as at {fps[0]:g} frames a second; ask for times "
@@ -303,18 +280,15 @@ class Timeline:
 
     def __init__(self, dataset: SeqRecordReader, feature: str, selected: IntArray) -> None:
         schema, lags = dataset.index.schema, dataset.index.lags
-        if feature not in schema:
+        if (spec := schema.get(feature)) is None:
             raise ClipError(
                 "Seconds are by a feature that is not there",
-                file=dataset.url,
                 expected=", ".join(schema),
                 got=feature,
             )
-        spec = schema[feature]
         if not has_lags(spec) or spec.unit not in _UNITS:
             raise ClipError(
                 "Seconds are by a feature that is not a timestamp",
-                file=dataset.url,
                 feature=feature,
                 expected="kind timestamp, unit s, ms, us or ns, one number a frame",
                 got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
@@ -421,8 +395,8 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
-        offsets = tuple(_integer(offset) for offset in islice(window, MAX_LENGTH + 1))
-    except TypeError:
+        offsets = tuple(check_integer(name, one) for one in islice(window, MAX_LENGTH + 1))
+    except (TypeError, ClipError):
         raise ClipError(
             "a window is not what it should be",
             feature=name,
@@ -438,12 +412,6 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
             got=f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
         )
     return offsets
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError
-    return operator.index(value)
 
 
 def _is_age(value: Any) -> bool:

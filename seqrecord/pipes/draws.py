@@ -76,10 +76,12 @@ class ClipDraws:
         facts: of episodes, with the metadata `camera`.
         episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
             all.
+
+    Attributes:
+        made: dtype and shape of the features of a frame of batches.
+        lengths: how many of them a clip has.
     """
 
-    made: Mapping[str, ArraySpec]  # dtype and shape of the features of a frame of batches
-    lengths: Mapping[str, int]  # how many of them a clip has
     crops: ClipCrops | None = None
     functions: ClipFunctions | None = None
 
@@ -88,7 +90,6 @@ class ClipDraws:
         steps: tuple[WindowStep, ...],
         arrays: Mapping[str, ArraySpec],
         lengths: Mapping[str, int],
-        *,
         dataset: SeqRecordReader,
         facts: EpisodeFacts,
         episode: IntArray,
@@ -100,6 +101,11 @@ class ClipDraws:
             self.crops = ClipCrops.of(steps, arrays, kinds)
             self.made = self.crops.specs(arrays)
             self._has_intrinsics = not np.isnan(self._cameras(facts.of(episode))).all()
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is anything to draw."""
+        return self.crops is not None or self.functions is not None
 
     def call(
         self,
@@ -132,6 +138,8 @@ class ClipDraws:
         That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
         or of the first clip of its row in `sequences`, so that all clips of a row get the same.
         """
+        if not self.is_any:
+            return Drawn()
         first = start if sequences is None else sequences.first_starts(episode, start)
         numbers, crop, calls = self._facts.numbers(episode, first), None, None
         if self.crops is not None:

@@ -20,11 +20,8 @@ __all__ = ["DATASET", "MISSING", "Features", "Join", "check_columns", "columns_o
 
 Join: TypeAlias = Literal["union", "intersection"]
 
-DATASET = "dataset"
-"""The column that has the name of each clip's source."""
-
-MISSING = "_is_missing"
-"""How the names of masks end, of clips whose source lacks a feature."""
+DATASET = "dataset"  # the column that has the name of each clip's source
+MISSING = "_is_missing"  # how the names of masks end, of clips whose source lacks a feature
 
 
 def made_of(selection: ClipSelection) -> dict[str, tuple[ArraySpec, int]]:
@@ -44,8 +41,7 @@ class Features:
     specs: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
     missing: Mapping[str, tuple[int, ...]]
-    disagreement: tuple[str, str] | None
-    """A feature, and what each source has of it."""
+    disagreement: tuple[str, str] | None  # a feature, and what each source has of it
 
     @classmethod
     def of(cls, sources: Mapping[str, Mapping[str, tuple[ArraySpec, int]]], join: Join) -> Features:
@@ -53,35 +49,31 @@ class Features:
 
         Raises `ClipError` where there is none that all of them have.
         """
-        names = list(dict.fromkeys(name for made in sources.values() for name in made))
-        if join == "intersection":
-            names = [name for name in names if all(name in made for made in sources.values())]
-            if not names:
-                raise ClipError(
-                    "no feature is in all sources of the mix",
-                    expected='a common feature, or features="union"',
-                    got="; ".join(f"{name}: {', '.join(made)}" for name, made in sources.items()),
-                )
-        specs: dict[str, ArraySpec] = {}
-        lengths: dict[str, int] = {}
-        missing: dict[str, tuple[int, ...]] = {}
-        disagreement = None
+        lacking = {
+            name: tuple(i for i, made in enumerate(sources.values()) if name not in made)
+            for name in dict.fromkeys(name for made in sources.values() for name in made)
+        }
+        names = [name for name, without in lacking.items() if join == "union" or not without]
+        if not names:
+            raise ClipError(
+                "no feature is in all sources of the mix",
+                expected='a common feature, or features="union"',
+                got="; ".join(f"{name}: {', '.join(made)}" for name, made in sources.items()),
+            )
+        specs, lengths, disagreement = {}, {}, None
         for name in names:
             found = {source: made[name] for source, made in sources.items() if name in made}
-            kinds = {_kind(spec, length) for spec, length in found.values()}
-            if disagreement is None and (len(kinds) > 1 or None in kinds):
+            specs[name], lengths[name] = next(iter(found.values()))
+            if disagreement is None and not _agree(list(found.values())):
                 said = (f"{source}: {_shown(*item)}" for source, item in found.items())
                 disagreement = name, "; ".join(said)
-            specs[name], lengths[name] = next(iter(found.values()))
-            lacking = tuple(i for i, made in enumerate(sources.values()) if name not in made)
-            if lacking:
-                missing[name] = lacking
-        return cls(specs, lengths, {} if disagreement else missing, disagreement)
+        missing = {} if disagreement else {n: lacking[n] for n in names if lacking[n]}
+        return cls(specs, lengths, missing, disagreement)
 
     @property
     def missing_arrays(self) -> dict[str, tuple[int, ...]]:
         """Those of `missing` that are arrays, not texts or bytes."""
-        return {name: lack for name, lack in self.missing.items() if not _is_text(self.specs[name])}
+        return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
 
 
 def check_columns(loaders: Mapping[str, ClipLoader], features: Collection[str]) -> None:
@@ -146,19 +138,13 @@ def columns_of(
     return columns
 
 
-def _is_text(spec: ArraySpec) -> bool:
-    """Whether frames are `str` or `bytes`, which come in lists."""
-    return spec.value != "array"
-
-
-def _kind(spec: ArraySpec, length: int) -> object:
-    """What must be equal in one batch; `None` for arrays that make no tensor of one shape."""
-    if _is_text(spec):
-        return spec.value, length
-    return (spec.dtype, spec.shape, length) if spec.is_fixed else None
+def _agree(found: Sequence[tuple[ArraySpec, int]]) -> bool:
+    """Whether these go into one batch: arrays make a tensor of one shape."""
+    kinds = {(spec.value, spec.dtype, spec.shape, length) for spec, length in found}
+    return len(kinds) == 1 and all(spec.is_fixed or spec.value != "array" for spec, _ in found)
 
 
 def _shown(spec: ArraySpec, length: int) -> str:
-    if _is_text(spec):
+    if spec.value != "array":
         return f"{spec} [{length}]"
     return str(replace(spec, shape=(length, *spec.shape)))

@@ -20,8 +20,8 @@ from seqrecord.clip_transforms import chain_of
 from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
 from seqrecord.engine.draws import Drawn
-from seqrecord.errors import ClipError
-from seqrecord.forks import cached_property
+from seqrecord.errors import ClipError, located
+from seqrecord.forks import PerProcess, cached_property
 from seqrecord.grids import numbered
 from seqrecord.pipes.arrays import (
     Ragged,
@@ -36,14 +36,13 @@ from seqrecord.pipes.arrays import (
 from seqrecord.pipes.checks import ClipList, read_clip_list
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_windows import SelectedWindows
-from seqrecord.pipes.collating import SingleClip, keep_memory_for
+from seqrecord.pipes.collating import SingleClip, batch_memory
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import ClipDraws, EpisodeFacts, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader, reader_of
-from seqrecord.sampling import Phases
-from seqrecord.sampling.phases import typical_table
+from seqrecord.reading.reader import DatasetLike, reader_of
+from seqrecord.sampling.phases import Phases, typical_table
 from seqrecord.sampling.weights import clips_before, times_in_epoch
 from seqrecord.text import counted, repr_of
 
@@ -53,9 +52,8 @@ _OF_DRAWS = ("crop", "flipped", "intrinsics")  # no features beside a `clip_tran
 _EPISODES_AT_ONCE = 1 << 12  # whose chunks are looked at
 _SHOWN = 10  # names in an error
 
+# With each of the dilations that may be drawn, those of some episodes by their rows, of others…
 _Uses: TypeAlias = list[list[tuple[IntArray, list[ClipUse]]]]
-"""With each of the dilations that may be drawn, those of some episodes by their rows, of others…"""
-
 _Options = TypeVar("_Options", bound=ClipOptions)
 
 
@@ -68,23 +66,29 @@ class ClipSelection:
     What is left out is said in a warning, logged to `seqrecord` once, and counted in `clips`.
 
     Raises `ClipError` where there is no clip at all, and for a feature that no tensor can hold.
+
+    Attributes:
+        dataset: with the requested features only.
+        selected: rows of the selected episodes, int64[n].
+        episodes: of the requested groups, led by the one with most bytes a frame: plans cut them
+            by the chunks of that one.
+        phases: of one epoch after the other, where they rotate.
+        chosen: the clips of the argument `clips` that lack nothing.
+        left_out: what would be clips, or has none, in words; empty if nothing is.
+        windows: which frames clips have of `arrays`.
+        steps: how far apart these are, where that is drawn.
+        arrays: of each feature of a frame, after `frame_transform` or padding.
+        nested: those of them that come as nested tensors.
+        draws: what `clip_transform` makes of clips.
+        metadata: entries that clips have of their episodes'.
+        times_without_frame: of windows in time, that `columns` has told.
     """
 
-    dataset: SeqRecordReader  # with the requested features only
-    spec: ClipSpec
-    selected: IntArray  # rows of the selected episodes
-    clips: ClipTable
-    episodes: EpisodeTable  # of the requested groups, led by the one with most bytes a frame
-    phases: Phases | None = None  # the phases of one epoch after the other
-    chosen: ChosenClips | None = None  # those of the argument `clips` that lack nothing
-    left_out: str  # what would be clips, or has none, in words; empty if nothing is
-    arrays: dict[str, ArraySpec]  # of each feature of a frame, after `frame_transform` or padding
-    nested: frozenset[str]  # those of them that come as nested tensors
-    draws: ClipDraws | None = None  # what `clip_transform` makes of clips
-    times_without_frame: int = 0  # of windows in time, that `masks` has said
-    windows: SelectedWindows  # which frames clips have of `arrays`
-    steps: SelectedSteps | None = None  # how far apart these are, where that is drawn
-    metadata: tuple[str, ...] = ()  # entries that clips have of their episodes'
+    phases: Phases | None = None
+    chosen: ChosenClips | None = None
+    steps: SelectedSteps | None = None
+    metadata: tuple[str, ...] = ()
+    times_without_frame = 0
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
@@ -96,56 +100,59 @@ class ClipSelection:
             cache_dir=options.cache_dir,
             cache_limit=options.cache_limit,
         )
-        self.frame_transform = options.frame_transform
-        table = self.dataset.episode_table
-        self.selected = self.dataset.find_episodes(options.episodes, options.split)
-        self._last: tuple[int, ClipTable] | None = None  # phase or epoch, and its clips
-        rotates = isinstance(options, LoaderOptions) and options.rotate_phase
-        every = replace(self.spec, stride=1) if rotates else self.spec
-        self.windows = SelectedWindows(options, self.dataset, self.selected)
-        uses = self.windows.uses()
-        if options.clips is not None:
-            self.clips = self._choose(options.clips, table, uses)
-        else:
-            self.clips = self._enumerate(every, table, uses)
-        if options.windows is None:
-            self.clips = replace(self.clips, num_outside=0)
-        self.left_out = self._left_out()
-        if every != self.spec:
-            self.phases = Phases.of(self.clips, self.spec.stride)
-            self._phase_uses = uses
-        if not self.clips.num_clips:
-            raise ClipError(
-                f"no clip has all of its frames and features; left out: {self.left_out}",
-                file=self.dataset.url,
-                expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
-            )
-        metadata, transform = tuple(options.metadata or ()), options.clip_transform
-        wanted = metadata if transform is None else (*metadata, "camera")
-        self._facts = EpisodeFacts(self.dataset, wanted)
-        if options.has_drawn_steps:
-            whole = []
-            if len(uses) > 1:
-                whole = [self._enumerate(ClipSpec(1), table, [use]) for use in uses]
-            self.steps = SelectedSteps(options.dilations, options.reverse, whole, self._facts)
-        self.arrays, self.nested = self._look(options.ragged)
-        self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
-        check_tensors(self.arrays, url=self.dataset.url)
-        self.episodes = self._episodes(table)
-        if transform is not None:
-            self._draw_by(transform)
-        self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
-        self._check_names(metadata)
-        self.metadata = metadata
-        keep_memory_for(self)
+        with located(ClipError, file=self.dataset.url):
+            self._select(options)
+        self._memory = PerProcess(batch_memory)  # as long as this lives
+        self._memory.get()
         if self.left_out:
             say_once(
                 f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
             )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        keep_memory_for(self)
+    def _select(self, options: ClipOptions) -> None:
+        self.frame_transform = options.frame_transform
+        self.selected = self.dataset.find_episodes(options.episodes, options.split)
+        self._last: tuple[tuple[int, int], ClipTable] | None = None  # see `clips_in`
+        rotates = isinstance(options, LoaderOptions) and options.rotate_phase
+        every = replace(self.spec, stride=1) if rotates else self.spec
+        self.windows = SelectedWindows(options, self.dataset, self.selected)
+        uses = self.windows.uses()
+        if options.clips is not None:
+            self.clips = self._choose(options.clips, uses)
+        else:
+            self.clips = self._enumerate(every, uses)
+        self.left_out = self._left_out()
+        if every != self.spec:
+            self.phases = Phases.of(self.clips, self.spec.stride)
+        if not self.clips.num_clips:
+            raise ClipError(
+                f"no clip has all of its frames and features; left out: {self.left_out}",
+                expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
+            )
+        metadata, transform = tuple(options.metadata or ()), options.clip_transform
+        steps, functions = ((), ()) if transform is None else chain_of(transform)
+        wanted = (*metadata, "camera") if steps else metadata
+        self._facts = EpisodeFacts(self.dataset, wanted)
+        if options.has_drawn_steps:
+            several = uses if len(uses) > 1 else []
+            whole = [self._enumerate(ClipSpec(1), [use]) for use in several]
+            self.steps = SelectedSteps(options.dilations, options.reverse, whole, self._facts)
+        first = self.clips.locate(np.zeros(1, np.int64))
+        self.arrays, self.nested = self._look(options.ragged, *first)
+        self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
+        check_tensors(self.arrays)
+        nbytes = bytes_by_group(self.stored, self.dataset.features)
+        pieces = in_pieces(self.dataset.episode_table, self.dataset.features)
+        self.episodes = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
+        if self.frame_transform is not None:  # needs whole frames: loads of that group bring all
+            self.episodes = EpisodeTable(self.episodes.num_frames, (self.episodes.lead,))
+        lengths = self.clip_frames.lengths
+        self.draws = ClipDraws(steps, self.arrays, lengths, self.dataset, self._facts, first[0])
+        if functions:
+            self.draws.call(functions, ClipReader(self, 0).example(*first), *first)
+        self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
+        self._check_names(metadata, () if transform is None else _OF_DRAWS)
+        self.metadata = metadata
 
     @property
     def typical_clips(self) -> ClipTable:
@@ -157,28 +164,12 @@ class ClipSelection:
     @property
     def made(self) -> Mapping[str, ArraySpec]:
         """The features of a frame of batches."""
-        return self.arrays if self.draws is None else self.draws.made
+        return self.draws.made
 
     @property
     def lengths(self) -> Mapping[str, int]:
         """How many frames of each feature a clip of a batch has."""
-        if self.draws is None:
-            return self.clip_frames.lengths
         return self.draws.lengths
-
-    def draw(
-        self,
-        seed: int,
-        epoch: int,
-        episode: IntArray,
-        start: IntArray,
-        *,
-        sequences: ClipTable | None = None,
-    ) -> Drawn:
-        """See `ClipDraws.draw`."""
-        if self.draws is None:
-            return Drawn()
-        return self.draws.draw(seed, epoch, episode, start, sequences=sequences)
 
     def columns(
         self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: Drawn
@@ -191,8 +182,7 @@ class ClipSelection:
         """
         facts, windows = self._facts.of(episode), self.windows
         told = {"episode": [one.key for one in facts], "start": torch.from_numpy(start)}
-        if self.draws is not None:
-            told |= self.draws.told(drawn, facts)
+        told |= self.draws.told(drawn, facts)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
             found = frames.find(name, episode, start)
             if name in windows.padded:
@@ -210,12 +200,13 @@ class ClipSelection:
     def told(self) -> dict[str, Any]:
         """The columns of no clips: their names, and dtypes and shapes of the tensors."""
         none = np.zeros(0, np.int64)
-        return self.columns(none, none, self.drawn_frames(0, 0), self.draw(0, 0, none, none))
+        return self.columns(none, none, self.drawn_frames(0, 0), self.draws.draw(0, 0, none, none))
 
     def singles(
         self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
         """The clips of a batch, of its features and `columns`, each a sequence of clips."""
+        self._memory.get()  # a copy in another process keeps some, too
         values = {**features, **columns, "start": columns["start"].tolist()}
         make = partial(SingleClip.of, frozenset(self.metadata)) if self.metadata else dict
         # No loop in Python: it would take as long again.
@@ -250,11 +241,15 @@ class ClipSelection:
         """The clips of an epoch."""
         if not self.differs_by_epoch:
             return self.clips
-        key = epoch
         if self.phases is not None:
-            key = self.phases.of_epoch(epoch, seed=seed, shuffle=shuffle)
-        if self._last is None or self._last[0] != key:
-            self._last = key, self._made(key, seed)
+            epoch = self.phases.of_epoch(epoch, seed=seed, shuffle=shuffle)
+        if self._last is None or self._last[0] != (epoch, seed):
+            if self.chosen is not None:
+                times = times_in_epoch(self.chosen, seed=seed, epoch=epoch)
+                made = self._table_of(self.chosen, times, self.clips.num_incomplete)
+            else:
+                made = self._enumerate(replace(self.spec, phase=epoch), self.windows.uses())
+            self._last = (epoch, seed), made
         return self._last[1]
 
     def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
@@ -328,17 +323,15 @@ class ClipSelection:
             lines.append(f"{name}: {whole if spec.value == 'array' else spec}")
         return "\n  ".join(lines)
 
-    def _enumerate(self, spec: ClipSpec, table: EpisodeTable, uses: _Uses) -> ClipTable:
+    def _enumerate(self, spec: ClipSpec, uses: _Uses) -> ClipTable:
         """The clips that lack nothing with one of the dilations."""
-        pad = self.windows.is_padded
-        return ClipTable.united(
-            [
-                ClipTable.joined(
-                    [enumerate_clips(spec, table, rows, uses=some, pad=pad) for rows, some in use]
-                )
-                for use in uses
-            ]
-        )
+        table, pad = self.dataset.episode_table, self.windows.is_padded
+        tables = [
+            [enumerate_clips(spec, table, rows, uses=some, pad=pad) for rows, some in use]
+            for use in uses
+        ]
+        found = ClipTable.united([ClipTable.joined(some) for some in tables])
+        return found if self.windows.asked else replace(found, num_outside=0)
 
     def _left_out(self) -> str:
         """How many episodes and clips are left out, and why; empty if none is."""
@@ -366,98 +359,56 @@ class ClipSelection:
             )
         return "; ".join(said)
 
-    def _choose(self, clips: ClipList, table: EpisodeTable, uses: _Uses) -> ClipTable:
+    def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
-        index, spec = self.dataset.index, self.spec
+        index, pad = self.dataset.index, self.windows.is_padded
         listed = read_clip_list(
             clips, index.keys, index.num_frames, reach=self.windows.reaches, url=self.dataset.url
         )
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
-        pad = self.windows.is_padded
-        found = [listed.complete(spec, table, use, pad=pad) for use in uses]
-        whole = np.logical_or.reduce(found)
-        self.chosen = listed.taken(whole)
-        return self.chosen.table(
-            spec, self.selected, self.chosen.most, num_incomplete=int((~whole).sum())
+        table = self.dataset.episode_table
+        whole = np.logical_or.reduce(
+            [listed.complete(self.spec, table, use, pad=pad) for use in uses]
         )
+        self.chosen = listed.taken(whole)
+        return self._table_of(self.chosen, self.chosen.most, int((~whole).sum()))
 
-    def _made(self, key: int, seed: int) -> ClipTable:
-        """The clips of a phase, or of an epoch."""
-        if self.chosen is not None:
-            times = times_in_epoch(self.chosen, seed=seed, epoch=key)
-            return self.chosen.table(
-                self.spec, self.selected, times, num_incomplete=self.clips.num_incomplete
-            )
-        spec = replace(self.spec, phase=key)
-        found = self._enumerate(spec, self.dataset.episode_table, self._phase_uses)
-        return replace(found, num_outside=found.num_outside if self.clips.num_outside else 0)
-
-    def _episodes(self, table: EpisodeTable) -> EpisodeTable:
-        """The episodes as plans see them, which are cut by the chunks of the largest frames.
-
-        What transforms frames needs whole ones: then loads are those of that group only.
-        """
-        nbytes = bytes_by_group(self.stored, self.dataset.features)
-        pieces = in_pieces(table, self.dataset.features)
-        found = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
-        if self.frame_transform is None:
-            return found
-        return EpisodeTable(found.num_frames, (found.lead,))
+    def _table_of(self, chosen: ChosenClips, times: IntArray, num_incomplete: int) -> ClipTable:
+        return chosen.table(self.spec, self.selected, times, num_incomplete=num_incomplete)
 
     @cached_property
     def stored(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""
         return stored_arrays(self.dataset, np.unique(self.clips.episode))
 
-    def _look(self, ragged: Ragged) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-        """What frames of clips have, and which features come as nested tensors."""
-        if self.frame_transform is None:
-            return ragged_arrays(ragged, self.stored, url=self.dataset.url)
+    def _look(
+        self, ragged: Ragged, episode: IntArray, start: IntArray
+    ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+        """What frames of clips have, such as the given one, and what comes as nested tensors."""
+        if (transform := self.frame_transform) is None:
+            return ragged_arrays(ragged, self.stored)
         if ragged != "list":
             raise ClipError(
                 "ragged does not go with frame_transform, which gives frames of one shape",
                 expected='ragged="list"',
                 got=repr_of(ragged, 100),
             )
-        episode, start = self.clips.locate(np.zeros(1, np.int64))
-        key, frame = (
-            self.dataset.index.key(int(episode[0])),
-            self.windows.first_frame(episode, start),
-        )
-        made = transformed_arrays(self.frame_transform, self.dataset, key, frame, self.stored)
-        return made, frozenset()
+        key, frame = self._facts.of(episode)[0].key, self.windows.first_frame(episode, start)
+        return transformed_arrays(transform, self.dataset, key, frame, self.stored), frozenset()
 
-    def _draw_by(self, transform: Any) -> None:
-        """Have a `clip_transform` make what batches have."""
-        steps, functions = chain_of(transform)
-        episode, start = self.clips.locate(np.zeros(1, np.int64))
-        self.draws = draws = ClipDraws(
-            steps,
-            self.arrays,
-            self.clip_frames.lengths,
-            dataset=self.dataset,
-            facts=self._facts,
-            episode=episode,
-        )
-        if functions:
-            draws.call(functions, ClipReader(self, 0).example(episode, start), episode, start)
-
-    def _check_names(self, metadata: Sequence[str]) -> None:
+    def _check_names(self, metadata: Sequence[str], reserved: Sequence[str]) -> None:
         """Raise `ClipError` where two things of a batch have one name, and for metadata that no
         selected episode has."""
-        taken = (*self.told, *(() if self.draws is None else _OF_DRAWS))
-        if reserved := [name for name in self.made if name in taken]:
+        taken = (*self.told, *reserved)
+        if wrong := [name for name in self.made if name in taken]:
             raise ClipError(
-                "a feature has the name of what clips tell of themselves",
-                file=self.dataset.url,
-                got=", ".join(reserved),
+                "a feature has the name of what clips tell of themselves", got=", ".join(wrong)
             )
         del self.told  # without the metadata
         if twice := [name for name in metadata if name in self.made or name in taken]:
             raise ClipError(
                 "a feature, or what clips tell of themselves, has the name of this metadata",
-                file=self.dataset.url,
                 expected="names that are not in clips yet",
                 got=", ".join(twice),
             )
@@ -472,7 +423,6 @@ class ClipSelection:
             more = ", …" if len(seen) > _SHOWN else ""
             raise ClipError(
                 "no selected episode has this metadata",
-                file=self.dataset.url,
                 expected=f"some of {', '.join(sorted(seen)[:_SHOWN])}{more}" if seen else "nothing",
                 got=", ".join(sorted(missing)),
             )
