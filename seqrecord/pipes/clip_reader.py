@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,11 +75,9 @@ class _Set:
 
     def acquire(self, num_rows: int) -> Arena:
         """At least so many rows, for one call."""
-        try:
+        with suppress(IndexError):
             if (arena := self._idle.pop()).num_rows >= num_rows:
                 return arena
-        except IndexError:
-            pass
         return Arena(self.specs, num_rows)
 
     def release(self, arena: Arena) -> None:
@@ -267,12 +266,10 @@ def _sets_of(
         return [_Set(dataset, dict(enumerate(alike)), arrays)]
     num_rows = int(selection.episodes.num_frames[selection.selected].sum())
     small = [name for name in dataset.features if is_small(dataset, name)]
-    staying: dict[str, StayingArena] = {}
-    for name in sorted(small, key=lambda name: arrays[name].nbytes):
-        memory_limit -= num_rows * (arrays[name].nbytes + 1)
-        if memory_limit < 0:
-            break
-        staying[name] = StayingArena({name: arrays[name]}, num_rows)
+    small.sort(key=lambda name: arrays[name].nbytes)
+    needed = accumulate(num_rows * (arrays[name].nbytes + 1) for name in small)
+    fitting = [name for name, nbytes in zip(small, needed, strict=True) if nbytes <= memory_limit]
+    staying = {name: StayingArena({name: arrays[name]}, num_rows) for name in fitting}
     found: list[_Set] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}

@@ -16,7 +16,7 @@ from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError, located
 from seqrecord.integers import check_integer
 from seqrecord.lags import has_lags, with_lags
-from seqrecord.pipes.checks import check, check_names
+from seqrecord.pipes.checks import are_names, check, check_names
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Window
 from seqrecord.seconds import Seconds
@@ -79,22 +79,16 @@ class SelectedWindows:
     def _find(self, options: ClipOptions) -> dict[str, ClipWindow]:
         """The windows of features that do not have `clip_len` frames, each the newest."""
         dataset, selected = self._dataset, self._selected
-        seconds = {n: w for n, w in self.asked.items() if isinstance(w, Seconds)}
-        clocks = {
-            name: Timeline(dataset, name, selected)
-            for name in dict.fromkeys(w.by for w in seconds.values() if w.by is not None)
-        }
-        self._rates = _Rates.of(
-            {n: w for n, w in seconds.items() if w.by is None}, dataset, selected
-        )
-        found: dict[str, OffsetWindow | TimedWindow] = {
-            name: OffsetWindow.of(w)
-            if not isinstance(w, Seconds)
-            else self._rates.windows[name]
-            if w.by is None
-            else clocks[w.by].window(w)
-            for name, w in self.asked.items()
-        }
+        self._rates = _Rates.of(self.asked, dataset, selected)
+        found: dict[str, Any] = dict(self._rates.windows)
+        clocks: dict[str, Timeline] = {}
+        for name, window in self.asked.items():
+            if not isinstance(window, Seconds):
+                found[name] = OffsetWindow.of(window)
+            elif window.by is not None:
+                if window.by not in clocks:
+                    clocks[window.by] = Timeline(dataset, window.by, selected)
+                found[name] = clocks[window.by].window(window)
         names = list(options.last_known or ())
         if wrong := [name for name in names if name not in dataset.features]:
             raise ClipError(
@@ -109,16 +103,15 @@ class SelectedWindows:
                 got=", ".join(names),
             )
         most = options.last_known if isinstance(options.last_known, Mapping) else {}
-        known: dict[str, ClipWindow] = {}
         for name in names:
             missing = dataset.select([name]).missing_frames()
-            known[name] = KnownWindow(
+            found[name] = KnownWindow(
                 found.get(name, self._others),
                 missing.taken(np.isin(missing.episode, selected)),
                 most.get(name),
                 options.unknown is not None,
             )
-        return {**found, **known}
+        return found
 
     def give(self, features: Mapping[str, str | None]) -> None:
         """Say which features clips have: others than those stored, where frames are transformed.
@@ -199,9 +192,11 @@ class SelectedWindows:
         of each rate, or times."""
         found, rates = {}, range(len(self._rates.episodes))
         for name, asked in sorted(self.asked.items()):
-            offsets = dict.fromkeys(said_of(self._windows[name].held_at(rate)) for rate in rates)
-            is_timed = isinstance(asked, Seconds) and asked.by is not None
-            found[name] = repr(asked) if is_timed else "; ".join(offsets)
+            if isinstance(asked, Seconds) and asked.by is not None:
+                found[name] = repr(asked)
+            else:
+                every = (said_of(self._windows[name].held_at(rate)) for rate in rates)
+                found[name] = "; ".join(dict.fromkeys(every))
         return found
 
     def said_of_known(self) -> dict[str, Any]:
@@ -222,12 +217,13 @@ class _Rates(NamedTuple):
     rate: IntArray  # int64[E], of all episodes; 0 of those that are not selected
 
     @classmethod
-    def of(
-        cls, windows: Mapping[str, Seconds], dataset: SeqRecordReader, selected: IntArray
-    ) -> _Rates:
-        """Raises `ClipError` where a selected episode says nothing of frames a second, where no
+    def of(cls, asked: Mapping[str, Any], dataset: SeqRecordReader, selected: IntArray) -> _Rates:
+        """Of those windows that are by frames a second.
+
+        Raises `ClipError` where a selected episode says nothing of frames a second, where no
         frame is near enough to a time, and where episodes have different numbers of frames in a
         window."""
+        windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
         index = dataset.index
         rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
         if windows and not fps.all():
@@ -359,13 +355,8 @@ def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds]:
 
     Raises `ClipError` for what is no dict, an empty window, and offsets that are not integers.
     """
-    is_right = isinstance(windows, Mapping) and bool(windows)
+    is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
     check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
-    for name in windows:
-        if not isinstance(name, str):
-            raise ClipError(
-                "windows is not by features", expected="their names", got=repr_of(name, 100)
-            )
     return {name: _checked(name, window) for name, window in windows.items()}
 
 

@@ -361,16 +361,14 @@ class ClipSelection:
 
     def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
-        index, pad = self.dataset.index, self.windows.is_padded
+        index = self.dataset.index
         listed = read_clip_list(
             clips, index.keys, index.num_frames, reach=self.windows.reaches, url=self.dataset.url
         )
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
-        table = self.dataset.episode_table
-        whole = np.logical_or.reduce(
-            [listed.complete(self.spec, table, use, pad=pad) for use in uses]
-        )
+        some = [[(rows[np.isin(rows, self.selected)], of) for rows, of in use] for use in uses]
+        whole = self._enumerate(self.spec, some).has(listed.episode, listed.start)
         self.chosen = listed.taken(whole)
         return self._table_of(self.chosen, self.chosen.most, int((~whole).sum()))
 
