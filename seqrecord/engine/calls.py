@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from seqrecord.clip_transforms import ClipFunction
 from seqrecord.clips import IntArray
@@ -171,7 +170,13 @@ def _array(name: str, value: Any) -> Any:
 
 def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpec:
     if not isinstance(value, list):
-        _check_batchable(name, value)
+        if not value.ndim:
+            raise ClipError(
+                f"{_WHAT} gives a single number",
+                feature=name,
+                expected="an array with at least one axis",
+                got=f"{value.dtype} []",
+            )
         return ArraySpec(value.dtype, value.shape)
     return replace(text_spec(_WHAT, name, value[0], before), shape=(len(value), None))
 
@@ -205,22 +210,3 @@ def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:
         )
     for value in values:
         check_text(_WHAT, name, value, spec)
-
-
-def _check_batchable(name: str, array: npt.NDArray[Any]) -> None:
-    try:
-        torch.from_numpy(np.empty(0, array.dtype))
-    except (TypeError, ValueError):
-        raise ClipError(
-            f"{_WHAT} gives what no tensor can hold",
-            feature=name,
-            expected="a dtype that torch.from_numpy takes",
-            got=str(array.dtype),
-        ) from None
-    if not array.ndim:
-        raise ClipError(
-            f"{_WHAT} gives a single number",
-            feature=name,
-            expected="an array with at least one axis",
-            got=f"{array.dtype} []",
-        )

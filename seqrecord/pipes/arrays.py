@@ -105,7 +105,7 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
             torch.from_numpy(np.empty(0, spec.dtype))
         except (TypeError, ValueError) as error:
             raise ClipError(
-                "no tensor can hold this feature; frame_transform can convert it",
+                "no tensor can hold this feature; a transform can convert it",
                 feature=name,
                 expected="a dtype that torch.from_numpy takes",
                 got=str(spec.dtype),

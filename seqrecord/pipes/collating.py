@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -241,36 +242,31 @@ def _new_pool(shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> 
     return (SharedBufferPool if is_shared else BufferPool)(shape, dtype, _KEEP)
 
 
+@dataclass(eq=False, repr=False)
 class ClipSequence(Sequence[dict[str, Any]]):
     """Clips, each a dict, as a list has them. `collate` takes the whole batch if nobody had a clip.
 
     Args:
-        count: how many clips there are.
+        num_clips: how many there are.
         batch: makes the batch.
         single: makes the clips, all of them, on the same memory.
     """
 
-    def __init__(
-        self,
-        count: int,
-        batch: Callable[[], dict[str, Any]],
-        single: Callable[[], list[dict[str, Any]]],
-    ) -> None:
-        self._count = count
-        self._batch = batch
-        self._single = single
-        self._clips: list[dict[str, Any]] | None = None
+    num_clips: int
+    batch: Callable[[], dict[str, Any]]
+    single: Callable[[], list[dict[str, Any]]]
+    _clips: list[dict[str, Any]] | None = None
 
     def whole(self) -> dict[str, Any] | None:
         """The batch; `None` once clips were given out, which their user may have changed."""
-        return self._batch() if self._clips is None else None
+        return self.batch() if self._clips is None else None
 
     def __len__(self) -> int:
-        return self._count
+        return self.num_clips
 
     def __getitem__(self, index: Any) -> Any:
         if self._clips is None:
-            self._clips = self._single()
+            self._clips = self.single()
         return self._clips[index]
 
     def __repr__(self) -> str:

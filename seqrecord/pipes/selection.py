@@ -72,6 +72,7 @@ class ClipSelection:
         selected: rows of the selected episodes, int64[n].
         episodes: of the requested groups, led by the one with most bytes a frame: plans cut them
             by the chunks of that one.
+        typical_clips: those from which settings are chosen that hold for every epoch.
         phases: of one epoch after the other, where they rotate.
         chosen: the clips of the argument `clips` that lack nothing.
         left_out: what would be clips, or has none, in words; empty if nothing is.
@@ -122,8 +123,10 @@ class ClipSelection:
         else:
             self.clips = self._enumerate(every, uses)
         self.left_out = self._left_out()
+        self.typical_clips = self.clips
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
+            self.typical_clips = typical_table(self.clips, self.spec.stride)
         if not self.clips.num_clips:
             raise ClipError(
                 f"no clip has all of its frames and features; left out: {self.left_out}",
@@ -150,16 +153,10 @@ class ClipSelection:
         self.draws = ClipDraws(steps, self.arrays, lengths, self.dataset, self._facts, first[0])
         if functions:
             self.draws.call(functions, ClipReader(self, 0).example(*first), *first)
+            check_tensors(self.made)
         self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
         self._check_names(metadata, () if transform is None else _OF_DRAWS)
         self.metadata = metadata
-
-    @property
-    def typical_clips(self) -> ClipTable:
-        """Clips from which settings are chosen that hold for every epoch."""
-        if self.phases is None:
-            return self.clips
-        return typical_table(self.clips, self.spec.stride)
 
     @property
     def made(self) -> Mapping[str, ArraySpec]:
