@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_uses import ClipUse
-from seqrecord.clips import (
-    ClipSpec,
-    ClipTable,
-    EpisodeTable,
-    IntArray,
-    enumerate_clips,
-)
+from seqrecord.clips import ClipSpec, ClipTable, IntArray
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import followed
 
@@ -70,28 +62,6 @@ class ChosenClips:
         return ChosenClips(
             self.row[chosen], self.episode[chosen], self.start[chosen], self.weight[chosen]
         )
-
-    def complete(
-        self,
-        spec: ClipSpec,
-        episodes: EpisodeTable,
-        uses: Sequence[tuple[IntArray, Sequence[ClipUse]]],
-        *,
-        pad: bool,
-    ) -> npt.NDArray[np.bool_]:
-        """Which of them lie in their episodes and lack nothing; bool[n].
-
-        `spec` has stride 1; `uses` are those of some episodes by their rows, and those of others;
-        `pad` is as for `enumerate_clips`.
-        """
-        found = np.zeros(len(self.episode), bool)
-        for rows, some in uses:
-            mine = rows[np.isin(rows, self.episode)]
-            if not len(mine):
-                continue
-            every = enumerate_clips(spec, episodes, mine, uses=some, pad=pad)
-            found |= every.has(self.episode, self.start)
-        return found
 
     def table(
         self, spec: ClipSpec, selected: IntArray, times: IntArray, *, num_incomplete: int = 0

@@ -48,7 +48,6 @@ __all__ = [
     "KnownWindow",
     "OffsetWindow",
     "TimedWindow",
-    "alike",
 ]
 
 UNKNOWN = -1
@@ -303,14 +302,6 @@ class KnownWindow:
 ClipWindow: TypeAlias = OffsetWindow | TimedWindow | KnownWindow
 
 
-def alike(windows: Mapping[str, ClipWindow], features: Iterable[str]) -> list[tuple[str, ...]]:
-    """The features in sets, of which those of one set have the same frames in every clip."""
-    found: dict[object, list[str]] = {}
-    for name in features:
-        found.setdefault(windows[name].key, []).append(name)
-    return [tuple(names) for names in found.values()]
-
-
 @dataclass(frozen=True, eq=False)
 class ClipFrames:
     """Which frames clips have of each feature.
@@ -330,7 +321,10 @@ class ClipFrames:
 
     def alike(self, features: Iterable[str]) -> list[tuple[str, ...]]:
         """The features in sets, of which those of one set have the same frames in every clip."""
-        return alike(self.windows, features)
+        found: dict[object, list[str]] = {}
+        for name in features:
+            found.setdefault(self.windows[name].key, []).append(name)
+        return [tuple(names) for names in found.values()]
 
     def has_unknown(self, feature: str) -> bool:
         """Whether clips may have frames of a feature for which nothing is known: zeros."""

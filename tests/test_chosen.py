@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
 from seqrecord.chosen import ChosenClips
-from seqrecord.clip_uses import ClipUse
-from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames
+from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, Window, resident_bounds
 from seqrecord.sampling.random_order import clips_before, times_in_epoch
@@ -38,14 +37,9 @@ class ChosenCase(Case):
 
     @property
     def table(self) -> ClipTable:
-        offsets = np.arange(self.spec.length) * self.spec.dilation
-        whole = self.chosen.complete(
-            self.spec,
-            self.episodes,
-            [(np.arange(len(self.episodes)), [ClipUse(offsets, self.missing_frames)])],
-            pad=False,
-        )
-        chosen = self.chosen.taken(whole)
+        rows = np.arange(len(self.episodes))
+        every = enumerate_clips(self.spec, self.episodes, rows, self.missing_frames)
+        chosen = self.chosen.taken(every.has(self.chosen.episode, self.chosen.start))
         times = np.array(self.times, np.int64)[chosen.row]
         return chosen.table(self.spec, np.array(self.selected), times)
 
@@ -176,8 +170,6 @@ def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
     )
     spec = ClipSpec(4)
     chosen = ChosenClips.of(np.zeros(100, np.int64), np.arange(100) * 1000)
-    uses = [ClipUse(np.arange(spec.length), MissingFrames.none())]
-    assert chosen.complete(spec, episodes, [(np.arange(1), uses)], pad=False).all()
     table = chosen.table(spec, np.arange(1), chosen.most)
     plan = EpochPlan(table, episodes, PlanSettings(num_cursors=4, run_frames=None))
     loads = [work.groups[0].loads for work in plan.rounds()]

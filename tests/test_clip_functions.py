@@ -235,7 +235,7 @@ def test_an_error_names_the_clip(
         ({"x": np.array([None])}, "no tensor can hold"),
         ({"x": [np.zeros(2), np.zeros(3)]}, "no array"),
         ({"start": np.zeros(3)}, "tell of themselves"),
-        ({"crop": np.zeros(3)}, "tell of their crop"),
+        ({"crop": np.zeros(3)}, "tell of themselves"),
     ],
 )
 @pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])

@@ -557,6 +557,20 @@ def test_sources_of_their_own_kinds(root: Path) -> None:
     check_resume(make, num_epochs=3)
 
 
+def test_a_source_that_was_iterated_alone_gives_the_same_clips(root: Path) -> None:
+    """Which clips an epoch has by their weights depends on the seed, which is another in a mix."""
+    table = {"episode": ["e/2"] * 30, "start": list(range(30)), "weight": [0.5] * 30}
+
+    def first_epochs(alone: bool) -> list[tuple[str, str, int]]:
+        sources = {**streams(root, "b"), "a": SeqRecordStream(root / "a", clip_len=3, clips=table)}
+        mix = SeqRecordMix(sources, weights={"a": 1, "b": 1}, batch_size=4, stop=7)
+        if alone:
+            assert list(sources["a"])
+        return list(run(mix))
+
+    assert first_epochs(alone=True) == first_epochs(alone=False)
+
+
 def test_memory(root: Path) -> None:
     with pytest.raises(MemoryLimitError, match=r"at least .* of batches, and .* of a, .* of b"):
         mixed(root, memory_limit=10_000)

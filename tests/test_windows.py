@@ -24,7 +24,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.windows import said_of
+from seqrecord.pipes.clip_windows import said_of
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
@@ -298,7 +298,7 @@ def test_windows_of_groups() -> None:
         ({}, "nobody says what a clip is", None),
         ({"windows": {}}, "windows is not what it should be", "{}"),
         ({"windows": [0, 1]}, "windows is not what it should be", "[0, 1]"),
-        ({"windows": {3: [0]}}, "windows is not by features", "3"),
+        ({"windows": {3: [0]}}, "windows is not what it should be", "{3: [0]}"),
         ({"windows": {"image": []}}, "a window is empty", "0 offsets, the furthest 0 frames away"),
         ({"windows": {"image": [0.5]}}, "a window is not what it should be", "[0.5]"),
         ({"windows": {"image": [True]}}, "a window is not what it should be", "[True]"),

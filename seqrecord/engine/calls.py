@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from seqrecord.clip_transforms import ClipFunction
 from seqrecord.clips import IntArray
@@ -18,7 +17,7 @@ from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["Calls", "ClipFunctions", "read_only"]
+__all__ = ["Calls", "ClipFunctions", "read_only", "text_spec"]
 
 _SALT = 0x63616C6C  # the draws are not those of crops
 
@@ -171,17 +170,33 @@ def _array(name: str, value: Any) -> Any:
 
 def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpec:
     if not isinstance(value, list):
-        _check_batchable(name, value)
+        if not value.ndim:
+            raise ClipError(
+                f"{_WHAT} gives a single number",
+                feature=name,
+                expected="an array with at least one axis",
+                got=f"{value.dtype} []",
+            )
         return ArraySpec(value.dtype, value.shape)
-    kind = "text" if isinstance(value[0], str) else "bytes"
+    return replace(text_spec(_WHAT, name, value[0], before), shape=(len(value), None))
+
+
+def text_spec(
+    what: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
+) -> ArraySpec:
+    """What `what` gives of a feature whose frames are texts: as they were before it.
+
+    Raises `ClipError` for texts where there were none.
+    """
+    kind = "text" if isinstance(text, str) else "bytes"
     if name not in before or before[name].value != kind:
         raise ClipError(
-            f"{_WHAT} gives texts, whose memory is not known",
+            f"{what} gives texts, whose memory is not known",
             feature=name,
             expected=f"arrays, and {kind} under the name of a feature of {kind}",
-            got=repr_of(value, 50),
+            got=repr_of(text, 50),
         )
-    return replace(before[name], shape=(len(value), None))
+    return before[name]
 
 
 def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:
@@ -195,22 +210,3 @@ def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:
         )
     for value in values:
         check_text(_WHAT, name, value, spec)
-
-
-def _check_batchable(name: str, array: npt.NDArray[Any]) -> None:
-    try:
-        torch.from_numpy(np.empty(0, array.dtype))
-    except (TypeError, ValueError):
-        raise ClipError(
-            f"{_WHAT} gives what no tensor can hold",
-            feature=name,
-            expected="a dtype that torch.from_numpy takes",
-            got=str(array.dtype),
-        ) from None
-    if not array.ndim:
-        raise ClipError(
-            f"{_WHAT} gives a single number",
-            feature=name,
-            expected="an array with at least one axis",
-            got=f"{array.dtype} []",
-        )

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from seqrecord.clips import EpisodeTable, IntArray
+from seqrecord.engine.calls import text_spec
 from seqrecord.errors import ClipError
+from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.checks import are_names, check
 from seqrecord.reading.frames import (
     ArraySpec,
@@ -35,6 +37,7 @@ __all__ = [
     "bytes_by_group",
     "check_ragged",
     "check_tensors",
+    "groups_of",
     "in_pieces",
     "ragged_arrays",
     "stored_arrays",
@@ -49,16 +52,11 @@ def stored_arrays(dataset: SeqRecordReader, episodes: IntArray) -> dict[str, Arr
     Of a variable shape it has the size of the largest frame of these episodes, which are given by
     their rows.
     """
-    index = dataset.index
-    return {
-        name: ArraySpec(
-            spec.dtype,
-            spec.shape,
-            None if spec.is_fixed else index.largest_frames(name, episodes),
-            spec.value,
-        )
-        for name, spec in dataset.features.items()
-    }
+    found = {}
+    for name, spec in dataset.features.items():
+        largest = None if spec.is_fixed else dataset.index.largest_frames(name, episodes)
+        found[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
+    return found
 
 
 def transformed_arrays(
@@ -75,8 +73,12 @@ def transformed_arrays(
     """
     values = dict(dataset.episodes[key][frame])
     try:
-        made = apply_transform(transform, values)
-        return {name: _spec_of(name, value, stored) for name, value in made.items()}
+        return {
+            name: text_spec("frame_transform", name, value, stored)
+            if isinstance(value, (str, bytes))
+            else ArraySpec(value.dtype, value.shape)
+            for name, value in apply_transform(transform, values).items()
+        }
     except Exception as error:
         add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
         raise
@@ -90,58 +92,48 @@ def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[in
     return list(sizes.values())
 
 
-def check_tensors(arrays: Mapping[str, ArraySpec], *, url: str) -> None:
+def groups_of(dataset: SeqRecordReader) -> list[GroupIndex]:
+    """The groups of the features that a dataset was opened with, by their numbers."""
+    numbers = {spec.group for spec in dataset.features.values()}
+    return [dataset.index.groups[number] for number in sorted(numbers)]
+
+
+def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
     """Raise `ClipError` for a feature of a dtype that no tensor can have."""
     for name, spec in arrays.items():
         try:
             torch.from_numpy(np.empty(0, spec.dtype))
         except (TypeError, ValueError) as error:
             raise ClipError(
-                "no tensor can hold this feature; frame_transform can convert it",
-                file=url,
+                "no tensor can hold this feature; a transform can convert it",
                 feature=name,
                 expected="a dtype that torch.from_numpy takes",
                 got=str(spec.dtype),
             ) from error
 
 
-def _spec_of(name: str, value: Any, stored: Mapping[str, ArraySpec]) -> ArraySpec:
-    """What `frame_transform` gives of a feature. Of texts memory is known for stored ones."""
-    if not isinstance(value, (str, bytes)):
-        return ArraySpec(value.dtype, value.shape)
-    kind = "text" if isinstance(value, str) else "bytes"
-    if name not in stored or stored[name].value != kind:
-        raise ClipError(
-            "frame_transform gives a text, whose memory is not known",
-            feature=name,
-            expected=f"arrays, and {kind} under the name of a stored feature of {kind}",
-            got=repr_of(value, 50),
-        )
-    return stored[name]
-
-
 _Form: TypeAlias = "Literal['list', 'pad', 'nested']"
 
 Ragged: TypeAlias = "_Form | Mapping[str, _Form | int | Sequence[int]]"
-"""How features of variable shapes come: all of them, or by name, there also by sizes."""
+# How features of variable shapes come: all of them, or by name, there also by sizes.
 
 _FORMS = ("list", "pad", "nested")
 
 
 def check_ragged(value: Any) -> None:
     """Raise `ClipError` for what is no `ragged`."""
-    if isinstance(value, Mapping):
-        names, forms = list(value), list(value.values())
-    else:
-        names, forms = [], [value]
-    known = (f in _FORMS if isinstance(f, str) else names and _are_sizes(f) for f in forms)
-    is_right = all(known) and are_names(names)
+    forms = value if isinstance(value, Mapping) else {"": value}
+    are_sized = forms is value
+    known = (
+        f in _FORMS if isinstance(f, str) else are_sized and _are_sizes(f) for f in forms.values()
+    )
+    is_right = are_names(forms) and all(known)
     expected = '"list", "pad" or "nested", or a dict of these and of sizes by feature'
     check("ragged", value, is_right, expected)
 
 
 def ragged_arrays(
-    ragged: Ragged, stored: Mapping[str, ArraySpec], *, url: str
+    ragged: Ragged, stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
     """What frames have of the stored features, and which of them come as nested tensors.
 
@@ -153,27 +145,31 @@ def ragged_arrays(
     if wrong := [name for name in forms if name not in variable]:
         raise ClipError(
             "ragged is for features whose shape varies",
-            file=url,
             expected=", ".join(variable) or "a dataset that has some",
             got=", ".join(f"{n}: {stored[n]}" if n in stored else repr_of(n, 50) for n in wrong),
         )
     arrays: dict[str, ArraySpec] = {}
     for name, spec in stored.items():
         form = forms.get(name, "list")
+        if form == "nested" and (spec.shape[:1] != (None,) or None in spec.shape[1:]):
+            raise ClipError(
+                "a nested tensor can hold frames that differ in their first dimension only",
+                feature=name,
+                expected='"list", or sizes to pad to',
+                got=spec,
+            )
         if form in ("list", "nested"):
-            _check_nested(name, spec, form, url)
             arrays[name] = spec
             continue
         mask = mask_name(name)
         if mask in stored:
             raise ClipError(
                 "a feature has the name of the mask of a padded one",
-                file=url,
                 feature=name,
                 expected=f"features without {mask}, or ragged={{{name!r}: 'list'}}",
                 got=mask,
             )
-        sizes = _sizes(name, spec, form, url)
+        sizes = _sizes(name, spec, form)
         filled = iter(sizes)
         shape = tuple(next(filled) if size is None else size for size in spec.shape)
         arrays[name] = ArraySpec(spec.dtype, shape)
@@ -181,7 +177,7 @@ def ragged_arrays(
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
 
 
-def _sizes(name: str, spec: ArraySpec, form: Any, url: str) -> list[int]:
+def _sizes(name: str, spec: ArraySpec, form: Any) -> list[int]:
     """What the variable dimensions are padded to."""
     count = spec.shape.count(None)
     if form == "pad":
@@ -191,7 +187,6 @@ def _sizes(name: str, spec: ArraySpec, form: Any, url: str) -> list[int]:
         example = f"ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
         raise ClipError(
             "several dimensions vary, whose largest sizes are not known",
-            file=url,
             feature=name,
             expected=f"the {count} sizes to pad to, such as {example}",
             got=spec,
@@ -200,7 +195,6 @@ def _sizes(name: str, spec: ArraySpec, form: Any, url: str) -> list[int]:
     if len(sizes) != count:
         raise ClipError(
             "ragged has another number of sizes than there are variable dimensions",
-            file=url,
             feature=name,
             expected=count,
             got=f"{sizes} for {spec}",
@@ -209,23 +203,11 @@ def _sizes(name: str, spec: ArraySpec, form: Any, url: str) -> list[int]:
     if padded < (spec.largest or 0):
         raise ClipError(
             "a frame is larger than what it is padded to",
-            file=url,
             feature=name,
             expected=f"sizes of at least {spec.largest} bytes",
             got=f"{sizes}, which are {padded}",
         )
     return sizes
-
-
-def _check_nested(name: str, spec: ArraySpec, form: Any, url: str) -> None:
-    if form == "nested" and (spec.shape[:1] != (None,) or None in spec.shape[1:]):
-        raise ClipError(
-            "a nested tensor can hold frames that differ in their first dimension only",
-            file=url,
-            feature=name,
-            expected='"list", or sizes to pad to',
-            got=spec,
-        )
 
 
 def _are_sizes(value: Any) -> bool:

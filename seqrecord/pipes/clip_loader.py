@@ -24,7 +24,6 @@ from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.batch_source import Clip, Rest, SourceRest, Stages
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.pipes.draws import ClipDraws
 from seqrecord.pipes.memory import check_machine, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
@@ -134,7 +133,7 @@ class ClipLoader(Planner):
 
     def _job(self, plan: Plan) -> Job:
         """What to do for a plan."""
-        selection, draws = self.selection, self.selection.draws
+        selection = self.selection
         return Job(
             selection.dataset,
             plan,
@@ -143,7 +142,7 @@ class ClipLoader(Planner):
             selection.made,
             selection.lengths,
             selection.frame_transform,
-            None if draws is None else self._draw_of(draws, plan.epoch),
+            self._draw_of(plan.epoch) if selection.draws.is_any else None,
         )
 
     def _resources(self, memory: Memory, **more: Any) -> Resources:
@@ -180,7 +179,7 @@ class ClipLoader(Planner):
                 for name, one in batch.features.items()
                 if isinstance(one, torch.Tensor)
             }
-            clips = self.selection.columns.singles(given, columns)
+            clips = self.selection.singles(given, columns)
             clips.reverse()
             return clips
         nested = self.selection.nested
@@ -189,8 +188,8 @@ class ClipLoader(Planner):
             columns[name] = torch.from_numpy(column)
         if self.batch_size is not None:
             return [{**features, **columns}]
-        alone = {name: item if name in nested else item[0] for name, item in features.items()}
-        return [self.selection.columns.single(alone, columns)]
+        alone = {n: [item] if n in nested else item for n, item in features.items()}
+        return self.selection.singles(alone, columns)
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """See `BatchSource`."""
@@ -210,13 +209,8 @@ class ClipLoader(Planner):
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
         """What is said of clips beside their features, each a list or tensor of clips. They are of
         these rows of the index, and begin at these frames; int64[clips] each."""
-        said: dict[str, torch.Tensor] = {}
-        if (draws := self.selection.draws) is not None:
-            drawn = self._draw_of(draws, epoch)(episode, start)
-            said = draws.said(drawn, episode)
-        frames = self._frames(epoch)
-        said |= self.selection.said_of_frames(frames, episode, start)
-        return self.selection.columns.of(episode, start, said)
+        drawn = self._draw_of(epoch)(episode, start)
+        return self.selection.columns(episode, start, self._frames(epoch), drawn)
 
     def left_out(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
@@ -233,16 +227,16 @@ class ClipLoader(Planner):
             for frames in self.left_out(0).values():
                 first += f", {counted(frames, 'frame')} in no clip"
         elif self._settings.shuffle:
-            settings, whole = self._fit(1).settings, self._facts().whole_block
+            settings, whole = self._fit(1).settings, self._facts().whole_block()
             if settings.first_block_frames < whole:
                 places = counted(settings.num_cursors, "place")
                 first += f"; mixed from {places} of an epoch"
         return "\n".join((first, *features))
 
-    def _draw_of(self, draws: ClipDraws, epoch: int) -> DrawClips:
+    def _draw_of(self, epoch: int) -> DrawClips:
         """What draws for clips of an epoch; the same for all clips of a sequence."""
         sequences = self.clips(epoch) if self._follows else None
-        return partial(draws.draw, self._settings.seed, epoch, sequences=sequences)
+        return partial(self.selection.draws.draw, self._settings.seed, epoch, sequences=sequences)
 
     def _find_device(self) -> torch.device | None:
         if self.device is None:
@@ -279,7 +273,7 @@ def _copies(batch: torch.Tensor) -> Sequence[torch.Tensor]:
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:
     """Raise `ClipError` for what does not go together."""
     draws = selection.draws
-    if options.device is not None and draws is not None and draws.functions is not None:
+    if options.device is not None and draws.functions is not None:
         raise ClipError(
             "the functions of clip_transform are called on the host",
             expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "

@@ -12,10 +12,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, pairwise
-from typing import Any
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, Rows
 from seqrecord.engine.batches import Copy, Source
 from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.calls import read_only
 from seqrecord.engine.draws import Drawn
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.ragged import RaggedFrames, for_users, nested
@@ -41,11 +43,13 @@ from seqrecord.grids import followed, numbered
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import is_small
-from seqrecord.pipes.selection import ClipSelection
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.threads import ThreadPool
 from seqrecord.units import parse_size
+
+if TYPE_CHECKING:
+    from seqrecord.pipes.selection import ClipSelection
 
 __all__ = ["ClipReader"]
 
@@ -71,11 +75,9 @@ class _Set:
 
     def acquire(self, num_rows: int) -> Arena:
         """At least so many rows, for one call."""
-        try:
+        with suppress(IndexError):
             if (arena := self._idle.pop()).num_rows >= num_rows:
                 return arena
-        except IndexError:
-            pass
         return Arena(self.specs, num_rows)
 
     def release(self, arena: Arena) -> None:
@@ -111,30 +113,33 @@ class ClipReader:
     def read(self, numbers: IntArray) -> ClipSequence:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection = self._selection
-        episode, start = selection.locate(numbers)
-        draws, drawn, seed = selection.draws, Drawn(), 0
-        if draws is not None or selection.steps is not None:
+        (episode, start), seed = selection.locate(numbers), 0
+        if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
         frames = selection.drawn_frames(seed, 0)
-        said = selection.said_of_frames(frames, episode, start)
-        if draws is not None:
-            drawn = draws.draw(seed, 0, episode, start)
-            said |= draws.said(drawn, episode)
+        drawn = selection.draws.draw(seed, 0, episode, start)
         features = self._read(frames, episode, start, drawn)
-        columns = selection.columns.of(episode, start, said)
+        columns = selection.columns(episode, start, frames, drawn)
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
 
         def single() -> list[dict[str, Any]]:
             given = {name: self._divided(name, values) for name, values in features.items()}
-            return [
-                selection.columns.single({name: given[name][i] for name in given}, columns, i)
-                for i in range(len(numbers))
-            ]
+            return selection.singles(given, columns)
 
         return ClipSequence(len(numbers), batch, single)
+
+    def example(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
+        """The features of one clip as functions of clips get them: arrays [frames, …], or lists.
+
+        It is given by the row of its episode and its start, int64[1] each.
+        """
+        frames = self._selection.drawn_frames(0, 0)
+        drawn = self._selection.draws.draw(0, 0, episode, start)
+        features = for_users(self._read(frames, episode, start, drawn), ())
+        return {name: _as_arrays(clips[0]) for name, clips in features.items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
         """The clips of a feature of a batch."""
@@ -179,7 +184,7 @@ class ClipReader:
                 some, rows = np.split(rows, [keys[number].size])
                 found = [name for name in names if name in one.specs]
                 sources.append(Source(arena, some.reshape(keys[number].shape), found))
-        if self._selection.draws is None:
+        if not self._selection.draws.is_any:
             threads = _Threads(1)  # what is only copied takes less time than to start others
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
@@ -261,12 +266,10 @@ def _sets_of(
         return [_Set(dataset, dict(enumerate(alike)), arrays)]
     num_rows = int(selection.episodes.num_frames[selection.selected].sum())
     small = [name for name in dataset.features if is_small(dataset, name)]
-    staying: dict[str, Arena] = {}
-    for name in sorted(small, key=lambda name: arrays[name].nbytes):
-        memory_limit -= num_rows * (arrays[name].nbytes + 1)
-        if memory_limit < 0:
-            break
-        staying[name] = Arena({name: arrays[name]}, num_rows)
+    small.sort(key=lambda name: arrays[name].nbytes)
+    needed = accumulate(num_rows * (arrays[name].nbytes + 1) for name in small)
+    fitting = [name for name, nbytes in zip(small, needed, strict=True) if nbytes <= memory_limit]
+    staying = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
     found: list[_Set] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}
@@ -274,7 +277,7 @@ def _sets_of(
             parts.setdefault(name if name in staying else name in small, []).append(name)
         for kind, some in parts.items():
             stored = dataset.select([name for name in some if arrays[name].mask_of is None])
-            goes = kind is False and selection.draws is None
+            goes = kind is False and not selection.draws.is_any
             straight = [name for name in some if goes and arrays[name].is_fixed]
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = staying.get(some[0])
@@ -295,6 +298,13 @@ def _blocks(dataset: SeqRecordReader, keys: IntArray) -> IntArray:
     keys, some = np.unique(frame_keys(episode, first), return_index=True)
     owner, inside = numbered(np.minimum(block, stop - first)[some])
     return keys[owner] + inside
+
+
+def _as_arrays(clip: Any) -> Any:
+    """A feature of a clip as arrays that nobody can write to; or texts."""
+    if isinstance(clip, torch.Tensor):
+        return read_only(clip.numpy())
+    return [_as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
 
 
 def _repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:
@@ -322,8 +332,4 @@ class _Threads:
                 copy.do()
             return
         with ThreadPool(threads, "seqrecord-clips") as pool:
-            deque(pool.map(_do, todo), maxlen=0)
-
-
-def _do(copy: Copy) -> None:
-    copy.do()
+            deque(pool.map(lambda copy: copy.do(), todo), maxlen=0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +20,20 @@ from seqrecord.engine.arena import BufferPool
 from seqrecord.engine.ragged import nested
 from seqrecord.engine.shared_memory import SharedBufferPool, can_share
 from seqrecord.errors import ClipError
-from seqrecord.forks import PerProcess
-from seqrecord.pipes.columns import SingleClip
 from seqrecord.text import repr_of
 
-__all__ = ["ClipSequence", "collate", "keep_memory_for"]
+__all__ = ["ClipSequence", "SingleClip", "batch_memory", "collate"]
 
 _KEEP = 3  # buffers of a kind that nobody uses
-_MOST_POOLS = 128  # kinds of buffers: features of all loaders of a process
+_MOST_POOLS = 128  # kinds of buffers: features of all loaders of a process; the last ones used
 
 # Of so many values torch copies a tensor with several threads; ATen's GRAIN_SIZE.
 _ONE_THREAD = 32768
 _is_contiguous = torch.Tensor.is_contiguous
 
 _NUMBERS = (bool, int, float, complex)
+_ARRAYS = (np.ndarray, np.generic)
+_KINDS = (torch.Tensor, _ARRAYS, _NUMBERS, Mapping)  # which do not mix
 
 _DTYPES = {  # of NumPy, which has no bfloat16
     torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("?", *"bhilBHILefdFD")
@@ -42,7 +42,17 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1  # of int64
 
 _kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 
-_Kind: TypeAlias = "tuple[tuple[int, ...], torch.dtype, bool]"
+
+class SingleClip(dict[str, Any]):
+    """A clip of which `collate` makes lists of some values, though they may be numbers."""
+
+    as_lists: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, as_lists: frozenset[str], items: Iterable[tuple[str, Any]]) -> SingleClip:
+        made = cls(items)
+        made.as_lists = as_lists
+        return made
 
 
 def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -101,12 +111,10 @@ def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
 
 def _collate(name: str, values: list[Any]) -> Any:
     first = values[0]
-    alike = len(set(map(type, values))) == 1
-    for kind in () if alike else (torch.Tensor, (np.ndarray, np.generic), _NUMBERS, Mapping):
-        same = [isinstance(value, kind) for value in values]
-        if any(same) and not all(same):
-            other = values[same.index(not same[0])]
-            raise _unlike(name, type(first).__name__, type(other).__name__)
+    for kind in _KINDS if len(set(map(type, values))) > 1 else ():
+        for value in values:
+            if isinstance(value, kind) != isinstance(first, kind):
+                raise _unlike(name, type(first).__name__, type(value).__name__)
     if isinstance(first, torch.Tensor):
         if any(value.is_nested for value in values):
             return _nested(name, values)
@@ -115,7 +123,7 @@ def _collate(name: str, values: list[Any]) -> Any:
         return collate(values)
     if isinstance(first, _NUMBERS):
         return _numbers(name, values)
-    if isinstance(first, (np.ndarray, np.generic)) and first.dtype.kind in "biufc":
+    if isinstance(first, _ARRAYS) and first.dtype.kind in "biufc":
         return _stacked(name, [_tensor(name, value) for value in values])
     return values  # keys, and frames of variable shapes
 
@@ -162,10 +170,9 @@ def _nested(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     kinds = set(map(_kind_of, tensors))
     shape, dtype, is_cpu, layout, wants_gradient = _kind_of(tensors[0])
-    for kind in kinds:
-        if kind[:2] != (shape, dtype):
-            wrong = next(tensor for tensor in tensors if _kind_of(tensor)[:2] != (shape, dtype))
-            raise _unlike(name, _shown(tensors[0]), _shown(wrong))
+    for tensor in tensors if len(kinds) > 1 else ():
+        if (tensor.shape, tensor.dtype) != (shape, dtype):
+            raise _unlike(name, _shown(tensors[0]), _shown(tensor))
     plain = is_cpu and layout is torch.strided and not wants_gradient and dtype in _DTYPES
     if not plain or len(kinds) > 1 or set(map(type, tensors)) != {torch.Tensor}:
         return torch.stack(tensors)
@@ -178,7 +185,7 @@ def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
     if not first.numel():
         return torch.stack(tensors)
-    pool = _pools.find(tensors)
+    pool = _pool_for(tensors)
     array = pool.acquire()
     if first.ndim and first.numel() < _ONE_THREAD and all(map(_is_contiguous, tensors)):
         batch = pool.lease(array, len(tensors))
@@ -207,94 +214,59 @@ def _unlike(name: str, expected: str, got: str) -> ClipError:
 # ---- memory for clips that do not lie side by side
 
 
-class _Pools:
-    """Buffers by what they are for. Those that were not used for the longest time go first."""
+_MakePool: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any], bool], BufferPool]
 
-    def __init__(self) -> None:
-        self._lock = PerProcess(threading.Lock)
-        self._pools: OrderedDict[_Kind, tuple[int, BufferPool]] = OrderedDict()
-        self._process = os.getpid()
-
-    def find(self, tensors: Sequence[torch.Tensor]) -> BufferPool:
-        """A pool of arrays of at least so many of these tensors."""
-        in_worker = get_worker_info() is not None
-        kind = (tuple(tensors[0].shape), tensors[0].dtype, in_worker and can_share())
-        with self._lock.get():
-            if self._process != os.getpid():  # what a fork has of them is the other process's
-                self._process = os.getpid()
-                self.clear()
-            pools = self._pools
-            size, pool = pools.pop(kind, (0, None))
-            if pool is None or size < len(tensors):
-                size = len(tensors)
-                shape, dtype = (size, *kind[0]), _DTYPES[kind[1]]
-                pool = (SharedBufferPool if kind[2] else BufferPool)(shape, dtype, _KEEP)
-            if in_worker or _users:
-                pools[kind] = size, pool
-            while len(pools) > _MOST_POOLS:
-                pools.popitem(last=False)
-        return pool
-
-    def clear(self) -> None:
-        """Give back what nobody uses. Called by finalizers, which may run anywhere."""
-        self._pools = OrderedDict()
+# By process: what a fork has is the other process's.
+_memory: weakref.WeakValueDictionary[int, _MakePool] = weakref.WeakValueDictionary()
+_of_worker: list[_MakePool] = []  # which keeps it to its end
 
 
-_pools = _Pools()
-_users: set[object] = set()
+def batch_memory() -> _MakePool:
+    """This process's memory for batches of single clips, a pool for each kind of buffer.
 
-
-def keep_memory_for(user: object) -> None:
-    """Keep the memory of batches for the next ones, as long as this object or another user lives.
-
-    A DataLoader's worker keeps it to its end.
+    Who has it keeps it for the next batches.
     """
-    token = object()
-    _users.add(token)
-    weakref.finalize(user, _end_use, token).atexit = False
+    return _memory.setdefault(os.getpid(), lru_cache(maxsize=_MOST_POOLS)(_new_pool))
 
 
-def _end_use(token: object) -> None:
-    _users.discard(token)
-    if not _users:
-        _pools.clear()
+def _pool_for(tensors: Sequence[torch.Tensor]) -> BufferPool:
+    """A pool of arrays of at least so many of these tensors."""
+    first, in_worker, memory = tensors[0], get_worker_info() is not None, batch_memory()
+    if in_worker and memory not in _of_worker:
+        _of_worker.append(memory)
+    count = 1 << (len(tensors) - 1).bit_length()  # few kinds, also of last batches
+    return memory((count, *first.shape), _DTYPES[first.dtype], in_worker and can_share())
 
 
+def _new_pool(shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> BufferPool:
+    return (SharedBufferPool if is_shared else BufferPool)(shape, dtype, _KEEP)
+
+
+@dataclass(eq=False, repr=False)
 class ClipSequence(Sequence[dict[str, Any]]):
     """Clips, each a dict, as a list has them. `collate` takes the whole batch if nobody had a clip.
 
     Args:
-        count: how many clips there are.
+        num_clips: how many there are.
         batch: makes the batch.
         single: makes the clips, all of them, on the same memory.
     """
 
-    def __init__(
-        self,
-        count: int,
-        batch: Callable[[], dict[str, Any]],
-        single: Callable[[], list[dict[str, Any]]],
-    ) -> None:
-        self._count = count
-        self._batch = batch
-        self._single = single
-        self._clips: list[dict[str, Any]] | None = None
+    num_clips: int
+    batch: Callable[[], dict[str, Any]]
+    single: Callable[[], list[dict[str, Any]]]
+    _clips: list[dict[str, Any]] | None = None
 
     def whole(self) -> dict[str, Any] | None:
         """The batch; `None` once clips were given out, which their user may have changed."""
-        return self._batch() if self._clips is None else None
+        return self.batch() if self._clips is None else None
 
     def __len__(self) -> int:
-        return self._count
+        return self.num_clips
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if self._clips is None:
-            self._clips = self._single()
+            self._clips = self.single()
         return self._clips[index]
 
     def __repr__(self) -> str:

@@ -400,7 +400,8 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         return self.clips.num_clips
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return self._reader.read(self._checked([number]))[0]
+        [clip] = self._reader.read(self._checked([number]))
+        return clip
 
     def __getitems__(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """The clips of these numbers; a `DataLoader` asks for those of a batch.

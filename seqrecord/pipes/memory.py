@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -19,15 +20,17 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.frame_keys import frame_keys
 from seqrecord.grids import ChunkGrid
-from seqrecord.pipes.arrays import bytes_by_group, video_of
+from seqrecord.pipes.arrays import bytes_by_group, groups_of, video_of
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.selection import ClipSelection, groups_of
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
 from seqrecord.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from seqrecord.pipes.selection import ClipSelection
 
 __all__ = [
     "bytes_beside",

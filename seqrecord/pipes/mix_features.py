@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
@@ -21,11 +20,8 @@ __all__ = ["DATASET", "MISSING", "Features", "Join", "check_columns", "columns_o
 
 Join: TypeAlias = Literal["union", "intersection"]
 
-DATASET = "dataset"
-"""The column that has the name of each clip's source."""
-
-MISSING = "_is_missing"
-"""How the names of masks end, of clips whose source lacks a feature."""
+DATASET = "dataset"  # the column that has the name of each clip's source
+MISSING = "_is_missing"  # how the names of masks end, of clips whose source lacks a feature
 
 
 def made_of(selection: ClipSelection) -> dict[str, tuple[ArraySpec, int]]:
@@ -45,8 +41,7 @@ class Features:
     specs: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
     missing: Mapping[str, tuple[int, ...]]
-    disagreement: tuple[str, str] | None
-    """A feature, and what each source has of it."""
+    disagreement: tuple[str, str] | None  # a feature, and what each source has of it
 
     @classmethod
     def of(cls, sources: Mapping[str, Mapping[str, tuple[ArraySpec, int]]], join: Join) -> Features:
@@ -54,35 +49,31 @@ class Features:
 
         Raises `ClipError` where there is none that all of them have.
         """
-        names = list(dict.fromkeys(name for made in sources.values() for name in made))
-        if join == "intersection":
-            names = [name for name in names if all(name in made for made in sources.values())]
-            if not names:
-                raise ClipError(
-                    "no feature is in all sources of the mix",
-                    expected='a common feature, or features="union"',
-                    got="; ".join(f"{name}: {', '.join(made)}" for name, made in sources.items()),
-                )
-        specs: dict[str, ArraySpec] = {}
-        lengths: dict[str, int] = {}
-        missing: dict[str, tuple[int, ...]] = {}
-        disagreement = None
+        lacking = {
+            name: tuple(i for i, made in enumerate(sources.values()) if name not in made)
+            for name in dict.fromkeys(name for made in sources.values() for name in made)
+        }
+        names = [name for name, without in lacking.items() if join == "union" or not without]
+        if not names:
+            raise ClipError(
+                "no feature is in all sources of the mix",
+                expected='a common feature, or features="union"',
+                got="; ".join(f"{name}: {', '.join(made)}" for name, made in sources.items()),
+            )
+        specs, lengths, disagreement = {}, {}, None
         for name in names:
             found = {source: made[name] for source, made in sources.items() if name in made}
-            kinds = {_kind(spec, length) for spec, length in found.values()}
-            if disagreement is None and (len(kinds) > 1 or None in kinds):
+            specs[name], lengths[name] = next(iter(found.values()))
+            if disagreement is None and not _agree(list(found.values())):
                 said = (f"{source}: {_shown(*item)}" for source, item in found.items())
                 disagreement = name, "; ".join(said)
-            specs[name], lengths[name] = next(iter(found.values()))
-            lacking = tuple(i for i, made in enumerate(sources.values()) if name not in made)
-            if lacking:
-                missing[name] = lacking
-        return cls(specs, lengths, {} if disagreement else missing, disagreement)
+        missing = {} if disagreement else {n: lacking[n] for n in names if lacking[n]}
+        return cls(specs, lengths, missing, disagreement)
 
     @property
     def missing_arrays(self) -> dict[str, tuple[int, ...]]:
         """Those of `missing` that are arrays, not texts or bytes."""
-        return {name: lack for name, lack in self.missing.items() if not _is_text(self.specs[name])}
+        return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
 
 
 def check_columns(loaders: Mapping[str, ClipLoader], features: Collection[str]) -> None:
@@ -90,8 +81,8 @@ def check_columns(loaders: Mapping[str, ClipLoader], features: Collection[str]) 
     features of batches, or of something of another kind that another source tells."""
     kinds: dict[str, object] = dict.fromkeys(features, "feature")
     for source, loader in loaders.items():
-        metadata = dict.fromkeys(loader.options.metadata or (), "metadata")
-        for name, kind in {**_tensors(loader.selection), **metadata}.items():
+        for name, column in loader.selection.told.items():
+            kind = "list" if isinstance(column, list) else (column.dtype, column.shape[1:])
             if kinds.setdefault(name, kind) != kind:
                 raise ClipError(
                     "what one source tells of its clips has the name of something else in another",
@@ -118,14 +109,12 @@ def columns_of(
     columns: dict[str, Any] = {DATASET: [names[source] for source in batch.source.tolist()]}
     for name, lacking in missing.items():
         columns[name + MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
-    columns["episode"] = [None] * size
-    columns["start"] = torch.zeros(size, dtype=torch.int64, device="cpu")
     for teller in tellers:
-        loader = loaders[teller]
-        for name, (dtype, shape) in _tensors(loader.selection).items():
-            columns.setdefault(name, torch.zeros((size, *shape), dtype=dtype, device="cpu"))
-        for name in loader.options.metadata or ():
-            columns.setdefault(name, [None] * size)
+        for name, column in loaders[teller].selection.told.items():
+            is_list = isinstance(column, list)
+            whole = [None] * size if is_list else column.new_zeros((size, *column.shape[1:]))
+            columns.setdefault(name, whole)
+    draws_dilations = isinstance(columns.get("dilation"), torch.Tensor)
     # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
     found: dict[tuple[int, int], list[int]] = {}
     kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
@@ -133,53 +122,29 @@ def columns_of(
         found.setdefault(kind, []).append(slot)
     for (source, epoch), some in found.items():
         slots = np.array(some)
-        clips = batch.episode[slots], batch.start[slots]
-        for name, column in loaders[names[source]].columns(*clips, epoch).items():
+        loader = loaders[names[source]]
+        told = loader.columns(batch.episode[slots], batch.start[slots], epoch)
+        if draws_dilations:
+            told.setdefault(
+                "dilation", torch.full((len(some),), loader.options.dilations[0], device="cpu")
+            )
+        for name, column in told.items():
             whole = columns[name]
             if isinstance(column, torch.Tensor):
                 whole.numpy()[slots] = column.numpy()
             else:
                 for slot, item in zip(some, column, strict=True):
                     whole[slot] = item
-    if isinstance(dilation := columns.get("dilation"), torch.Tensor):
-        _say_dilations(dilation, batch.source, loaders)
     return columns
 
 
-def _tensors(selection: ClipSelection) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape for a clip of the tensors that a source tells beside features, by name."""
-    crops, windows = None if selection.draws is None else selection.draws.crops, selection.windows
-    found = {} if crops is None else crops.tensors
-    found |= {} if selection.steps is None else selection.steps.tensors
-    for name in windows.padded:
-        found[f"{name}_is_pad"] = torch.bool, (windows.of[name].length,)
-    for name in windows.aged:
-        found[f"{name}_age"] = torch.int64, (windows.of[name].length,)
-    return found
-
-
-def _say_dilations(
-    column: torch.Tensor, sources: IntArray, loaders: Mapping[str, ClipLoader]
-) -> None:
-    """Say the dilation of clips of sources that draw none, where others draw theirs."""
-    for source, loader in enumerate(loaders.values()):
-        if "dilation" not in _tensors(loader.selection):
-            column.numpy()[sources == source] = loader.options.dilations[0]
-
-
-def _is_text(spec: ArraySpec) -> bool:
-    """Whether frames are `str` or `bytes`, which come in lists."""
-    return spec.value != "array"
-
-
-def _kind(spec: ArraySpec, length: int) -> object:
-    """What must be equal in one batch; `None` for arrays that make no tensor of one shape."""
-    if _is_text(spec):
-        return spec.value, length
-    return (spec.dtype, spec.shape, length) if spec.is_fixed else None
+def _agree(found: Sequence[tuple[ArraySpec, int]]) -> bool:
+    """Whether these go into one batch: arrays make a tensor of one shape."""
+    kinds = {(spec.value, spec.dtype, spec.shape, length) for spec, length in found}
+    return len(kinds) == 1 and all(spec.is_fixed or spec.value != "array" for spec, _ in found)
 
 
 def _shown(spec: ArraySpec, length: int) -> str:
-    if _is_text(spec):
+    if spec.value != "array":
         return f"{spec} [{length}]"
     return str(replace(spec, shape=(length, *spec.shape)))

@@ -195,10 +195,8 @@ def _of_features(
 def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
     """The steps of a `clip_transform` for those of its features that have these names, or are the
     masks of such."""
-    draws = selection.draws
-    if draws is None or draws.crops is None:
+    if (crops := selection.draws.crops) is None:
         return []
-    crops = draws.crops.crops
     arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
     kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
     # Not those of the largest feature that is left.
@@ -207,7 +205,7 @@ def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
 
 def _has_functions(selection: ClipSelection) -> bool:
     """Whether functions make features of others."""
-    return selection.draws is not None and selection.draws.functions is not None
+    return selection.draws.functions is not None
 
 
 class SourceRunner:

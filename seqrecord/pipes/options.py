@@ -24,7 +24,7 @@ from seqrecord.pipes.checks import (
     check_reverse,
     check_size,
 )
-from seqrecord.pipes.windows import Windows, check_known, check_windows
+from seqrecord.pipes.clip_windows import Windows, check_known, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS

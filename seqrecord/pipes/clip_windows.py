@@ -1,0 +1,410 @@
+"""Which frames of each feature clips have, by `windows`, `last_known`, frames a second and
+timestamps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clip_frames import ClipFrames, ClipWindow, KnownWindow, OffsetWindow, TimedWindow
+from seqrecord.clip_uses import ClipUse, MissingFrames, reach_of
+from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
+from seqrecord.errors import ClipError, located
+from seqrecord.integers import check_integer
+from seqrecord.lags import has_lags, with_lags
+from seqrecord.pipes.checks import are_names, check, check_names
+from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.sampling import Window
+from seqrecord.seconds import Seconds
+from seqrecord.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.pipes.options import ClipOptions
+
+__all__ = ["SelectedWindows", "Timeline", "Windows", "check_known", "check_windows", "said_of"]
+
+# By feature: offsets in frames from a clip's start, or seconds.
+Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
+
+_UNITS = {None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_MOST_BYTES = 16 << 20  # of timestamps in memory
+
+
+class SelectedWindows:
+    """The windows of the features of a dataset, those of `clip_len` frames among them. Picklable.
+
+    Raises `ClipError` for windows of other features, and for seconds where a selected episode does
+    not say how many frames a second it has.
+
+    Args:
+        selected: rows of the selected episodes.
+
+    Attributes:
+        asked: the argument `windows`.
+        is_padded: whether clips may have frames beyond the ends of their episodes.
+        span: how many frames an episode must have for a clip, at least.
+        of: the window of each feature that clips have.
+        padded: the features of which clips say what is padding.
+        aged: those of which they say how old values are.
+    """
+
+    def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
+        self._dataset, self._selected = dataset, selected
+        self._num_frames = dataset.episode_table.num_frames
+        self._dilations = options.dilations if options.has_drawn_steps else (1,)
+        self._all_have = options.clip_len is not None
+        self.is_padded = options.pad is not None
+        self._is_transformed = options.frame_transform is not None
+        self.asked: Mapping[str, Any] = options.windows or {}
+        step = 1 if options.has_drawn_steps else options.dilations[0]
+        self._others = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
+        self._windows = self._find(options)
+        if self._is_transformed:  # which needs all stored features, of every window
+            every = [window.held for window in (self._others, *self._windows.values())]
+            whole = OffsetWindow.of(np.unique(np.concatenate(every)))
+            self._stored: dict[str, ClipWindow] = dict.fromkeys(dataset.features, whole)
+        else:
+            self.give(dict.fromkeys(dataset.features))
+            self._stored = self.of
+        self._reach = np.zeros((len(self._rates.episodes), 2), np.int64)
+        for rate in range(0 if self.is_padded else len(self._reach)):
+            held = (window.held_at(rate) * self._dilations[0] for window in self._stored.values())
+            self._reach[rate] = reach_of(held)
+        self.span = 1 + int(self._reach.sum(axis=1).min())
+
+    def _find(self, options: ClipOptions) -> dict[str, ClipWindow]:
+        """The windows of features that do not have `clip_len` frames, each the newest."""
+        dataset, selected = self._dataset, self._selected
+        self._rates = _Rates.of(self.asked, dataset, selected)
+        found: dict[str, Any] = dict(self._rates.windows)
+        clocks: dict[str, Timeline] = {}
+        for name, window in self.asked.items():
+            if not isinstance(window, Seconds):
+                found[name] = OffsetWindow.of(window)
+            elif window.by is not None:
+                if window.by not in clocks:
+                    clocks[window.by] = Timeline(dataset, window.by, selected)
+                found[name] = clocks[window.by].window(window)
+        names = list(options.last_known or ())
+        if wrong := [name for name in names if name not in dataset.features]:
+            raise ClipError(
+                "last_known has a feature that is not read",
+                expected=", ".join(dataset.features),
+                got=", ".join(wrong)[:200],
+            )
+        if names and self._is_transformed:
+            raise ClipError(
+                "last_known does not go with frame_transform, which needs whole frames",
+                expected="clip_transform, or no last_known",
+                got=", ".join(names),
+            )
+        most = options.last_known if isinstance(options.last_known, Mapping) else {}
+        for name in names:
+            missing = dataset.select([name]).missing_frames()
+            found[name] = KnownWindow(
+                found.get(name, self._others),
+                missing.taken(np.isin(missing.episode, selected)),
+                most.get(name),
+                options.unknown is not None,
+            )
+        return found
+
+    def give(self, features: Mapping[str, str | None]) -> None:
+        """Say which features clips have: others than those stored, where frames are transformed.
+
+        A feature that is the mask of another has that one's name here, and its window.
+        """
+        names = [name for name, mask_of in features.items() if mask_of is None]
+        if unknown := [name for name in self.asked if name not in names]:
+            raise ClipError(
+                "windows has a feature that clips do not have",
+                expected=", ".join(names),
+                got=", ".join(unknown)[:200],
+            )
+        self.of = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
+        self.padded = [
+            name
+            for name in names
+            if (self.is_padded and (self._all_have or name in self.asked)) or self.of[name].pads
+        ]
+        self.aged = [name for name in names if isinstance(self.of[name], KnownWindow)]
+
+    def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:
+        """What clips use of the stored features, and the frames that lack one of these, with each
+        of the dilations that may be drawn; of episodes of one rate, by their rows, and of others.
+        """
+        alike = ClipFrames(self._stored, self._num_frames).alike(self._stored)
+        sets = [(names, self.missing(names)) for names in alike]
+        return [
+            [
+                (rows, [ClipUse(self._stored[n[0]].held_at(rate) * d, lack) for n, lack in sets])
+                for rate, rows in enumerate(self._rates.episodes)
+            ]
+            for d in self._dilations
+        ]
+
+    @property
+    def reaches(self) -> IntArray:
+        """How many frames before and behind a clip's start there must be in each episode of the
+        dataset, int64[E, 2]. Of those that are not selected, 0 where seconds make it differ."""
+        found: IntArray = self._reach[self._rates.rate]
+        if any(isinstance(window, Seconds) for window in self.asked.values()):
+            found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
+        return found
+
+    def missing(self, features: Sequence[str]) -> MissingFrames:
+        """The frames that lack one of the stored features, of which clips have the same frames.
+
+        Of last known values, those for which there is none.
+        """
+        window = self._stored[features[0]]
+        if isinstance(window, KnownWindow):
+            return window.unknown
+        return self._dataset.select(features).missing_frames()
+
+    def first_frame(self, episode: IntArray, start: IntArray) -> int:
+        """One of the frames of a clip, which has all features; int64[1] each."""
+        frames = ClipFrames(self._stored, self._num_frames)
+        return int(frames.find(next(iter(self._stored)), episode, start).frames[0, 0])
+
+    def of_groups(self, stride: int) -> list[Window]:
+        """What clips use of each group of features; of one, where frames are transformed."""
+        groups: dict[int, list[ClipWindow]] = {}
+        for name, window in self.of.items():
+            if self._is_transformed or name in self._dataset.features:  # no mask of another one
+                group = 0 if self._is_transformed else self._dataset.features[name].group
+                groups.setdefault(group, []).append(window)
+        found = []
+        for _, windows in sorted(groups.items()):
+            held = [window.held * dilation for window in windows for dilation in self._dilations]
+            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
+            reach = max(window.reach for window in windows)
+            pad = self.is_padded or not is_even
+            found.append(Window.around(held, stride, pad=pad, reach=reach))
+        return found
+
+    def said(self) -> dict[str, str]:
+        """The windows as text, by feature, where there are any but those of `clip_len`: offsets,
+        of each rate, or times."""
+        found, rates = {}, range(len(self._rates.episodes))
+        for name, asked in sorted(self.asked.items()):
+            if isinstance(asked, Seconds) and asked.by is not None:
+                found[name] = repr(asked)
+            else:
+                every = (said_of(self._windows[name].held_at(rate)) for rate in rates)
+                found[name] = "; ".join(dict.fromkeys(every))
+        return found
+
+    def said_of_known(self) -> dict[str, Any]:
+        """By feature of which clips have the last known values, how old these may be, and whether
+        there are clips for which nothing is known."""
+        known = sorted((n, w) for n, w in self._windows.items() if isinstance(w, KnownWindow))
+        return {name: [window.most, window.has_unknown] for name, window in known}
+
+
+class _Rates(NamedTuple):
+    """Windows in seconds by frames a second: offsets in frames, of each number of these.
+
+    All episodes are of one rate where all offsets are the same, or there are no such windows.
+    """
+
+    windows: Mapping[str, OffsetWindow]
+    episodes: list[IntArray]  # of each rate, rows of the selected ones
+    rate: IntArray  # int64[E], of all episodes; 0 of those that are not selected
+
+    @classmethod
+    def of(cls, asked: Mapping[str, Any], dataset: SeqRecordReader, selected: IntArray) -> _Rates:
+        """Of those windows that are by frames a second.
+
+        Raises `ClipError` where a selected episode says nothing of frames a second, where no
+        frame is near enough to a time, and where episodes have different numbers of frames in a
+        window."""
+        windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
+        index = dataset.index
+        rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
+        if windows and not fps.all():
+            row = int(selected[int(np.argmin(fps > 0))])
+            raise ClipError(
+                "Seconds need episodes that say how many frames a second they have",
+                episode=index.key(row),
+                expected="an fps, as of SeqRecordWriter.episode; or Seconds by a timestamp",
+                got="none",
+            )
+        values, first, which = np.unique(fps, return_index=True, return_inverse=True)
+        keys = [index.key(row) for row in selected[first].tolist()]
+        offsets = {n: _stacked(w, values.tolist(), keys, n) for n, w in windows.items()}
+        if all((some == some[0]).all() for some in offsets.values()):
+            return cls({n: OffsetWindow(o[:1]) for n, o in offsets.items()}, [selected], rate)
+        rate[selected] = which
+        episodes = [selected[which == number] for number in range(len(values))]
+        return cls({n: OffsetWindow(o, rate) for n, o in offsets.items()}, episodes, rate)
+
+
+def _stacked(window: Seconds, fps: list[float], keys: list[str], name: str) -> IntArray:
+    """The offsets at each of these frames a second, int64[n, T]; `keys` are of episodes of each."""
+    found: list[IntArray] = []
+    for value, key in zip(fps, keys, strict=True):
+        with located(ClipError, episode=key):
+            found.append(window.offsets(value, name))
+        if len(found[-1]) != len(found[0]):
+            raise ClipError(
+                "episodes of different frames a second have other numbers of frames in Seconds",
+                episode=key,
+                feature=name,
+                expected=f"{len(found[0])} frames, as at {fps[0]:g} frames a second; ask for times "
+                "with a list or every",
+                got=f"{len(found[-1])} at {value:g}",
+            )
+    return np.stack(found)
+
+
+class Timeline:
+    """The timestamps of one feature of a dataset, in seconds: a `Clock`. Picklable.
+
+    Those of an episode are read when it is first asked for; some stay in memory.
+
+    Raises `ClipError` for a feature that is no timestamp, and for one that a frame of a selected
+    episode does not have, or that does not ascend.
+
+    Args:
+        selected: rows of the selected episodes.
+    """
+
+    def __init__(self, dataset: SeqRecordReader, feature: str, selected: IntArray) -> None:
+        schema, lags = dataset.index.schema, dataset.index.lags
+        if (spec := schema.get(feature)) is None:
+            raise ClipError(
+                "Seconds are by a feature that is not there",
+                expected=", ".join(schema),
+                got=feature,
+            )
+        if not has_lags(spec) or spec.unit not in _UNITS:
+            raise ClipError(
+                "Seconds are by a feature that is not a timestamp",
+                feature=feature,
+                expected="kind timestamp, unit s, ms, us or ns, one number a frame",
+                got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
+            )
+        self._dataset = dataset.select([feature])
+        self._feature = feature
+        self._unit = _UNITS[spec.unit]
+        self._place = with_lags(schema).index(feature)
+        self._selected = selected[dataset.index.num_frames[selected] > 1]
+        self._read: dict[int, npt.NDArray[np.float64]] = {}
+        self._read_bytes = 0
+        assert lags is not None, "an index without the lags of its timestamps"
+        if len(unknown := lags.unknown(self._selected, self._place)):
+            raise ClipError(
+                "timestamps do not ascend, or a frame has none",
+                **self.name(int(unknown[0])),  # type: ignore[arg-type]
+                expected="one for each frame of every episode, later than that before",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # windows have been made
+        return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
+
+    def window(self, seconds: Seconds) -> TimedWindow:
+        """The window of these times."""
+        first, _ = self._bounds(min(seconds.asked))
+        _, last = self._bounds(max(seconds.asked))
+        pads = seconds.beyond == "pad"
+        return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """See `Clock`."""
+        if (found := self._read.get(episode)) is not None:
+            return found
+        name, row = self._feature, self._dataset.episodes[self.name(episode)["episode"]]
+        stamps = row.read(range(len(row)), features=[name])[name].reshape(-1)
+        whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
+        found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
+        if not (np.diff(found) > 0).all():
+            raise ClipError("timestamps do not ascend", **self.name(episode))  # type: ignore[arg-type]
+        if self._read_bytes > _MOST_BYTES:
+            self._read, self._read_bytes = {}, 0
+        self._read[episode] = found
+        self._read_bytes += found.nbytes
+        return found
+
+    def name(self, episode: int) -> dict[str, str]:
+        """See `Clock`."""
+        key = self._dataset.index.key(episode)
+        return {"file": self._dataset.url, "episode": key, "feature": self._feature}
+
+    def _bounds(self, time: float) -> tuple[int, int]:
+        """The least and the greatest offset at which the nearest frame to a time can be."""
+        lags = self._dataset.index.lags
+        if not time or lags is None:
+            return 0, 0
+        near, far = 0, 1  # of episodes of one frame, which have none at any other time
+        if len(self._selected):
+            least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+            near, far = int(least.min()), int(most.max()) + 1
+        return (near, far) if time > 0 else (-far, -near)
+
+
+# ---- arguments
+
+
+def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds]:
+    """The windows with their offsets as integers.
+
+    Raises `ClipError` for what is no dict, an empty window, and offsets that are not integers.
+    """
+    is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
+    check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
+    return {name: _checked(name, window) for name, window in windows.items()}
+
+
+def check_known(last_known: Any, unknown: Any) -> None:
+    """Raise `ClipError` for `last_known` and `unknown` that make no sense."""
+    expected = "names of features, or a dict of how many frames old values may be"
+    check_names("last_known", last_known, expected)
+    most = last_known.values() if isinstance(last_known, Mapping) else ()
+    check("last_known", last_known, all(map(_is_age, most)), expected)
+    check("unknown", unknown, unknown is None or unknown == "zeros", 'None or "zeros"')
+    if unknown is not None and last_known is None:
+        raise ClipError("unknown says nothing", expected="last_known", got=repr(unknown))
+
+
+def said_of(offsets: IntArray) -> str:
+    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
+    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
+    if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
+        return ",".join(map(str, offsets.tolist()))
+    text = f"{offsets[0]}:{offsets[-1] + 1}"
+    return text if step == 1 else f"{text}:{step}"
+
+
+def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
+    if isinstance(window, Seconds):
+        return window
+    try:
+        if isinstance(window, (str, bytes, Mapping)):
+            raise TypeError
+        offsets = tuple(check_integer(name, one) for one in islice(window, MAX_LENGTH + 1))
+    except (TypeError, ClipError):
+        raise ClipError(
+            "a window is not what it should be",
+            feature=name,
+            expected="offsets in frames, integers such as [-1, 0] or range(16); or Seconds",
+            got=repr_of(window, 100),
+        ) from None
+    most = max(map(abs, offsets), default=0)
+    if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
+        raise ClipError(
+            "a window is empty, or too long",
+            feature=name,
+            expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
+            got=f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
+        )
+    return offsets
+
+
+def _is_age(value: Any) -> bool:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_integer and 0 <= value < MAX_SETTING
