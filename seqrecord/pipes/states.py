@@ -5,8 +5,6 @@ A state has a position and, of each dataset that clips come from, what the order
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
@@ -140,10 +138,13 @@ class State:
         return all(source.batch_size == said.settings.batch_size for source, said in pairs)
 
     def use_settings(self, loader: BatchSource[PlanT]) -> None:
-        """Keep these settings for parts of this number; none of them where one does not fit.
+        """Keep these settings for parts of this number; none of them where one does not fit, nor
+        for batches of another size.
 
         Raises `MemoryLimitError`, which says the least that would do.
         """
+        if not self.has_batches_of(loader):
+            return
         each = zip(loader.sources, self.sources, self.rests, strict=True)
         count = self.sharing.num_parts
         found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
@@ -202,14 +203,6 @@ class State:
         """The same with no batch delivered, of a worker of so many."""
         sharing = Sharing(self.sharing.ranks, workers, worker)
         return replace(self, sharing=sharing, batches=(0,))
-
-    def to_bytes(self) -> bytes:
-        """For other processes."""
-        return zlib.compress(json.dumps(self.to_json(), separators=(",", ":")).encode(), 9)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> State:
-        return cls.parse(json.loads(zlib.decompress(data)))
 
     def to_json(self) -> dict[str, Any]:
         sharing, rest = self.sharing, self.rest
