@@ -20,8 +20,7 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.forks import PerProcess, at_fork, check_fork
-from seqrecord.pipes.batch_source import BatchSource, Clip, PlanT, Rest
-from seqrecord.pipes.states import Sharing, State, parse_state
+from seqrecord.pipes.states import BatchSource, Clip, PlanT, Rest, Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
 from seqrecord.sampling import Part
 

@@ -17,7 +17,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
-from seqrecord.pipes.batch_source import Clip, PlanT
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import (
@@ -30,6 +29,7 @@ from seqrecord.pipes.distributed import (
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.states import Clip, PlanT
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part, Plan
 

@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.integers import MOST, check_integer
-from seqrecord.pipes.batch_source import Clip
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
@@ -32,6 +31,7 @@ from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, Stop
 from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.states import Clip
 from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
