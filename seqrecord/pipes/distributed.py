@@ -14,23 +14,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
+from torch.utils.data.datapipes.iter import ShardingFilter
 
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
-from seqrecord.pipes.checks import check_rank
 from seqrecord.sampling import Part
 
 __all__ = [
     "Ranks",
     "find_filter",
-    "find_holder",
     "find_loader",
     "find_starting",
     "items_beside",
@@ -64,12 +62,10 @@ class Ranks:
 
     A process started by this one, such as a DataLoader's worker, may have no process group, nor
     this process's environment: the rank found here goes with the pickled object, and holds there.
-
-    Raises `ClipError` for numbers that make no sense.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given = None if rank is world_size is None else Rank(*check_rank(rank, world_size))
+        self._given = None if world_size is None else Rank(rank or 0, world_size)
         self._sent: Rank | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
@@ -238,9 +234,6 @@ def _of_environment(environment: Mapping[str, str]) -> Rank | None:
     return Rank(rank, world)
 
 
-_ITER_PIPES = "torch.utils.data.datapipes.iter."
-
-
 def find_loader() -> DataLoader[Any] | None:
     """The DataLoader whose length is being asked for.
 
@@ -259,22 +252,6 @@ def find_filter() -> ShardingFilter | None:
     """
     found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
     return found
-
-
-def find_holder() -> str | None:
-    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
-
-    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
-    `.batch()` and `.filter()` hold none between two of their items.
-    """
-    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
-    for frame in _frames():
-        name = str(frame.f_globals.get("__name__"))
-        if name.startswith(_ITER_PIPES) and frame.f_code not in passing:
-            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
-            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
-                return type(pipe).__name__
-    return None
 
 
 def find_starting() -> tuple[object, DataLoader[Any]] | None:
@@ -298,12 +275,8 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
     all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
     """
-    codes = _codes(*methods)
+    codes = {inspect.unwrap(method).__code__ for method in methods}
     return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
-
-
-def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
-    return {inspect.unwrap(method).__code__ for method in methods}
 
 
 def _frames() -> Iterator[FrameType]:

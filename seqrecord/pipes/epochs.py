@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import repeat
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Generic
 
@@ -27,7 +26,6 @@ from seqrecord.sampling import Part
 __all__ = ["Epochs", "share_all"]
 
 _MAX_EPOCH = (1 << 63) - 1
-_POP = list.pop
 
 
 class Phase(Enum):
@@ -396,17 +394,9 @@ class Iteration(Generic[PlanT]):
                 clips = self._present(batch, plan, self._number)
                 del batch  # so that its memory is the consumer's alone to keep, and the clips' too
                 self._number, self._waiting = self._number + len(clips), clips
-                try:
-                    if not trace.is_on:
-                        # No work for each clip: of small ones, a hundred thousand come in a
-                        # second.
-                        yield from map(_POP, repeat(clips, len(clips)))
-                    while clips:
-                        with trace.span("consumer"):
-                            yield clips.pop()
-                except IndexError:  # nothing is left where this iteration was ended
-                    if clips:
-                        raise
+                while clips:
+                    with trace.span("consumer"):
+                        yield clips.pop()
             engine.close()
         finally:
             engine.drop()

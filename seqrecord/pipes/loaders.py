@@ -15,13 +15,12 @@ from torchdata.nodes import BaseNode
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import (
     find_filter,
-    find_holder,
     find_loader,
     find_starting,
     items_beside,
@@ -51,6 +50,11 @@ class WithEpochs(Generic[PlanT]):
     """What streams epochs: their length, which one is next, and the position in them."""
 
     _epochs: Epochs[PlanT]
+
+    # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
+    # all that is done for a small one.
+    def __iter__(self) -> Iterator[Clip]:
+        return self._epochs.iterate(self._part())
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -177,29 +181,14 @@ class Streaming(WithEpochs[Plan]):
         """Clips of an epoch over all ranks and workers, each counted once."""
         return self._loader.num_clips(self._epochs.current)
 
-    def _iterate(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part())
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._loader.describe()})"
 
     __str__ = __repr__  # IterDataPipe's is the bare name
 
 
-class _Iterated(Streaming):
-    """What `iter` begins an iteration of.
-
-    A class of its own: torch wraps the `__iter__` of a class of pipes, which for each clip takes
-    longer than all that is done for a small one. That an older iteration has ended is checked here
-    for each batch.
-    """
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self._iterate()
-
-
 @has_arguments(LoaderOptions)
-class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
+class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
 
     A clip is a dict: feature name to tensor [T, …] (or a list of tensors for a feature with a
@@ -219,19 +208,14 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
 
     Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
     leaves no batch; `MemoryLimitError` for a limit that is too small.
+    A state says what this pipe has given: what a pipe behind it holds, as `.shuffle()` does, or
+    skips, is not in it. `.map()`, `.collate()`, `.batch()` and `.filter()` hold nothing.
     Episodes too short for a clip and clips that lack a feature are left out: a warning of the
     logger `seqrecord` says how many, once, and `repr` and `stats` do.
 
     Args:
         location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
-
-    _warned = False
-    _holder: str | None = None  # of items of this iteration, behind this pipe
-
-    def _iterate(self) -> Iterator[Clip]:
-        self._holder = find_holder()
-        return super()._iterate()
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
@@ -244,28 +228,11 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
                 return items
         return super().__len__()
 
-    def state_dict(self) -> dict[str, Any]:
-        """As of `SeqRecordStream`; `StateError` too where a pipe behind this one holds items.
-
-        That is any but `.map()`, `.collate()`, `.batch()` and `.filter()`: what this pipe has given
-        is not what the end of the chain has. `set_epoch` ends that.
-        """
-        if self._holder is not None and self._epochs.is_begun:
-            raise StateError(
-                f"the {self._holder} behind this pipe holds items, or skips some, so the "
-                "position of this pipe is not that of the chain",
-                expected="a state of a pipe with nothing but .map(), .collate(), .batch() and "
-                ".filter() behind it: the pipe shuffles by itself, and shares an epoch among ranks "
-                "and workers by itself; or one between two epochs, after set_epoch()",
-            )
-        return super().state_dict()
-
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._loader.ranks.current()  # an error is better here than in a worker
-        starting = None if self._warned else find_starting()
+        starting = find_starting()
         if starting is not None and isinstance(starting[1], StatefulDataLoader):
-            self._warned = True
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
                 "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
@@ -300,7 +267,7 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
 
 
 @has_arguments(LoaderOptions)
-class SeqRecordStream(_Iterated, IterableDataset[Clip]):
+class SeqRecordStream(Streaming, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
@@ -331,12 +298,15 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         self._iterator = None  # ends the threads of an iteration that was left early
         if initial_state is not None:
             self._epochs.load(initial_state, self._part())
-        self._iterator = self._iterate()
+        self._iterator = super().__iter__()
+
+    def __iter__(self) -> Iterator[Clip]:
+        return self
 
     def next(self) -> Clip:
         """The next batch or clip."""
         if self._iterator is None:  # in another process than `reset`
-            self._iterator = self._iterate()
+            self._iterator = super().__iter__()
         return next(self._iterator)
 
     def state_dict(self) -> dict[str, Any]:

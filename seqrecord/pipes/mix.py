@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
@@ -182,9 +182,6 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     def alternate(self) -> bool:
         """Whether each batch is of one source."""
         return self._mix.alternate
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part())
 
     def stats(self) -> dict[str, Any]:
         """As of `SeqRecordStream`, summed; `sources` has those of each.
