@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
 from types import FrameType
 from typing import Any
 
@@ -61,23 +62,21 @@ class Ranks:
             it does, a process cannot tell.
 
     A process started by this one, such as a DataLoader's worker, may have no process group, nor
-    this process's environment: the rank found here goes with the pickled object, and holds there.
+    this process's environment: the rank found here goes with what is pickled to start it.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
         self._given = None if world_size is None else Rank(rank or 0, world_size)
-        self._sent: Rank | None = None  # found by the process that pickled this
-        self._senders: frozenset[int] = frozenset()  # it, and its own sender
+        self._sent: Rank | None = None  # found by the process that has started this one
 
     def __getstate__(self) -> dict[str, Any]:
-        try:
-            sent = self._find()
-        except ClipError:  # not now: who iterates there will find the same
-            sent = None
+        found = None
+        with suppress(ClipError):  # not now: who iterates there will find the same
+            found = self._find()
         if self._given is None:
-            _refuse_accelerate(sent)
-        senders = self._senders if self._is_sent() else frozenset()
-        return {**self.__dict__, "_sent": sent, "_senders": senders | {os.getpid()}}
+            _refuse_accelerate(found)
+        is_started = get_spawning_popen() is not None
+        return {**self.__dict__, "_sent": found if is_started else self._sent}
 
     def current(self) -> Rank:
         """This process's rank.
@@ -126,14 +125,7 @@ class Ranks:
         return Part()
 
     def _find(self) -> Rank | None:
-        if (rank := _of_process_group()) is not None:
-            return rank
-        return self._sent if self._is_sent() else _of_environment(os.environ)
-
-    def _is_sent(self) -> bool:
-        """Whether a process that has started this one has sent its rank."""
-        parent = multiprocessing.parent_process()
-        return self._sent is not None and parent is not None and parent.pid in self._senders
+        return _of_process_group() or self._sent or _of_environment(os.environ)
 
 
 def items_beside(num_items: int, num_workers: int) -> int | None:
@@ -208,15 +200,14 @@ def _of_environment(environment: Mapping[str, str]) -> Rank | None:
     `LightningEnvironment`); the rank is then NODE_RANK x processes of a node + LOCAL_RANK. How many
     a node has is in `LOCAL_WORLD_SIZE` if anywhere.
     """
+    if "RANK" not in environment and environment.get("WORLD_SIZE") in (None, "1"):
+        return None
     names = ["RANK", "WORLD_SIZE"]
-    if "RANK" not in environment:
-        if environment.get("WORLD_SIZE") in (None, "1"):
-            return None
-        if "LOCAL_RANK" in environment:
-            nodes = [name for name in ("NODE_RANK", "GROUP_RANK") if name in environment][:1]
-            names = ["LOCAL_RANK", "WORLD_SIZE", *nodes]
-            if nodes and environment[nodes[0]] != "0":
-                names.append("LOCAL_WORLD_SIZE")
+    if "RANK" not in environment and "LOCAL_RANK" in environment:
+        nodes = [name for name in ("NODE_RANK", "GROUP_RANK") if name in environment][:1]
+        names = ["LOCAL_RANK", "WORLD_SIZE", *nodes]
+        if nodes and environment[nodes[0]] != "0":
+            names.append("LOCAL_WORLD_SIZE")
     values = [environment.get(name) for name in names]
     try:
         rank, world, *others = [int(value or "") for value in values]

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from multiprocessing.context import get_spawning_popen
@@ -311,13 +311,10 @@ class Epochs(Generic[PlanT]):
     def _publish(self) -> None:
         """Tell workers of later iterations which epoch is next, and in what place it begins."""
         if self._shared is not None and self._is_owner:
-            loaded, is_next = self._loaded_json, self._place.is_loaded and not self.is_begun
+            loaded = self._loaded and self._loaded.to_json()
+            is_next = self._place.is_loaded and not self.is_begun
             epoch = self._place.epoch + self.is_begun
             self._shared.set_next(epoch, loaded if is_next else None, loaded)
-
-    @property
-    def _loaded_json(self) -> dict[str, Any] | None:
-        return None if self._loaded is None else self._loaded.to_json()
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
@@ -334,7 +331,7 @@ class Epochs(Generic[PlanT]):
         assert self._shared is not None
         self._turns += 1
         told = self._place.epoch if self._is_told else None
-        group, own = own_group(), self._loaded_json
+        group, own = own_group(), self._loaded and self._loaded.to_json()
         epoch, state, loaded = self._shared.begin(group, self._turns, told, own)
         if told is None:
             self._use(loaded)
@@ -369,6 +366,7 @@ class Iteration(Generic[PlanT]):
         self._plan: PlanT | None = plan
         self._number = batch  # of the batch that is made next
         self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
+        self._forgotten = 0  # … and that nobody will get
         self._trace = loader.trace()
         self._stats = EngineStats(trace=self._trace)
         self._engine: Engine | None
@@ -377,7 +375,7 @@ class Iteration(Generic[PlanT]):
     @property
     def delivered(self) -> int:
         """The batches of the plan that somebody has got, with those before the first one."""
-        return self._number - len(self._waiting)
+        return self._number - self._undelivered
 
     @property
     def is_open(self) -> bool:
@@ -414,19 +412,19 @@ class Iteration(Generic[PlanT]):
 
     def forget(self) -> None:
         """Drop what waits: nobody will get it, and nobody has."""
-        count = len(self._waiting)
-        self._number -= count
-        # Without the lock, which a fork may never get: only the consumer counts these.
-        self._stats.clips -= count
-        self._stats.batches -= count
+        self._forgotten += len(self._waiting)
         self._waiting.clear()
 
     def report(self) -> dict[str, Any]:
         """What the engine has done, of clips only those that somebody has got."""
         report = {**self._stats.report(), **self._counts}
-        report["clips"] -= len(self._waiting)
-        report["batches"] -= len(self._waiting)
+        report["clips"] -= self._undelivered
+        report["batches"] -= self._undelivered
         return report
+
+    @property
+    def _undelivered(self) -> int:
+        return self._forgotten + len(self._waiting)
 
 
 def _failed(error: SeqRecordError) -> Iterator[Clip]:
@@ -447,9 +445,8 @@ _lock = PerProcess(threading.Lock)  # of records that are made
 
 def share_all() -> None:
     """Give all loaders of this process a record, which its forks then share."""
-    with ExitStack() as stack:  # each, also where another one fails
-        for epochs in _living():
-            stack.callback(epochs.share)
+    for epochs in _living():
+        epochs.share()
 
 
 def _living() -> list[Epochs[Any]]:

@@ -182,23 +182,17 @@ class State:
 
         That of all workers of a rank may be of another `batch_size`, but for a mix.
         """
-        now, found = loader.asked(), self.asked
-        differ = [name for name in {**now, **found} if name not in found or name not in now]
-        if differ or len(self.sources) != len(loader.sources):
+        now = {**loader.asked(), "sources": len(loader.sources)}
+        found = {**self.asked, "sources": len(self.sources)}
+        same = {name for name in now if name in found and now[name] == found[name]}
+        if differ := [name for name in {**now, **found} if name not in same]:
             raise StateError(
-                "the saved state is of another kind of loader, or of other sources",
-                expected="one of SeqRecordMix, of as many sources"
-                if now
-                else "one of SeqRecordStream, SeqRecordPipe or SeqRecordNode",
-                got=f"{counted(len(self.sources), 'source')}, and {repr_of(list(found))}",
+                "the saved state is of another kind of loader, or of another mix: "
+                + ", ".join(differ),
+                expected=", ".join(f"{name}={repr_of(now.get(name))}" for name in differ),
+                got=", ".join(f"{name}={repr_of(found.get(name))}" for name in differ),
             )
-        if differ := [name for name in now if found[name] != now[name]]:
-            raise StateError(
-                f"the saved state is of another mix: {', '.join(differ)}",
-                expected=", ".join(f"{name}={repr_of(now[name])}" for name in differ),
-                got=", ".join(f"{name}={repr_of(found[name])}" for name in differ),
-            )
-        is_any = self.is_of_all and not now
+        is_any = self.is_of_all and not self.asked
         for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
             source.check_state(said, rest, any_batch_size=is_any)
 
