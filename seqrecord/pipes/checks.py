@@ -24,7 +24,6 @@ __all__ = [
     "ClipList",
     "are_names",
     "check",
-    "check_clip_list",
     "check_count",
     "check_dilation",
     "check_flag",
@@ -169,18 +168,8 @@ _COLUMNS: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
 }
 """Of each column what it has, what that is called in a table, and whether a type is that."""
 
-_EXPECTED = "the columns episode (keys), start (frames) and, if wanted, weight"
+_EXPECTED = "a table or dict of the columns episode (keys), start (frames) and, if wanted, weight"
 _MOST_TIMES = 1 << 20  # of one clip in an epoch
-
-
-def check_clip_list(clips: object) -> None:
-    """Raise `ClipError` for what is no table at all, whatever is in its columns."""
-    refuse(
-        not (isinstance(clips, Mapping) or hasattr(clips, "__arrow_c_stream__")),
-        "clips is not a table",
-        f"a dict of columns, or an Arrow or pandas table, with {_EXPECTED}",
-        repr_of(clips, 100),
-    )
 
 
 def read_clip_list(

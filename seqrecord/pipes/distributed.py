@@ -152,13 +152,11 @@ def say_once(notice: str) -> None:
     Every rank and worker comes to say the same. So the first one says it, as far as a process
     knows by now which it is.
     """
-    info = get_worker_info()
-    try:
-        rank = _of_process_group() or _of_environment(os.environ) or Rank()
-    except ClipError:  # raised where the rank is needed
-        rank = Rank()
+    rank = Rank()
+    with suppress(ClipError):  # raised where the rank is needed
+        rank = _of_process_group() or _of_environment(os.environ) or rank
     with _lock.get():
-        if rank.number or (info is not None and info.id) or notice in _said:
+        if rank.number or this_worker()[0] or notice in _said:
             return
         _said.add(notice)
     _logger.warning("%s", notice)
@@ -235,14 +233,14 @@ def find_loader() -> DataLoader[Any] | None:
     return loader
 
 
-def find_filter() -> ShardingFilter | None:
-    """The `.sharding_filter()` further down the chain that is asking.
+def find_filter() -> int | None:
+    """To how many the `.sharding_filter()` further down the chain that is asking distributes.
 
     A pipe knows the pipes before it, not those behind it. `apply_sharding` is for one pipe of a
     chain only, and that is the filter.
     """
-    found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
-    return found
+    found = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
+    return None if found is None else int(found.num_of_instances)
 
 
 def find_starting() -> tuple[object, DataLoader[Any]] | None:

@@ -19,12 +19,7 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import (
-    find_filter,
-    find_loader,
-    find_starting,
-    items_beside,
-)
+from seqrecord.pipes.distributed import find_filter, find_loader, find_starting, items_beside
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
@@ -219,8 +214,8 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
-        sharding, loader = find_filter(), find_loader()
-        if sharding is not None and sharding.num_of_instances == 1 and loader is not None:
+        loader = find_loader()
+        if loader is not None and find_filter() == 1:
             # It has not been told of ranks and workers, or only in the workers.
             whole = self._loader.plan(self._epochs.current, Part()).num_batches
             items = items_beside(whole, loader.num_workers)
@@ -246,18 +241,14 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
         return self
 
     def _part(self) -> Part:
-        sharding, ranks = find_filter(), self._loader.ranks
-        if (
-            sharding is not None
-            and sharding.num_of_instances > 1
-            and self.options.order == "sequences"
-        ):
+        others = find_filter() or 1
+        if others > 1 and self.options.order == "sequences":
             raise ClipError(
                 "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
                 expected='no .sharding_filter() behind order="sequences": ranks and workers get '
                 "parts of their own without one",
             )
-        return ranks.part() if sharding is None else ranks.part_beside(sharding.num_of_instances)
+        return self._loader.ranks.part_beside(others)
 
     def _parts_of_workers(self, num_workers: int) -> list[Part]:
         # A filter gives to the workers together what it gives to a process that has none.

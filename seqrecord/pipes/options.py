@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import (
     ClipList,
     are_names,
-    check_clip_list,
     check_count,
     check_dilation,
     check_flag,
@@ -160,7 +159,7 @@ class ClipOptions:
         ),
     )
     split: str | None = checked(None, such(_is_text, "the name of a split"))
-    clips: ClipList | None = checked(None, only(check_clip_list), repr=False)
+    clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = checked(
         None, such(callable, "a function from a dict of arrays to a dict of arrays")
     )
@@ -370,20 +369,17 @@ class LoaderOptions(ClipOptions):
             self.rotate_phase and self.spec.stride == 1,
             "rotate_phase moves nothing: with stride=1 every epoch has every start",
             "a stride above 1, or no rotate_phase",
-            "rotate_phase=True, stride=1",
         )
         refuse(
             self.drop_last and self.batch_size is None and not self.equal,
             "drop_last leaves nothing out of single clips of which every one is to come",
             "a batch_size, or equal=True, or no drop_last",
-            "drop_last=True, equal=False, batch_size=None",
         )
         is_on_device = self.video_decoder != "pyav"
         refuse(
             is_on_device and self.device is None,
             f"video_decoder={self.video_decoder!r} decodes on a device, and there is none",
             "a device too, such as device='cuda'; or no video_decoder, for the host",
-            "device=None",
         )
         refuse(
             is_on_device and self.frame_transform is not None,

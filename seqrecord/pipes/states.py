@@ -26,7 +26,7 @@ from seqrecord.integers import SEED_LIMIT
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
-from seqrecord.text import counted, repr_of
+from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
     from seqrecord.engine.batches import Batch
@@ -126,12 +126,6 @@ class Sharing:
     def num_parts(self) -> int:
         """Of the epoch, in all."""
         return self.ranks * self.workers
-
-    def __str__(self) -> str:
-        ranks, workers = counted(self.ranks, "rank"), counted(self.workers, "worker")
-        if self.worker is None:
-            return f"{workers} in each of {ranks}"
-        return f"worker {self.worker} of {workers} in {ranks}"
 
 
 @dataclass(frozen=True)
