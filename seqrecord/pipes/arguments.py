@@ -13,7 +13,7 @@ from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.text import repr_of
 
-__all__ = ["has_arguments", "init_takes_arguments", "takes_arguments"]
+__all__ = ["init_takes_arguments", "takes_arguments"]
 
 _P = ParamSpec("_P")
 _Self = TypeVar("_Self")
@@ -43,16 +43,6 @@ def init_takes_arguments(
     return lambda function: _with_arguments(function, options)
 
 
-def has_arguments(options: type[ClipOptions]) -> Callable[[type[_Self]], type[_Self]]:
-    """Adds the text of each of the options to a class whose docstring ends with its `Args`."""
-
-    def add(cls: type[_Self]) -> type[_Self]:
-        cls.__doc__ = _joined(cls.__doc__, options)
-        return cls
-
-    return add
-
-
 def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
     given = inspect.signature(function)
     *first, _ = (
@@ -72,8 +62,7 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     update_wrapper(call, function)
     parameters = [*first, *named.values()]
     call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
-    if function.__name__ != "__init__":
-        call.__doc__ = _joined(function.__doc__, options)
+    call.__doc__ = _joined(function.__doc__ or "", options)
     return call
 
 
@@ -90,10 +79,8 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     return TypeError(f"there is no argument {name!r}; {hint}")
 
 
-def _joined(text: str | None, options: type[ClipOptions]) -> str | None:
+def _joined(text: str, options: type[ClipOptions]) -> str:
     """A docstring that ends with arguments, and those of the options behind them."""
-    if text is None:  # python -OO
-        return None
     lines = [inspect.cleandoc(text)]
     for cls in reversed(options.__mro__):
         lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]

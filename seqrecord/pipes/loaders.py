@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
+from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.distributed import find_filter, find_loader, find_starting, items_beside
@@ -142,6 +142,11 @@ class Streaming(WithEpochs[Plan]):
 
     @init_takes_arguments(LoaderOptions)
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
+        """Open the dataset, and choose its clips.
+
+        Args:
+            location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+        """
         super().__init__()
         self._loader = ClipLoader(ClipSelection(location, options), options)
         self._epochs = Epochs[Plan](self._loader)
@@ -182,7 +187,6 @@ class Streaming(WithEpochs[Plan]):
     __str__ = __repr__  # IterDataPipe's is the bare name
 
 
-@has_arguments(LoaderOptions)
 class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
 
@@ -207,9 +211,6 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     skips, is not in it. `.map()`, `.collate()`, `.batch()` and `.filter()` hold nothing.
     Episodes too short for a clip and clips that lack a feature are left out: a warning of the
     logger `seqrecord` says how many, once, and `repr` and `stats` do.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
     def __len__(self) -> int:
@@ -257,26 +258,17 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
         return super()._parts_of_workers(num_workers)
 
 
-@has_arguments(LoaderOptions)
 class SeqRecordStream(Streaming, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
     All workers of an iterator over a DataLoader have the same epoch, also where several DataLoaders
     iterate at once; see docs/ranks.md.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
 
-@has_arguments(LoaderOptions)
 class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
-    """`SeqRecordPipe` as a node of `torchdata.nodes`.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
-    """
+    """`SeqRecordPipe` as a node of `torchdata.nodes`."""
 
     _iterator: Iterator[Clip] | None = None
 
@@ -310,7 +302,6 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         return self._epochs.state(self._part(), at_end=True)
 
 
-@has_arguments(DatasetOptions)
 class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
 
@@ -321,13 +312,15 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     frame that several of them have is read and decoded once, and they lie in the memory of one
     batch, which is used again when nothing refers to it any more. A clip that is kept stays as it
     is, and keeps the memory of those that came with it. See `memory_limit` for what is read once.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
     @init_takes_arguments(DatasetOptions)
     def __init__(self, location: DatasetLike, options: DatasetOptions) -> None:
+        """Open the dataset, and choose its clips.
+
+        Args:
+            location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+        """
         self._options = options
         self._selection = ClipSelection(location, options)
         chosen = self._selection.chosen

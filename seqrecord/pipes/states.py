@@ -179,13 +179,10 @@ class State:
         now = {**loader.asked(), "sources": len(loader.sources)}
         found = {**self.asked, "sources": len(self.sources)}
         same = {name for name in now if name in found and now[name] == found[name]}
-        if differ := [name for name in {**now, **found} if name not in same]:
-            raise StateError(
-                "the saved state is of another kind of loader, or of another mix: "
-                + ", ".join(differ),
-                expected=", ".join(f"{name}={repr_of(now.get(name))}" for name in differ),
-                got=", ".join(f"{name}={repr_of(found.get(name))}" for name in differ),
-            )
+        differ = [name for name in {**now, **found} if name not in same]
+        expected, got = ({name: said.get(name) for name in differ} for said in (now, found))
+        problem = f"it is of another kind of loader, or of another mix: {', '.join(differ)}"
+        _check(not differ, problem, repr_of(expected), got)
         is_any = self.is_of_all and not self.asked
         for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
             source.check_state(said, rest, any_batch_size=is_any)
@@ -233,22 +230,13 @@ class State:
     def check_batches(self, most: Iterable[int]) -> None:
         """Raise `StateError` for more batches than there are: `most` for each of `batches`."""
         for given, number in zip(self.batches, most, strict=True):
-            if given > number:
-                raise StateError(
-                    "the saved state is beyond the end of its epoch",
-                    expected=f"at most {number} batches",
-                    got=given,
-                )
+            _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
 
     def of_rank(self) -> State:
         """The same, of all workers of a rank; `StateError` for one worker of several."""
-        if not self.is_of_all:
-            raise StateError(
-                "the state of one worker does not say how far the others are",
-                expected="the whole state_dict() of the StatefulDataLoader, which has those of all "
-                "its workers",
-                got=self.sharing,
-            )
+        problem = "that of one worker does not say how far the others are"
+        expected = "the whole state_dict() of the StatefulDataLoader, which has all workers"
+        _check(self.is_of_all, problem, expected, self.sharing)
         return self.of_all(self.batches)
 
     def of_all(self, batches: tuple[int, ...]) -> State:
@@ -267,15 +255,14 @@ class State:
         return found
 
     @classmethod
-    def parse(cls, saved: object) -> State:
+    def parse(cls, saved: Any) -> State:
         """Inverse of `to_json`; `StateError` for what no loader has saved."""
-        if not isinstance(saved, Mapping) or "version" not in saved:
-            raise StateError(
-                "not a state of a seqrecord loader, nor of a StatefulDataLoader around a "
-                "SeqRecordStream",
-                expected="what state_dict() of a loader has returned: a dict of version, epoch, …",
-                got=repr_of(saved),
-            )
+        _check(
+            isinstance(saved, Mapping) and "version" in saved,
+            "no loader has saved it, nor a StatefulDataLoader around a SeqRecordStream",
+            "what state_dict() of a loader has returned: a dict of version, epoch, …",
+            saved,
+        )
         version = saved["version"]
         _check(version == _VERSION and type(version) is int, "another version", _VERSION, version)
         entries = {name: value for name, value in saved.items() if name != "version"}
@@ -321,10 +308,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if is_dataclass(kind) or get_origin(kind) is Mapping:
         _check(isinstance(value, Mapping), f"no dict in {name}", "a dict", value)
     if is_dataclass(kind):
-        kinds, names = _kinds(kind), [str(one) for one in value]
-        _check(
-            names == [*value] and {*names} == kinds.keys(), f"other entries in {name}", kinds, names
-        )
+        kinds = _kinds(kind)
+        _check(value.keys() == kinds.keys(), f"other entries in {name}", [*kinds], [*value])
         try:
             return kind(**{one: _read(kinds[one], value[one], one) for one in kinds})
         except ClipError as error:
@@ -366,7 +351,7 @@ def _check_parts(ranks: int, workers: int) -> None:
 def _check(is_right: bool, problem: str, expected: object = None, got: object = None) -> None:
     """Raise `StateError` for a state that is not right."""
     if not is_right:
-        raise StateError(f"the saved state has {problem}", expected=expected, got=repr_of(got))
+        raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
 
 
 # ---- StatefulDataLoader
@@ -401,13 +386,12 @@ def _of_workers(saved: Mapping[Any, Any]) -> State:
         found.append(state := State.parse(_at(worker, "dataset_state")))
         sharing = replace(found[0].sharing, workers=count, worker=number)
         expected = replace(found[0], sharing=sharing, batch=0)
-        if replace(state, batch=0) != expected:
-            raise StateError(
-                f"the state of worker {number} is not of the same epoch, ranks and settings as the "
-                "others'",
-                expected=f"epoch {expected.epoch}, {sharing}",
-                got=f"epoch {state.epoch}, {state.sharing}",
-            )
+        _check(
+            replace(state, batch=0) == expected,
+            f"worker {number} is not of the same epoch, ranks and settings as the others",
+            (expected.epoch, sharing),
+            (state.epoch, state.sharing),
+        )
     if saved.get("_iterator_finished") is True:  # the next iteration is of the next epoch
         return found[0].of_all((0,) * count).next_epoch()
     last = _count(range(-1, count), saved, "_snapshot", "_last_yielded_worker_id")
@@ -433,15 +417,15 @@ def _items_of_a_step(saved: Mapping[Any, Any]) -> int:
         return 1
     batches = _count(range(1 << 31), main, "_sampler_iter_yielded")
     samples = next(_at(one, "samples_yielded") for one in samplers if one is not None)
-    if not batches or type(samples) is not int or samples % batches or samples < batches:
-        raise StateError(
-            "the state of the StatefulDataLoader does not tell how many items a batch of it has, "
-            "and it has given some since it asked its workers for their states",
-            expected="snapshot_every_n_steps=1, the default; or batch_size=None for the "
-            "StatefulDataLoader, and batch_size for the stream",
-            got=f"{batches} batches of {repr_of(samples)} items",
-        )
-    return samples // batches
+    _check(
+        type(samples) is int and 0 < batches <= samples and not samples % batches,
+        "it does not tell how many items a batch of the StatefulDataLoader has, and that has given "
+        "some since it asked its workers for their states",
+        "snapshot_every_n_steps=1, the default; or batch_size=None for the StatefulDataLoader, and "
+        "batch_size for the stream",
+        {"batches": batches, "items": samples},
+    )
+    return int(samples) // batches
 
 
 def _at(saved: Any, *names: str) -> Any:
