@@ -162,7 +162,8 @@ def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
     settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
     rank(1, 2)
     streams = [
-        SeqRecordStream(path, **settings, **given) for given in ({}, {"rank": 3, "world_size": 5})
+        SeqRecordStream(path, **settings),
+        SeqRecordStream(path, **settings, rank=3, world_size=5),
     ]
     context = multiprocessing.get_context("forkserver")
     queue = context.Queue()

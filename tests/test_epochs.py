@@ -211,7 +211,7 @@ def test_set_epoch_between_making_and_beginning_an_iteration(path: Path) -> None
 
 @pytest.mark.parametrize("epoch", [-1, 1 << 63, 0.5, "1", None])
 def test_not_an_epoch(path: Path, epoch: Any) -> None:
-    with pytest.raises(ClipError, match="not an epoch"):
+    with pytest.raises(ClipError, match=r"^epoch is (not an integer|too small|too large)"):
         make(path).set_epoch(epoch)
 
 

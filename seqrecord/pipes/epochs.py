@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import weakref
@@ -19,13 +18,12 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.forks import PerProcess, at_fork, check_fork
+from seqrecord.integers import MOST, check_integer
 from seqrecord.pipes.states import BatchSource, Clip, PlanT, Rest, Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
 from seqrecord.sampling import Part
 
 __all__ = ["Epochs", "share_all"]
-
-_MAX_EPOCH = (1 << 63) - 1
 
 
 class Phase(Enum):
@@ -142,11 +140,7 @@ class Epochs(Generic[PlanT]):
         If a position in this epoch was loaded, and not yet begun, it stays. An iteration that was
         made and not yet begun is of this epoch too.
         """
-        try:
-            epoch = operator.index(epoch)
-        except TypeError:
-            epoch = -1
-        _check_epoch(epoch)
+        epoch = check_integer("epoch", epoch, least=0, most=MOST)
         self._follow_workers()
         if epoch != self._place.epoch or self.is_begun:
             offer = None if self.is_begun else self._offer
@@ -240,7 +234,7 @@ class Epochs(Generic[PlanT]):
 
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
-        _check_epoch(epoch)
+        epoch = check_integer("epoch", epoch, most=MOST)
         self._phase, self._place = Phase.WAITING, Place(epoch)
         self._offer, self._is_told = None, False
 
@@ -289,16 +283,17 @@ class Epochs(Generic[PlanT]):
         """Have a record that goes to processes which this one starts."""
         self._follow_workers()
         with _lock.get():
-            if get_worker_info() is None and not self._is_owner:
+            if get_worker_info() is None and self._own is None:
                 self._shared = SharedEpochs()
                 self._publish()
-        if self._shared is not None and (group := group_given(self)) is not None:
-            self._shared.allot(group)
+        if (own := self._own) is not None and (group := group_given(self)) is not None:
+            own.allot(group)
 
     @property
-    def _is_owner(self) -> bool:
-        """Whether the record is of this process's workers: each that has some has its own."""
-        return self._shared is not None and self._shared.owner == os.getpid()
+    def _own(self) -> SharedEpochs | None:
+        """The record, if it is of this process's workers: each that has some has its own."""
+        shared = self._shared
+        return shared if shared is not None and shared.owner == os.getpid() else None
 
     @property
     def _is_copy(self) -> bool:
@@ -306,21 +301,18 @@ class Epochs(Generic[PlanT]):
         if get_worker_info() is None:
             return False
         check_fork()
-        return self._shared is not None and not self._is_owner
+        return self._shared is not None and self._own is None
 
     def _publish(self) -> None:
         """Tell workers of later iterations which epoch is next, and in what place it begins."""
-        if self._shared is not None and self._is_owner:
-            loaded = self._loaded and self._loaded.to_json()
+        if (own := self._own) is not None:
+            loaded = None if self._loaded is None else self._loaded.to_json()
             is_next = self._place.is_loaded and not self.is_begun
-            epoch = self._place.epoch + self.is_begun
-            self._shared.set_next(epoch, loaded if is_next else None, loaded)
+            own.set_next(self._place.epoch + self.is_begun, loaded if is_next else None, loaded)
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
-        if self._shared is None or not self._is_owner:
-            return
-        epoch, loaded = self._shared.begun()
+        epoch, loaded = (None, None) if (own := self._own) is None else own.begun()
         if epoch is not None:
             self._go_to(epoch)
             self._phase = Phase.IN_WORKERS
@@ -331,8 +323,8 @@ class Epochs(Generic[PlanT]):
         assert self._shared is not None
         self._turns += 1
         told = self._place.epoch if self._is_told else None
-        group, own = own_group(), self._loaded and self._loaded.to_json()
-        epoch, state, loaded = self._shared.begin(group, self._turns, told, own)
+        own = None if self._loaded is None else self._loaded.to_json()
+        epoch, state, loaded = self._shared.begin(own_group(), self._turns, told, own)
         if told is None:
             self._use(loaded)
             self._go_to(epoch)
@@ -432,11 +424,6 @@ def _failed(error: SeqRecordError) -> Iterator[Clip]:
     for problem in (error,):
         raise problem
     yield {}
-
-
-def _check_epoch(epoch: int) -> None:
-    if not 0 <= epoch <= _MAX_EPOCH:
-        raise ClipError("not an epoch", expected=f"an integer of 0 to {_MAX_EPOCH}")
 
 
 _alive: weakref.WeakSet[Epochs[Any]] = weakref.WeakSet()

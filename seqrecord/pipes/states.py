@@ -307,16 +307,16 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         kind = next((one for one in kinds if (get_origin(one) is tuple) == is_list), kinds[0])
     if is_dataclass(kind) or get_origin(kind) is Mapping:
         _check(isinstance(value, Mapping), f"no dict in {name}", "a dict", value)
-    if is_dataclass(kind):
-        kinds = _kinds(kind)
-        _check(value.keys() == kinds.keys(), f"other entries in {name}", [*kinds], [*value])
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        _check(value.keys() == hints.keys(), f"other entries in {name}", [*hints], [*value])
         try:
-            return kind(**{one: _read(kinds[one], value[one], one) for one in kinds})
+            return kind(**{one: _read(hints[one], value[one], one) for one in hints})
         except ClipError as error:
             raise StateError(f"the saved state's {name} make no sense: {error}") from error
     if get_origin(kind) is tuple:
         _check(is_list, f"no list in {name}", "a list", value)
-        kinds = get_args(kind)
+        kinds = [*get_args(kind)]
         if kinds[-1] is Ellipsis:
             kinds = kinds[:1] * len(value)
         _check(len(kinds) == len(value), f"a list of another length in {name}", len(kinds), value)
@@ -330,7 +330,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 
 @lru_cache
-def _kinds(kind: Any) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
