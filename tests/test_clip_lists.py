@@ -218,8 +218,8 @@ def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
 @pytest.mark.parametrize(
     ("clips", "match"),
     [
-        ([("set/0", 1)], "clips is not a table"),
-        ("set/0", "clips is not a table"),
+        ([("set/0", 1)], "clips is no table"),
+        ("set/0", "clips is no table"),
         ({"episode": EPISODES}, "lacks a column: start.*got: episode"),
         ({"episode": EPISODES, "start": STARTS, "score": STARTS}, "not known: score"),
         (

@@ -94,9 +94,9 @@ def every(path: Path) -> set[Clip]:
 def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     first = run(path, 4, None, 3)
     second = run(path, 2, first.state, 4)
-    (source,) = second.state["sources"]
-    assert [stage["ranks"] for one in source["pending"] for stage in one["stages"]] == [4]
-    assert (second.state["batch"], second.state["ranks"]) == (4, 2)
+    (source,) = second.state["rest"]["sources"]
+    assert [stage["ranks"] for _, stages in source["pending"] for stage in stages] == [4]
+    assert (second.state["batch"], second.state["sharing"]["ranks"]) == (4, 2)
     third = run(path, 3, second.state)
     check_epoch([first, second, third], every)
     assert third.repeated < 3
@@ -463,23 +463,23 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
     next(iter(other))
 
     def changed(state: State, change: Callable[[dict[str, Any]], object]) -> State:
-        """The state, with a change of its source."""
+        """The state, with a change of what is left of its source."""
         copy: State = json.loads(json.dumps(state))
-        change(copy["sources"][0])
+        change(copy["rest"]["sources"][0])
         return copy
 
     def stage(**changes: Any) -> Callable[[State], State]:
-        return lambda state: changed(state, lambda s: s["pending"][0]["stages"][0].update(changes))
+        return lambda state: changed(state, lambda s: s["pending"][0][1][0].update(changes))
 
     def settings(**changes: Any) -> Callable[[State], State]:
         return lambda state: changed(
-            state, lambda s: s["pending"][0]["stages"][0]["settings"].update(changes)
+            state, lambda s: s["pending"][0][1][0]["settings"].update(changes)
         )
 
     def moved(state: State) -> State:
         def move(source: dict[str, Any]) -> None:
             source["following"] += 1
-            source["pending"][0]["epoch"] += 1
+            source["pending"][0][0] += 1
 
         return changed(state, move)
 
@@ -490,13 +490,16 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
         (settings(seed=6), "stages of the saved state are of several settings: seed"),
         (settings(shuffle=False), "of several settings: shuffle"),
-        (stage(by_clip=1), "stage make no sense"),
-        (lambda state: {**state, "rest": None}, "state's rest makes no sense"),
-        (lambda state: changed(state, lambda s: s.update(pending=[])), "of other epochs"),
+        (stage(by_clip=1), "another type in by_clip"),
+        (lambda state: {**state, "rest": None}, "do not follow each other"),
+        (lambda state: changed(state, lambda s: s.update(pending=[])), "do not follow each other"),
         (moved, "of other epochs"),
         (lambda state: {**state, "batch": 40}, "beyond the end of its epoch"),
-        (lambda state: {**state, "batch": [3, 3]}, "batch is out of range"),
-        (lambda state: {**state, "worker": None}, "batch is no list"),
+        (lambda state: {**state, "batch": [3, 3]}, "a batch that makes no sense"),
+        (
+            lambda state: {**state, "sharing": {**state["sharing"], "worker": None}},
+            "a batch that makes no sense",
+        ),
         (lambda _: other.state_dict(), "of other settings: seed"),
     ]
 
@@ -525,7 +528,7 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {}}}},
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": state}}}},
         lambda state: {"fetcher_state": None},
-        lambda state: {"fetcher_state": None, "dataset_state": {"version": 4}},
+        lambda state: {"fetcher_state": None, "dataset_state": {"version": 5}},
     ],
 )
 def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:
@@ -536,7 +539,13 @@ def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:
 def test_workers_of_several_epochs_are_refused(path: Path) -> None:
     base = make(path, 0, 1).state_dict()
     workers: dict[str, Any] = {
-        f"worker_{i}": {"dataset_state": {**base, "workers": 2, "worker": i, "epoch": i}}
+        f"worker_{i}": {
+            "dataset_state": {
+                **base,
+                "sharing": {"ranks": 1, "workers": 2, "worker": i},
+                "epoch": i,
+            }
+        }
         for i in range(2)
     }
     saved: dict[str, Any] = {
@@ -551,7 +560,7 @@ def test_workers_of_several_epochs_are_refused(path: Path) -> None:
         for value in (-2, 1 << 40, None, "0", True):
             broken = {**saved, "_snapshot": {**saved["_snapshot"]}}
             (broken if name in broken else broken["_snapshot"])[name] = value
-            with pytest.raises(StateError, match=f"{name} is out of range"):
+            with pytest.raises(StateError, match=f"out of range in {name}"):
                 elastic_state(path, broken)
 
 

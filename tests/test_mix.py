@@ -200,7 +200,7 @@ def test_states_of_other_mixes(root: Path) -> None:
         mix.load_state_dict({**state, "batch": 99})
     with pytest.raises(StateError, match="out of range"):
         mix.load_state_dict({**state, "epoch": -1})
-    with pytest.raises(StateError, match="other sources"):
+    with pytest.raises(StateError, match="another mix: sources"):
         mix.load_state_dict({**state, "sources": state["sources"][:2]})
     wrong = json.loads(json.dumps(state))
     wrong["sources"][2]["episodes"]["digest"] = "0"

@@ -294,19 +294,22 @@ def test_states_that_make_no_sense(root: Path) -> None:
         change(state)
         return state
 
+    def source(state: dict[str, Any]) -> Any:
+        return state["rest"]["sources"][0]
+
     for change, message in (
         (lambda state: state["rest"].pop("left"), "other entries"),
         (lambda state: state["rest"].update(epoch=-1), "out of range"),
         (lambda state: state["rest"].update(number=0), "out of range"),
-        (lambda state: state.update(rest=None), "rest makes no sense"),
-        (lambda state: state["sources"].pop(), "other sources"),
+        (lambda state: state.update(rest=None), "do not follow each other"),
+        (lambda state: state["sources"].pop(), "another rest than its sources"),
         (lambda state: state["sources"].clear(), "no source"),
-        (lambda state: state["sources"][0].update(following=9), "do not follow each other"),
-        (lambda state: state["sources"][0]["pending"][0].update(stages=[]), "no stages"),
-        (lambda state: state["sources"][0]["pending"][0].update(stages=1), "no list"),
-        (lambda state: state["sources"][0].update(pending=1), "no list"),
+        (lambda state: source(state).update(following=9), "do not follow each other"),
+        (lambda state: source(state)["pending"][0].__setitem__(1, []), "no stages"),
+        (lambda state: source(state)["pending"][0].__setitem__(1, 1), "no list"),
+        (lambda state: source(state).update(pending=1), "no list"),
         (
-            lambda state: state["sources"][0]["pending"][0]["stages"][0].update(batches=[9999]),
+            lambda state: source(state)["pending"][0][1][0].update(batches=[9999]),
             "beyond the epoch's end",
         ),
     ):

@@ -33,7 +33,7 @@ from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.tools.bench import BenchOptions
 from tests.datasets import write_small
 
-STREAMING = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
+STREAMING: list[Any] = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
 TAKERS: list[tuple[Any, type[ClipOptions]]] = [
     *((loader, LoaderOptions) for loader in STREAMING),
     (SeqRecordDataset, DatasetOptions),

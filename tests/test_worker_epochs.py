@@ -31,7 +31,7 @@ from seqrecord import (
     SeqRecordStream,
     StateError,
 )
-from seqrecord.pipes.worker_epochs import EpochCounter
+from seqrecord.pipes.worker_epochs import SharedEpochs
 from seqrecord.threads import ThreadPool
 from tests.clip_data import digest, leaves_nothing, names
 from tests.resume_contract import check_resume
@@ -627,15 +627,20 @@ def test_a_state_that_is_loaded_beside_workers_that_persist(
 
 
 def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path: Path) -> None:
+    """They begin with the one that was there when the first of them has begun."""
+    first = stream(path)
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
     data = gated(path, ("one", 0, 2), MAIN, ("one", 1, 2))
-    state = data.state_dict()
     loader = loader_named("one", data, persistent_workers=True)
     assert run(loader) == planned(path, 0, 2)
-    data.load_state_dict({**state, "epoch": 7})
-    iterator = iter(loader)
+    data.load_state_dict(state)
+    begun = iter(loader)
     data.gates.go(MAIN, lambda: data.load_state_dict({**state, "epoch": 9}))
-    with pytest.raises(StateError, match="another state was loaded before all workers had begun"):
-        list(iterator)
+    fresh = stream(path)
+    fresh.load_state_dict(state)
+    assert run(begun) == run(DataLoader(fresh, batch_size=None, num_workers=2))
 
 
 def test_the_settings_of_a_state_reach_workers_that_persist(path: Path) -> None:
@@ -694,59 +699,55 @@ def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
             next(iter(loader))
 
 
-# ---- the counter
+# ---- the record
 
 
 def test_workers_of_a_turn_are_told_the_same_epoch() -> None:
-    counter = EpochCounter()
-    counter.set_next(5)
-    assert counter.begun() is None
-    assert [counter.begin(1, 1) for _worker in range(3)] == [(5, 0)] * 3
-    assert counter.begun() == 5
-    found = [counter.begin(1, 2), counter.begin(2, 1), counter.begin(1, 2)]
-    assert found == [(6, 0), (7, 0), (6, 0)]
-    assert counter.begun() == 7
-    counter.set_next(3, 9, b"state")
-    assert counter.begun() is None
-    assert counter.begin(1, 2) == (6, 0)  # a late one
-    assert counter.begin(1, 1) == (5, 0)
-    assert counter.begun() is None
-    counter.allot(4)
-    counter.allot(4)
-    assert counter.begin(3, 1) == (4, 0)
-    assert counter.begin(4, 1) == (3, 9)
-    assert counter.state(9) == b"state"
-    with pytest.raises(StateError, match="another state was loaded"):
-        counter.state(8)
+    shared, state = SharedEpochs(), {"epoch": 3}
+    shared.set_next(5)
+    assert shared.begun() == (None, None)
+    assert [shared.begin(1, 1) for _worker in range(3)] == [(5, None, None)] * 3
+    assert shared.begun() == (5, None)
+    found = [shared.begin(1, 2)[0], shared.begin(2, 1)[0], shared.begin(1, 2)[0]]
+    assert found == [6, 7, 6]
+    assert shared.begun() == (7, None)
+    shared.set_next(3, state, state)
+    assert shared.begun() == (None, state)
+    assert shared.begin(1, 2) == (6, None, state)  # a late one
+    assert shared.begin(1, 1) == (5, None, state)
+    assert shared.begun() == (None, state)
+    shared.allot(4)
+    shared.allot(4)
+    assert shared.begin(3, 1) == (4, None, state)
+    assert shared.begin(4, 1) == (3, state, state)
+    with pytest.raises(ClipError, match="does not know which epoch it is to begin"):
+        shared.begin(None, 1)
 
 
 def test_workers_that_are_told_an_epoch() -> None:
-    counter = EpochCounter()
-    counter.allot(1)
-    assert [counter.begin(1, 1, 4, b"note") for _worker in range(2)] == [(4, 0)] * 2
-    assert (counter.begun(), counter.note()) == (4, b"note")
-    assert counter.begin(1, 2) == (5, 0)
+    shared, state, late = SharedEpochs(), {"epoch": 4}, {"epoch": 3}
+    shared.allot(1)
+    assert [shared.begin(1, 1, 4, state) for _worker in range(2)] == [(4, None, state)] * 2
+    assert shared.begun() == (4, state)
+    assert shared.begin(1, 2) == (5, None, state)
     for turn, told in ((1, None), (1, 5), (2, 5)):
         with pytest.raises(ClipError, match="were told to begin different epochs"):
-            counter.begin(1, turn, told)
-    counter.allot(2)
-    counter.set_next(9)  # before the workers come
-    assert counter.begin(2, 1, 3, b"late") == (3, 0)
-    assert (counter.begun(), counter.note()) == (None, b"")
-    assert counter.begin(3, 1) == (9, 0)
+            shared.begin(1, turn, told)
+    shared.allot(2)
+    shared.set_next(9)  # before the workers come
+    assert shared.begin(2, 1, 3, late) == (3, None, None)
+    assert shared.begun() == (None, None)
+    assert shared.begin(3, 1) == (9, None, None)
 
 
 def test_what_is_too_long_ago_is_an_error() -> None:
-    counter = EpochCounter()
+    shared = SharedEpochs()
     for turn in range(1, 40):
-        counter.begin(1, turn)
-    assert counter.begin(1, 30) == (29, 0)
-    with pytest.raises(ClipError, match="not known any more") as caught:
-        counter.begin(1, 20)
-    assert "got: 19" in str(caught.value)
-    for group in range(2, 1100):
-        counter.begin(group, 1)
-    with pytest.raises(ClipError, match="not known any more"):
-        counter.begin(1, 40)
-    with pytest.raises(ClipError, match="a state is too long for worker processes"):
-        counter.set_next(0, 1, bytes(1 << 20))
+        shared.begin(1, turn)
+    assert shared.begin(1, 30)[0] == 29
+    for group in range(3, 400):
+        shared.begin(group, 1)
+    assert shared.begin(399, 2)[0] == 436
+    for group in (1, 2):
+        with pytest.raises(ClipError, match="not known any more"):
+            shared.begin(group, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import fields
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -14,7 +13,7 @@ from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.text import repr_of
 
-__all__ = ["has_arguments", "init_takes_arguments", "takes_arguments"]
+__all__ = ["init_takes_arguments", "takes_arguments"]
 
 _P = ParamSpec("_P")
 _Self = TypeVar("_Self")
@@ -44,31 +43,16 @@ def init_takes_arguments(
     return lambda function: _with_arguments(function, options)
 
 
-def has_arguments(options: type[ClipOptions]) -> Callable[[type[_Self]], type[_Self]]:
-    """Adds the text of each of the options to a class whose docstring ends with its `Args`."""
-
-    def add(cls: type[_Self]) -> type[_Self]:
-        cls.__doc__ = _joined(cls.__doc__, options)
-        return cls
-
-    return add
-
-
 def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
-    of_epochs: set[str] = set()
-    if not issubclass(options, LoaderOptions):
-        of_epochs = {item.name for item in fields(LoaderOptions)}
-        of_epochs -= {item.name for item in fields(options)}
+    given = inspect.signature(function)
+    *first, _ = (
+        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
+    )
+    named = inspect.signature(options).parameters
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if wrong := of_epochs & kwargs.keys():
-            raise ClipError(
-                "clips that are read by their number have no epochs",
-                expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
-                got=", ".join(sorted(wrong)),
-            )
-        if unknown := kwargs.keys() - names:
-            raise _unknown_argument(next(name for name in kwargs if name in unknown), names)
+        for name in kwargs.keys() - named.keys():
+            raise _unknown_argument(name, named)
         if len(args) > len(first):
             raise TypeError(
                 f"only the dataset is given without a name; got {repr_of(args[-1], 100)} too"
@@ -76,31 +60,27 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
         return function(*args, options(**kwargs))
 
     update_wrapper(call, function)
-    given = inspect.signature(function)
-    *first, _ = (
-        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
-    )
-    named = inspect.signature(options).parameters.values()
-    names = {parameter.name for parameter in named}
-    call.__signature__ = given.replace(parameters=[*first, *named])  # type: ignore[attr-defined]
-    if function.__name__ != "__init__":
-        call.__doc__ = _joined(function.__doc__, options)
+    parameters = [*first, *named.values()]
+    call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__doc__ = _joined(function.__doc__ or "", options)
     return call
 
 
-def _unknown_argument(name: str, names: Collection[str]) -> TypeError:
+def _unknown_argument(name: str, names: Collection[str]) -> Exception:
+    if name in inspect.signature(LoaderOptions).parameters:
+        return ClipError(
+            "clips that are read by their number have no epochs",
+            expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
+            got=name,
+        )
     near = difflib.get_close_matches(name, names, 1)
-    known = {"delta_timestamps": "windows"}.get(name) or (near[0] if near else None)
-    return TypeError(
-        f"there is no argument {name!r}; "
-        + (f"is it {known}?" if known else f"there are {', '.join(sorted(names))}")
-    )
+    known = "windows" if name == "delta_timestamps" else near[0] if near else None
+    hint = f"is it {known}?" if known else f"there are {', '.join(sorted(names))}"
+    return TypeError(f"there is no argument {name!r}; {hint}")
 
 
-def _joined(text: str | None, options: type[ClipOptions]) -> str | None:
+def _joined(text: str, options: type[ClipOptions]) -> str:
     """A docstring that ends with arguments, and those of the options behind them."""
-    if text is None:  # python -OO
-        return None
     lines = [inspect.cleandoc(text)]
     for cls in reversed(options.__mro__):
         lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]

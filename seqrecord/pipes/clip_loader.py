@@ -22,13 +22,12 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.batch_source import Clip, Rest, SourceRest, Stages
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import State
+from seqrecord.pipes.states import Clip, Rest, SourceRest, Stages, State
 from seqrecord.sampling import Part, Plan, PlanSettings, frames_left_out
 from seqrecord.sampling.memory import Memory
 from seqrecord.sampling.rest import Stage

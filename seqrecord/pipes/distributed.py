@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import inspect
 import logging
-import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from multiprocessing.context import get_spawning_popen
+from types import FrameType
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
+from torch.utils.data.datapipes.iter import ShardingFilter
 
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
-from seqrecord.pipes.checks import check_rank
 from seqrecord.sampling import Part
 
 __all__ = [
     "Ranks",
     "find_filter",
-    "find_holder",
     "find_loader",
     "find_starting",
     "items_beside",
@@ -63,25 +62,21 @@ class Ranks:
             it does, a process cannot tell.
 
     A process started by this one, such as a DataLoader's worker, may have no process group, nor
-    this process's environment: the rank found here goes with the pickled object, and holds there.
-
-    Raises `ClipError` for numbers that make no sense.
+    this process's environment: the rank found here goes with what is pickled to start it.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given = None if rank is world_size is None else Rank(*check_rank(rank, world_size))
-        self._sent: Rank | None = None  # found by the process that pickled this
-        self._senders: frozenset[int] = frozenset()  # it, and its own sender
+        self._given = None if world_size is None else Rank(rank or 0, world_size)
+        self._sent: Rank | None = None  # found by the process that has started this one
 
     def __getstate__(self) -> dict[str, Any]:
-        try:
-            sent = self._find()
-        except ClipError:  # not now: who iterates there will find the same
-            sent = None
+        found = None
+        with suppress(ClipError):  # not now: who iterates there will find the same
+            found = self._find()
         if self._given is None:
-            _refuse_accelerate(sent)
-        senders = self._senders if self._is_sent() else frozenset()
-        return {**self.__dict__, "_sent": sent, "_senders": senders | {os.getpid()}}
+            _refuse_accelerate(found)
+        is_started = get_spawning_popen() is not None
+        return {**self.__dict__, "_sent": found if is_started else self._sent}
 
     def current(self) -> Rank:
         """This process's rank.
@@ -130,14 +125,7 @@ class Ranks:
         return Part()
 
     def _find(self) -> Rank | None:
-        if (rank := _of_process_group()) is not None:
-            return rank
-        return self._sent if self._is_sent() else _of_environment(os.environ)
-
-    def _is_sent(self) -> bool:
-        """Whether a process that has started this one has sent its rank."""
-        parent = multiprocessing.parent_process()
-        return self._sent is not None and parent is not None and parent.pid in self._senders
+        return _of_process_group() or self._sent or _of_environment(os.environ)
 
 
 def items_beside(num_items: int, num_workers: int) -> int | None:
@@ -164,13 +152,11 @@ def say_once(notice: str) -> None:
     Every rank and worker comes to say the same. So the first one says it, as far as a process
     knows by now which it is.
     """
-    info = get_worker_info()
-    try:
-        rank = _of_process_group() or _of_environment(os.environ) or Rank()
-    except ClipError:  # raised where the rank is needed
-        rank = Rank()
+    rank = Rank()
+    with suppress(ClipError):  # raised where the rank is needed
+        rank = _of_process_group() or _of_environment(os.environ) or rank
     with _lock.get():
-        if rank.number or (info is not None and info.id) or notice in _said:
+        if rank.number or this_worker()[0] or notice in _said:
             return
         _said.add(notice)
     _logger.warning("%s", notice)
@@ -212,15 +198,14 @@ def _of_environment(environment: Mapping[str, str]) -> Rank | None:
     `LightningEnvironment`); the rank is then NODE_RANK x processes of a node + LOCAL_RANK. How many
     a node has is in `LOCAL_WORLD_SIZE` if anywhere.
     """
+    if "RANK" not in environment and environment.get("WORLD_SIZE") in (None, "1"):
+        return None
     names = ["RANK", "WORLD_SIZE"]
-    if "RANK" not in environment:
-        if environment.get("WORLD_SIZE") in (None, "1"):
-            return None
-        if "LOCAL_RANK" in environment:
-            nodes = [name for name in ("NODE_RANK", "GROUP_RANK") if name in environment][:1]
-            names = ["LOCAL_RANK", "WORLD_SIZE", *nodes]
-            if nodes and environment[nodes[0]] != "0":
-                names.append("LOCAL_WORLD_SIZE")
+    if "RANK" not in environment and "LOCAL_RANK" in environment:
+        nodes = [name for name in ("NODE_RANK", "GROUP_RANK") if name in environment][:1]
+        names = ["LOCAL_RANK", "WORLD_SIZE", *nodes]
+        if nodes and environment[nodes[0]] != "0":
+            names.append("LOCAL_WORLD_SIZE")
     values = [environment.get(name) for name in names]
     try:
         rank, world, *others = [int(value or "") for value in values]
@@ -238,9 +223,6 @@ def _of_environment(environment: Mapping[str, str]) -> Rank | None:
     return Rank(rank, world)
 
 
-_ITER_PIPES = "torch.utils.data.datapipes.iter."
-
-
 def find_loader() -> DataLoader[Any] | None:
     """The DataLoader whose length is being asked for.
 
@@ -251,30 +233,14 @@ def find_loader() -> DataLoader[Any] | None:
     return loader
 
 
-def find_filter() -> ShardingFilter | None:
-    """The `.sharding_filter()` further down the chain that is asking.
+def find_filter() -> int | None:
+    """To how many the `.sharding_filter()` further down the chain that is asking distributes.
 
     A pipe knows the pipes before it, not those behind it. `apply_sharding` is for one pipe of a
     chain only, and that is the filter.
     """
-    found: ShardingFilter | None = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
-    return found
-
-
-def find_holder() -> str | None:
-    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
-
-    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
-    `.batch()` and `.filter()` hold none between two of their items.
-    """
-    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
-    for frame in _frames():
-        name = str(frame.f_globals.get("__name__"))
-        if name.startswith(_ITER_PIPES) and frame.f_code not in passing:
-            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
-            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
-                return type(pipe).__name__
-    return None
+    found = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
+    return None if found is None else int(found.num_of_instances)
 
 
 def find_starting() -> tuple[object, DataLoader[Any]] | None:
@@ -298,12 +264,8 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
     all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
     """
-    codes = _codes(*methods)
+    codes = {inspect.unwrap(method).__code__ for method in methods}
     return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
-
-
-def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
-    return {inspect.unwrap(method).__code__ for method in methods}
 
 
 def _frames() -> Iterator[FrameType]:

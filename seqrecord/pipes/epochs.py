@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import repeat
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Generic
 
@@ -19,16 +17,13 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
-from seqrecord.forks import at_fork
-from seqrecord.pipes.batch_source import BatchSource, Clip, PlanT, Rest
-from seqrecord.pipes.states import Sharing, State, parse_state
-from seqrecord.pipes.worker_epochs import Begun, WorkerEpochs, is_given, join_group, starting_group
+from seqrecord.forks import PerProcess, at_fork, check_fork
+from seqrecord.integers import MOST, check_integer
+from seqrecord.pipes.states import BatchSource, Clip, PlanT, Rest, Sharing, State, parse_state
+from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
 from seqrecord.sampling import Part
 
 __all__ = ["Epochs", "share_all"]
-
-_MAX_EPOCH = (1 << 63) - 1
-_POP = list.pop
 
 
 class Phase(Enum):
@@ -38,10 +33,6 @@ class Phase(Enum):
     RUNNING = "an iteration of this process has begun it"
     ENDED = "an iteration of this process has given all of it"
     IN_WORKERS = "worker processes have begun it"
-
-
-_MOVES = {Phase.WAITING: (Phase.RUNNING, Phase.IN_WORKERS), Phase.RUNNING: (Phase.ENDED,)}
-"""From one phase to others. From each there is a way to WAITING: to another epoch, or place."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class Epochs(Generic[PlanT]):
     ends the engine of the one before.
 
     Copies in a DataLoader's worker processes and the object that they are copies of know by a
-    counter which epoch was begun last, see `worker_epochs`. In the worker processes an epoch begins
+    record which epoch was begun last, see `worker_epochs`. In the worker processes an epoch begins
     when an iteration is made. All other copies are independent.
     """
 
@@ -72,30 +63,28 @@ class Epochs(Generic[PlanT]):
         self.loader = loader
         self._phase = Phase.WAITING
         self._place = Place()
-        self._base: State | None = None  # that was loaded last, as long as it matters
-        self._told: int | None = None  # the process that was told which epoch comes next
+        self._loaded: State | None = None  # the state that was loaded last
+        self._is_told = False  # this worker which epoch comes next
         self._offer: object = None  # stands for the iteration that was made last
         self._last: Iteration[PlanT] | None = None  # the one that was begun last
-        self._workers = WorkerEpochs()
+        self._shared: SharedEpochs | None = None  # with worker processes
+        self._turns = 0  # that this worker has begun
         _alive.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
-        # A copy for a process that is being started shares the counter; other copies do not.
+        # A copy for a process that is being started shares the record; other copies do not.
         if starts := get_spawning_popen() is not None:
-            with _starting:
-                self.share()
+            self.share()
         return {
             **self.__dict__,
             "_place": replace(self._place, batch=self._delivered),
             "_offer": None,
             "_last": None,
-            "_workers": self._workers.copy(shared=starts),
-            "_group": starting_group() if starts else None,
+            "_shared": self._shared if starts else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        join_group(state.pop("_group"))
         self.__dict__.update(state)
         _alive.add(self)
 
@@ -135,14 +124,13 @@ class Epochs(Generic[PlanT]):
             self._last.end()  # its memory must be free before the next one's is taken
         sharing = Sharing.of(part)
         self._follow_workers()
-        told = self._place.epoch if self._told == os.getpid() else None
-        if (begun := self._workers.begin(told)) is not None:
-            self._begin_with_others(begun, told, part)
+        if self._is_copy:
+            self._begin_with_others()
         elif self.is_begun or self._is_over(sharing, part):
             self._go_to(self._place.epoch + 1)
         self._place = place = self._placed(sharing)
-        if self._base is not None and place.is_loaded and self._continues(self._base, sharing):
-            self._base.use_settings(self.loader)
+        if self._loaded is not None and place.is_loaded and self._continues(self._loaded, sharing):
+            self._loaded.use_settings(self.loader)
         self._offer = offer = object()
         return self._run(offer, part)
 
@@ -152,18 +140,13 @@ class Epochs(Generic[PlanT]):
         If a position in this epoch was loaded, and not yet begun, it stays. An iteration that was
         made and not yet begun is of this epoch too.
         """
-        try:
-            epoch = operator.index(epoch)
-        except TypeError:
-            epoch = -1
-        _check_epoch(epoch)
+        epoch = check_integer("epoch", epoch, least=0, most=MOST)
         self._follow_workers()
         if epoch != self._place.epoch or self.is_begun:
             offer = None if self.is_begun else self._offer
             self._go_to(epoch)
             self._offer = offer
-        if get_worker_info() is not None:
-            self._told = os.getpid()  # it holds for this worker's next iteration
+        self._is_told = get_worker_info() is not None  # it holds for this worker's next iteration
         self._publish()
 
     def state(self, part: Part, *, at_end: bool = False) -> dict[str, Any]:
@@ -175,7 +158,7 @@ class Epochs(Generic[PlanT]):
         Raises `StateError` where worker processes have the position.
         """
         self._follow_workers()
-        base, place, batch = self._base, self._place, self._delivered
+        place, batch = self._place, self._delivered
         if self._phase is Phase.IN_WORKERS:
             raise StateError(
                 "the position is in a DataLoader's worker processes, which this process cannot see",
@@ -184,8 +167,8 @@ class Epochs(Generic[PlanT]):
                 "has threads of its own",
                 got=f"a state_dict() asked for while workers run, or have run, epoch {place.epoch}",
             )
-        if base is not None and place.is_loaded and place.sharing is None:
-            return base.to_json()
+        if self._loaded is not None and place.is_loaded and place.sharing is None:
+            return self._loaded.to_json()
         sharing, epoch = place.sharing or Sharing.of(part), place.epoch
         is_over = self._phase is Phase.ENDED and not at_end and get_worker_info() is None
         if is_over or place.sharing is None:
@@ -206,28 +189,18 @@ class Epochs(Generic[PlanT]):
         Raises `StateError` for a state of another dataset, of other settings, or of no loader, and
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
-        self._load(parse_state(state), part)
-
-    def _load(self, saved: State, part: Part) -> None:
-        """See `load`."""
+        saved = parse_state(state)
         saved.check(self.loader)
         is_same = saved.sharing.num_parts == part.count
-        note = b""
         if saved.is_begun or is_same or self.loader.goes_on:
             self.loader.check_place(saved)
-            if saved.has_batches_of(self.loader):
-                try:
-                    saved.use_settings(self.loader)
-                    note = saved.to_bytes()
-                except MemoryLimitError:
-                    if is_same:
-                        raise  # else this memory need not do for parts of that number
-        self._go_to(saved.epoch)
-        self._base, self._place = saved, Place(saved.epoch, is_loaded=True)
-        self._told = os.getpid()
-        packed = saved.to_bytes()
-        self._workers.note = packed if self.loader.goes_on else note
-        self._workers.keep(packed)
+            try:
+                saved.use_settings(self.loader)
+            except MemoryLimitError:
+                if is_same:
+                    raise  # else this memory need not do for parts of that number
+        self._take_up(saved)
+        self._is_told = get_worker_info() is not None
         self._publish()
 
     def stats(self) -> dict[str, Any]:
@@ -241,11 +214,8 @@ class Epochs(Generic[PlanT]):
         place = self._place
         if place.sharing is None:  # `set_epoch` was called meanwhile
             place = self._placed(Sharing.of(part))
-        self._told = self._last = None
-        self._place = replace(place, is_loaded=False)
-        if not self.loader.goes_on:
-            self._base = None
-        self._enter(Phase.RUNNING)
+        self._last, self._is_told = None, False
+        self._place, self._phase = replace(place, is_loaded=False), Phase.RUNNING
         self._publish()
         plan = self.loader.plan(place.epoch, part, place.rest)
         # Without `equal`, another rank may have had a batch more than this one has.
@@ -254,7 +224,7 @@ class Epochs(Generic[PlanT]):
         self._last = iteration
         yield from iteration.clips()
         if self._last is iteration and self._phase is Phase.RUNNING:
-            self._enter(Phase.ENDED)
+            self._phase = Phase.ENDED
 
     @property
     def _delivered(self) -> int:
@@ -262,35 +232,24 @@ class Epochs(Generic[PlanT]):
         is_here = self._phase in (Phase.RUNNING, Phase.ENDED) and self._last is not None
         return self._last.delivered if self._last is not None and is_here else self._place.batch
 
-    def _enter(self, phase: Phase) -> None:
-        assert phase in _MOVES.get(self._phase, ()), f"{self._phase} to {phase}"
-        self._phase = phase
-
     def _go_to(self, epoch: int) -> None:
         """To the start of an epoch."""
-        _check_epoch(epoch)
+        epoch = check_integer("epoch", epoch, most=MOST)
         self._phase, self._place = Phase.WAITING, Place(epoch)
-        self._offer = self._told = None
-        if not self.loader.goes_on:
-            self._base = None
+        self._offer, self._is_told = None, False
 
-    def _join(self, epoch: int) -> None:
-        """To an epoch that other processes begin, at the place in it that was loaded.
-
-        Workers that are started while others iterate already have that place too.
-        """
-        base, is_there = self._base, self._place.is_loaded and epoch == self._place.epoch
-        self._go_to(epoch)
-        if is_there:
-            self._base, self._place = base, Place(epoch, is_loaded=True)
+    def _take_up(self, saved: State) -> None:
+        """To the place of a state."""
+        self._go_to(saved.epoch)
+        self._loaded, self._place = saved, Place(saved.epoch, is_loaded=True)
 
     def _placed(self, sharing: Sharing) -> Place:
         """The place, for an iteration that shares the epoch so.
 
         Raises `StateError` where other parts have begun the epoch, of which too little is known.
         """
-        base, place, batch = self._base, self._place, 0
-        if base is None:
+        base, place, batch = self._loaded, self._place, 0
+        if base is None or not (place.is_loaded or self.loader.goes_on):
             return replace(place, sharing=sharing, rest=None, batch=0)
         worker = base.sharing.worker
         is_own = not place.is_loaded or worker in (None, sharing.worker)
@@ -321,56 +280,67 @@ class Epochs(Generic[PlanT]):
     # ---- with worker processes
 
     def share(self) -> None:
-        """Have a counter that goes to processes which this one starts."""
+        """Have a record that goes to processes which this one starts."""
         self._follow_workers()
-        self._workers.share(self._next, at_state=self._is_at_state)
-        if (group := starting_group()) is not None and is_given(self):
-            self._workers.allot(group)
+        with _lock.get():
+            if get_worker_info() is None and self._own is None:
+                self._shared = SharedEpochs()
+                self._publish()
+        if (own := self._own) is not None and (group := group_given(self)) is not None:
+            own.allot(group)
+
+    @property
+    def _own(self) -> SharedEpochs | None:
+        """The record, if it is of this process's workers: each that has some has its own."""
+        shared = self._shared
+        return shared if shared is not None and shared.owner == os.getpid() else None
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether this is the copy that a worker process has of another process's object."""
+        if get_worker_info() is None:
+            return False
+        check_fork()
+        return self._shared is not None and self._own is None
 
     def _publish(self) -> None:
-        """Tell workers of later iterations which epoch is next."""
-        self._workers.publish(self._next, at_state=self._is_at_state)
-
-    @property
-    def _next(self) -> int:
-        return self._place.epoch + self.is_begun
-
-    @property
-    def _is_at_state(self) -> bool:
-        """Whether the position is one that was loaded, and not begun."""
-        return self._place.is_loaded and not self.is_begun
+        """Tell workers of later iterations which epoch is next, and in what place it begins."""
+        if (own := self._own) is not None:
+            loaded = None if self._loaded is None else self._loaded.to_json()
+            is_next = self._place.is_loaded and not self.is_begun
+            own.set_next(self._place.epoch + self.is_begun, loaded if is_next else None, loaded)
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
-        if (epoch := self._workers.begun()) is not None:
-            self._join(epoch)
-            self._enter(Phase.IN_WORKERS)
-            self._take_note()
+        epoch, loaded = (None, None) if (own := self._own) is None else own.begun()
+        if epoch is not None:
+            self._go_to(epoch)
+            self._phase = Phase.IN_WORKERS
+            self._use(loaded)
 
-    def _begin_with_others(self, begun: Begun, told: int | None, part: Part) -> None:
-        """In a worker process: to the epoch that all workers begin; this one was `told` of it."""
+    def _begin_with_others(self) -> None:
+        """In a worker process: to the epoch that all workers of its group begin."""
+        assert self._shared is not None
+        self._turns += 1
+        told = self._place.epoch if self._is_told else None
+        own = None if self._loaded is None else self._loaded.to_json()
+        epoch, state, loaded = self._shared.begin(own_group(), self._turns, told, own)
         if told is None:
-            self._take_note()
-        if begun.state is not None:
-            self._load(State.from_bytes(begun.state), part)
-        elif self.is_begun or begun.epoch != self._place.epoch:
-            self._join(begun.epoch)
-        self._told = None
+            self._use(loaded)
+            self._go_to(epoch)
+            if state is not None:
+                self._take_up(State.parse(state))
 
-    def _take_note(self) -> None:
-        """Keep the settings of a state that workers have loaded, and that they have left a note of.
+    def _use(self, loaded: object) -> None:
+        """Keep the settings of a state that another process has loaded.
 
         A StatefulDataLoader gives a state to one epoch's workers; those of the next epoch start as
         copies of an object that has not got it.
         """
-        if (note := self._workers.new_note()) is None:
-            return
-        self._workers.note = note
-        saved = State.from_bytes(note)
-        with suppress(MemoryLimitError):  # then the workers go on without them, too
-            saved.use_settings(self.loader)
-        if self.loader.goes_on:
-            self._base = saved
+        if loaded is not None and (saved := State.parse(loaded)) != self._loaded:
+            self._loaded = saved
+            with suppress(MemoryLimitError):  # then the workers go on without them, too
+                saved.use_settings(self.loader)
 
 
 class Iteration(Generic[PlanT]):
@@ -388,6 +358,7 @@ class Iteration(Generic[PlanT]):
         self._plan: PlanT | None = plan
         self._number = batch  # of the batch that is made next
         self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
+        self._forgotten = 0  # … and that nobody will get
         self._trace = loader.trace()
         self._stats = EngineStats(trace=self._trace)
         self._engine: Engine | None
@@ -396,7 +367,7 @@ class Iteration(Generic[PlanT]):
     @property
     def delivered(self) -> int:
         """The batches of the plan that somebody has got, with those before the first one."""
-        return self._number - len(self._waiting)
+        return self._number - self._undelivered
 
     @property
     def is_open(self) -> bool:
@@ -413,17 +384,9 @@ class Iteration(Generic[PlanT]):
                 clips = self._present(batch, plan, self._number)
                 del batch  # so that its memory is the consumer's alone to keep, and the clips' too
                 self._number, self._waiting = self._number + len(clips), clips
-                try:
-                    if not trace.is_on:
-                        # No work for each clip: of small ones, a hundred thousand come in a
-                        # second.
-                        yield from map(_POP, repeat(clips, len(clips)))
-                    while clips:
-                        with trace.span("consumer"):
-                            yield clips.pop()
-                except IndexError:  # nothing is left where this iteration was ended
-                    if clips:
-                        raise
+                while clips:
+                    with trace.span("consumer"):
+                        yield clips.pop()
             engine.close()
         finally:
             engine.drop()
@@ -441,19 +404,19 @@ class Iteration(Generic[PlanT]):
 
     def forget(self) -> None:
         """Drop what waits: nobody will get it, and nobody has."""
-        count = len(self._waiting)
-        self._number -= count
-        # Without the lock, which a fork may never get: only the consumer counts these.
-        self._stats.clips -= count
-        self._stats.batches -= count
+        self._forgotten += len(self._waiting)
         self._waiting.clear()
 
     def report(self) -> dict[str, Any]:
         """What the engine has done, of clips only those that somebody has got."""
         report = {**self._stats.report(), **self._counts}
-        report["clips"] -= len(self._waiting)
-        report["batches"] -= len(self._waiting)
+        report["clips"] -= self._undelivered
+        report["batches"] -= self._undelivered
         return report
+
+    @property
+    def _undelivered(self) -> int:
+        return self._forgotten + len(self._waiting)
 
 
 def _failed(error: SeqRecordError) -> Iterator[Clip]:
@@ -463,20 +426,14 @@ def _failed(error: SeqRecordError) -> Iterator[Clip]:
     yield {}
 
 
-def _check_epoch(epoch: int) -> None:
-    if not 0 <= epoch <= _MAX_EPOCH:
-        raise ClipError("not an epoch", expected=f"an integer of 0 to {_MAX_EPOCH}")
-
-
 _alive: weakref.WeakSet[Epochs[Any]] = weakref.WeakSet()
-_starting = threading.Lock()  # threads start processes one after the other
+_lock = PerProcess(threading.Lock)  # of records that are made
 
 
 def share_all() -> None:
-    """Give all loaders of this process a counter, which its forks then share."""
-    with ExitStack() as stack:  # each, also where another one fails
-        for epochs in _living():
-            stack.callback(epochs.share)
+    """Give all loaders of this process a record, which its forks then share."""
+    for epochs in _living():
+        epochs.share()
 
 
 def _living() -> list[Epochs[Any]]:
@@ -485,20 +442,11 @@ def _living() -> list[Epochs[Any]]:
             return list(_alive)
 
 
-def _before_fork() -> None:
-    _starting.acquire()  # until the process is forked: it gets nothing that is half done
-    share_all()
-
-
 def _after_in_child() -> None:
     """An iteration does not continue in a forked process, nor with what it has at hand."""
-    global _starting
-    _starting = threading.Lock()
     for epochs in _living():
         if epochs._last is not None:
             epochs._last.forget()
 
 
-at_fork(
-    before=_before_fork, after_in_parent=lambda: _starting.release(), after_in_child=_after_in_child
-)
+at_fork(before=share_all, after_in_child=_after_in_child)

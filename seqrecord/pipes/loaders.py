@@ -15,21 +15,15 @@ from torchdata.nodes import BaseNode
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.arguments import has_arguments, init_takes_arguments
-from seqrecord.pipes.batch_source import Clip, PlanT
+from seqrecord.errors import ClipError
+from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import (
-    find_filter,
-    find_holder,
-    find_loader,
-    find_starting,
-    items_beside,
-)
+from seqrecord.pipes.distributed import find_filter, find_loader, find_starting, items_beside
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.states import Clip, PlanT
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader
 from seqrecord.sampling import Part, Plan
 
@@ -51,6 +45,11 @@ class WithEpochs(Generic[PlanT]):
     """What streams epochs: their length, which one is next, and the position in them."""
 
     _epochs: Epochs[PlanT]
+
+    # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
+    # all that is done for a small one.
+    def __iter__(self) -> Iterator[Clip]:
+        return self._epochs.iterate(self._part())
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -143,6 +142,11 @@ class Streaming(WithEpochs[Plan]):
 
     @init_takes_arguments(LoaderOptions)
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
+        """Open the dataset, and choose its clips.
+
+        Args:
+            location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+        """
         super().__init__()
         self._loader = ClipLoader(ClipSelection(location, options), options)
         self._epochs = Epochs[Plan](self._loader)
@@ -177,29 +181,13 @@ class Streaming(WithEpochs[Plan]):
         """Clips of an epoch over all ranks and workers, each counted once."""
         return self._loader.num_clips(self._epochs.current)
 
-    def _iterate(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part())
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._loader.describe()})"
 
     __str__ = __repr__  # IterDataPipe's is the bare name
 
 
-class _Iterated(Streaming):
-    """What `iter` begins an iteration of.
-
-    A class of its own: torch wraps the `__iter__` of a class of pipes, which for each clip takes
-    longer than all that is done for a small one. That an older iteration has ended is checked here
-    for each batch.
-    """
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self._iterate()
-
-
-@has_arguments(LoaderOptions)
-class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
+class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
 
     A clip is a dict: feature name to tensor [T, …] (or a list of tensors for a feature with a
@@ -219,24 +207,16 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
 
     Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
     leaves no batch; `MemoryLimitError` for a limit that is too small.
+    A state says what this pipe has given: what a pipe behind it holds, as `.shuffle()` does, or
+    skips, is not in it. `.map()`, `.collate()`, `.batch()` and `.filter()` hold nothing.
     Episodes too short for a clip and clips that lack a feature are left out: a warning of the
     logger `seqrecord` says how many, once, and `repr` and `stats` do.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
-
-    _warned = False
-    _holder: str | None = None  # of items of this iteration, behind this pipe
-
-    def _iterate(self) -> Iterator[Clip]:
-        self._holder = find_holder()
-        return super()._iterate()
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
-        sharding, loader = find_filter(), find_loader()
-        if sharding is not None and sharding.num_of_instances == 1 and loader is not None:
+        loader = find_loader()
+        if loader is not None and find_filter() == 1:
             # It has not been told of ranks and workers, or only in the workers.
             whole = self._loader.plan(self._epochs.current, Part()).num_batches
             items = items_beside(whole, loader.num_workers)
@@ -244,28 +224,11 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
                 return items
         return super().__len__()
 
-    def state_dict(self) -> dict[str, Any]:
-        """As of `SeqRecordStream`; `StateError` too where a pipe behind this one holds items.
-
-        That is any but `.map()`, `.collate()`, `.batch()` and `.filter()`: what this pipe has given
-        is not what the end of the chain has. `set_epoch` ends that.
-        """
-        if self._holder is not None and self._epochs.is_begun:
-            raise StateError(
-                f"the {self._holder} behind this pipe holds items, or skips some, so the "
-                "position of this pipe is not that of the chain",
-                expected="a state of a pipe with nothing but .map(), .collate(), .batch() and "
-                ".filter() behind it: the pipe shuffles by itself, and shares an epoch among ranks "
-                "and workers by itself; or one between two epochs, after set_epoch()",
-            )
-        return super().state_dict()
-
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._loader.ranks.current()  # an error is better here than in a worker
-        starting = None if self._warned else find_starting()
+        starting = find_starting()
         if starting is not None and isinstance(starting[1], StatefulDataLoader):
-            self._warned = True
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
                 "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
@@ -279,18 +242,14 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
         return self
 
     def _part(self) -> Part:
-        sharding, ranks = find_filter(), self._loader.ranks
-        if (
-            sharding is not None
-            and sharding.num_of_instances > 1
-            and self.options.order == "sequences"
-        ):
+        others = find_filter() or 1
+        if others > 1 and self.options.order == "sequences":
             raise ClipError(
                 "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
                 expected='no .sharding_filter() behind order="sequences": ranks and workers get '
                 "parts of their own without one",
             )
-        return ranks.part() if sharding is None else ranks.part_beside(sharding.num_of_instances)
+        return self._loader.ranks.part_beside(others)
 
     def _parts_of_workers(self, num_workers: int) -> list[Part]:
         # A filter gives to the workers together what it gives to a process that has none.
@@ -299,26 +258,17 @@ class SeqRecordPipe(_Iterated, IterDataPipe[Clip]):
         return super()._parts_of_workers(num_workers)
 
 
-@has_arguments(LoaderOptions)
-class SeqRecordStream(_Iterated, IterableDataset[Clip]):
+class SeqRecordStream(Streaming, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
     All workers of an iterator over a DataLoader have the same epoch, also where several DataLoaders
     iterate at once; see docs/ranks.md.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
 
-@has_arguments(LoaderOptions)
 class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
-    """`SeqRecordPipe` as a node of `torchdata.nodes`.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
-    """
+    """`SeqRecordPipe` as a node of `torchdata.nodes`."""
 
     _iterator: Iterator[Clip] | None = None
 
@@ -331,12 +281,15 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         self._iterator = None  # ends the threads of an iteration that was left early
         if initial_state is not None:
             self._epochs.load(initial_state, self._part())
-        self._iterator = self._iterate()
+        self._iterator = super().__iter__()
+
+    def __iter__(self) -> Iterator[Clip]:
+        return self
 
     def next(self) -> Clip:
         """The next batch or clip."""
         if self._iterator is None:  # in another process than `reset`
-            self._iterator = self._iterate()
+            self._iterator = super().__iter__()
         return next(self._iterator)
 
     def state_dict(self) -> dict[str, Any]:
@@ -349,7 +302,6 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         return self._epochs.state(self._part(), at_end=True)
 
 
-@has_arguments(DatasetOptions)
 class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
 
@@ -360,13 +312,15 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     frame that several of them have is read and decoded once, and they lie in the memory of one
     batch, which is used again when nothing refers to it any more. A clip that is kept stays as it
     is, and keeps the memory of those that came with it. See `memory_limit` for what is read once.
-
-    Args:
-        location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
     """
 
     @init_takes_arguments(DatasetOptions)
     def __init__(self, location: DatasetLike, options: DatasetOptions) -> None:
+        """Open the dataset, and choose its clips.
+
+        Args:
+            location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+        """
         self._options = options
         self._selection = ClipSelection(location, options)
         chosen = self._selection.chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.integers import MOST, check_integer
-from seqrecord.pipes.batch_source import Clip
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
@@ -32,6 +31,7 @@ from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_plan import MixPlan, Stop
 from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.states import Clip
 from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
@@ -182,9 +182,6 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     def alternate(self) -> bool:
         """Whether each batch is of one source."""
         return self._mix.alternate
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self._epochs.iterate(self._part())
 
     def stats(self) -> dict[str, Any]:
         """As of `SeqRecordStream`, summed; `sources` has those of each.

@@ -23,7 +23,6 @@ from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.batch_source import Clip, Rest
 from seqrecord.pipes.clip_loader import ClipLoader, open_trace
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import check_machine, share_out
@@ -43,7 +42,7 @@ from seqrecord.pipes.mix_sources import (
     source_seed,
 )
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.states import State
+from seqrecord.pipes.states import Clip, Rest, State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit

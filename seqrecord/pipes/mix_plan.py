@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from seqrecord.clips import IntArray
-from seqrecord.pipes.batch_source import Rest
+from seqrecord.pipes.states import Rest
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares
 

@@ -16,12 +16,11 @@ from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
-from seqrecord.pipes.batch_source import SourceRest, Stages
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.mix_plan import MixPlan
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import SourceState
+from seqrecord.pipes.states import SourceRest, SourceState, Stages
 from seqrecord.sampling import Clips, Part, Plan
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.rest import Stage

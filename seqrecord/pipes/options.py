@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
-from seqrecord.errors import ClipError
-from seqrecord.integers import MOST, check_integer, check_seed
+from seqrecord.integers import check_seed
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import (
     ClipList,
     are_names,
-    check,
-    check_clip_list,
+    check_count,
     check_dilation,
     check_flag,
     check_names,
     check_rank,
     check_reverse,
     check_size,
+    checked,
+    one_of,
+    only,
+    refuse,
+    such,
 )
 from seqrecord.pipes.clip_windows import Windows, check_known, check_windows
 from seqrecord.reading.filters import EpisodeFilter
@@ -34,6 +37,24 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["ClipOptions", "DatasetOptions", "LoaderOptions"]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _check_secrets(name: str, value: Any) -> Any:
+    """It is not shown, for it may hold secrets."""
+    is_dict = isinstance(value, Mapping)
+    refuse(not is_dict, f"{name} is not what it should be", "a dict", type(value).__name__)
+    return value
+
+
+def _check_device(_: str, value: Any) -> Any:
+    from seqrecord.engine.device.streams import check_device  # torch takes seconds
+
+    check_device(value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,85 +144,68 @@ class ClipOptions:
             not used for the longest time is removed first. Needed with `cache_dir`.
     """
 
-    clip_len: int | None = None
-    stride: int | None = None
-    dilation: int | Sequence[int] = 1
-    reverse: float = 0.0
-    windows: Windows | None = None
-    pad: str | None = None
-    features: Sequence[str] | None = None
-    episodes: EpisodeFilter = None
-    split: str | None = None
+    clip_len: int | None = checked(None, check_count)
+    stride: int | None = checked(None, check_count)
+    dilation: int | Sequence[int] = checked(1, check_dilation)
+    reverse: float = checked(0.0, check_reverse)
+    windows: Windows | None = checked(None, lambda _, value: check_windows(value))
+    pad: str | None = checked(None, one_of("edge"))
+    features: Sequence[str] | None = checked(None, check_names)
+    episodes: EpisodeFilter = checked(
+        None,
+        such(
+            lambda value: isinstance(value, str) or callable(value) or are_names(value),
+            "a list of keys, a glob, or a function of an episode's metadata",
+        ),
+    )
+    split: str | None = checked(None, such(_is_text, "the name of a split"))
     clips: ClipList | None = field(default=None, repr=False)
-    frame_transform: FrameTransform | None = None
-    clip_transform: ClipTransform | None = None
+    frame_transform: FrameTransform | None = checked(
+        None, such(callable, "a function from a dict of arrays to a dict of arrays")
+    )
+    clip_transform: ClipTransform | None = checked(None, only(chain_of))
     last_known: Sequence[str] | Mapping[str, int] | None = None
     unknown: str | None = None
-    metadata: Sequence[str] | None = None
-    ragged: Ragged = "list"
-    verify: bool | None = None
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
+    metadata: Sequence[str] | None = checked(None, check_names)
+    ragged: Ragged = checked("list", only(check_ragged))
+    verify: bool | None = checked(None, check_flag)
+    storage_options: Mapping[str, Any] | None = checked(None, _check_secrets, repr=False)
     cache_dir: str | PathLike[str] | None = None
-    cache_limit: int | str | None = None
+    cache_limit: int | str | None = checked(None, check_size)
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
-        if self.windows is not None:
-            self._set("windows", check_windows(self.windows))
-        elif self.clip_len is None:
-            raise ClipError("nobody says what a clip is", expected="clip_len, or windows, or both")
-        self._set("dilation", check_dilation(self.dilation))
-        self._set("reverse", check_reverse(self.reverse))
-        for name in ("clip_len", "stride"):
-            if (value := getattr(self, name)) is not None:
-                self._set(name, check_integer(name, value, least=1, most=MOST))
-        if self.clip_len is None and self.dilation != 1:
-            raise ClipError(
-                "dilation is that of clip_len", expected="clip_len too", got=self.dilation
-            )
-        if self.has_drawn_steps and self.windows is not None:
-            raise ClipError(
-                "several dilations, and reverse, are for clips of clip_len frames",
-                expected="no windows",
-                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
-            )
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if "check" in item.metadata and not value is item.default is None:
+                self._set(item.name, item.metadata["check"](item.name, value))
+        refuse(
+            self.clip_len is None and self.windows is None,
+            "nobody says what a clip is",
+            "clip_len, or windows, or both",
+        )
+        refuse(
+            self.clip_len is None and self.dilation != 1,
+            "dilation is that of clip_len",
+            "clip_len too",
+            self.dilation,
+        )
+        drawn = f"dilation={self.dilation}, reverse={self.reverse:g}"
+        refuse(
+            self.has_drawn_steps and self.windows is not None,
+            "several dilations, and reverse, are for clips of clip_len frames",
+            "no windows",
+            drawn,
+        )
         for dilation in self.dilations:
             ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
-        check("pad", self.pad, self.pad is None or self.pad == "edge", "None or 'edge'")
-        check_names("features", self.features)
-        check_names("metadata", self.metadata)
-        episodes = self.episodes
-        check(
-            "episodes",
-            episodes,
-            isinstance(episodes, str | None) or callable(episodes) or are_names(episodes),
-            "a list of keys, a glob, or a function of an episode's metadata",
+        refuse(
+            self.clips is not None and self.stride not in (None, 1),
+            "clips has the starts",
+            "no stride",
+            self.stride,
         )
-        check("split", self.split, isinstance(self.split, str | None), "the name of a split")
-        if self.clips is not None:
-            check_clip_list(self.clips)
-            if self.stride not in (None, 1):
-                raise ClipError("clips has the starts", expected="no stride", got=self.stride)
-        check(
-            "frame_transform",
-            self.frame_transform,
-            self.frame_transform is None or callable(self.frame_transform),
-            "a function from a dict of arrays to a dict of arrays",
-        )
-        if self.clip_transform is not None:
-            chain_of(self.clip_transform)
-        check_ragged(self.ragged)
         check_known(self.last_known, self.unknown)
-        check_flag("verify", self.verify, self.verify is None)
-        storage_options = self.storage_options
-        if not (storage_options is None or isinstance(storage_options, Mapping)):
-            raise ClipError(
-                "storage_options is not what it should be",
-                expected="a dict",
-                got=type(storage_options).__name__,  # not shown, for it may hold secrets
-            )
-        if self.cache_limit is not None:
-            check_size("cache_limit", self.cache_limit)
 
     @property
     def spec(self) -> ClipSpec:
@@ -231,7 +235,7 @@ class ClipOptions:
         return 1
 
     def _set(self, name: str, value: object) -> None:
-        """Keep an integer as Python's, whatever gave it."""
+        """Keep a value as Python's, whatever gave it."""
         object.__setattr__(self, name, value)
 
 
@@ -247,11 +251,7 @@ class DatasetOptions(ClipOptions):
             nothing.
     """
 
-    memory_limit: int | str = "512MiB"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size("memory_limit", self.memory_limit)
+    memory_limit: int | str = checked("512MiB", check_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,104 +333,79 @@ class LoaderOptions(ClipOptions):
             it: `epoch.worker0.json`.
     """
 
-    rotate_phase: bool = False
-    order: str = "clips"
-    shuffle: bool = True
-    shuffle_buffer: int | None = None
-    num_cursors: int | None = None
-    seed: int = 0
-    batch_size: int | None = None
-    drop_last: bool = False
-    equal: bool = True
-    memory_limit: int | str | None = None
+    rotate_phase: bool = checked(False, check_flag)
+    order: str = checked("clips", one_of(*ORDERS))
+    shuffle: bool = checked(True, check_flag)
+    shuffle_buffer: int | None = checked(None, check_count)
+    num_cursors: int | None = checked(None, check_count)
+    seed: int = checked(0, lambda _, value: check_seed(value))
+    batch_size: int | None = checked(None, check_count)
+    drop_last: bool = checked(False, check_flag)
+    equal: bool = checked(True, check_flag)
+    memory_limit: int | str | None = checked(None, check_size)
     rank: int | None = None
     world_size: int | None = None
-    device: str | torch.device | None = None
-    video_decoder: str = "pyav"
-    num_threads: int | None = None
-    trace: str | PathLike[str] | None = None
+    device: str | torch.device | None = checked(None, _check_device)
+    video_decoder: str = checked("pyav", one_of("pyav", "torchcodec"))
+    num_threads: int | None = checked(None, check_count)
+    trace: str | PathLike[str] | None = checked(None, only(lambda at: local_path(at, "trace")))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rotate_phase", "shuffle", "drop_last", "equal"):
-            check_flag(name, getattr(self, name))
-            self._set(name, bool(getattr(self, name)))
-        for name in ("shuffle_buffer", "num_cursors", "batch_size", "num_threads"):
-            if (value := getattr(self, name)) is not None:
-                self._set(name, check_integer(name, value, least=1, most=MOST))
-        self._set("seed", check_seed(self.seed))
-        if self.memory_limit is not None:
-            check_size("memory_limit", self.memory_limit)
         if not self.rank is self.world_size is None:
-            check_rank(self.rank, self.world_size)
-        decoder = self.video_decoder
-        known = decoder in ("pyav", "torchcodec")
-        check("video_decoder", decoder, known, "'pyav' or 'torchcodec'")
-        if self.device is not None:
-            from seqrecord.engine.device.streams import check_device  # torch takes seconds
-
-            check_device(self.device)
-        if self.trace is not None:
-            local_path(self.trace, "trace")
-        self._check_order()
-        self._check_use()
+            rank, world_size = check_rank(self.rank, self.world_size)
+            self._set("rank", rank)
+            self._set("world_size", world_size)
+        if self.order == "sequences":
+            self._check_sequences()
+        for name in ("num_cursors", "shuffle_buffer"):
+            refuse(
+                not self.shuffle and getattr(self, name) is not None,
+                f"{name} says how clips are shuffled, and shuffle=False",
+                f"shuffle=True, or no {name}",
+                getattr(self, name),
+            )
+        refuse(
+            self.rotate_phase and self.spec.stride == 1,
+            "rotate_phase moves nothing: with stride=1 every epoch has every start",
+            "a stride above 1, or no rotate_phase",
+        )
+        refuse(
+            self.drop_last and self.batch_size is None and not self.equal,
+            "drop_last leaves nothing out of single clips of which every one is to come",
+            "a batch_size, or equal=True, or no drop_last",
+        )
+        is_on_device = self.video_decoder != "pyav"
+        refuse(
+            is_on_device and self.device is None,
+            f"video_decoder={self.video_decoder!r} decodes on a device, and there is none",
+            "a device too, such as device='cuda'; or no video_decoder, for the host",
+        )
+        refuse(
+            is_on_device and self.frame_transform is not None,
+            f"video_decoder={self.video_decoder!r} decodes on the device, but frame_transform is "
+            "called with frames of the host",
+            "no frame_transform; or no video_decoder",
+            f"device={self.device}, and both",
+        )
 
     @property
     def _usual_stride(self) -> int:
         return (self.clip_len or 1) * self.dilations[0] if self.order == "sequences" else 1
 
-    def _check_order(self) -> None:
-        check("order", self.order, self.order in ORDERS, " or ".join(map(repr, ORDERS)))
-        if self.order != "sequences":
-            return
-        if self.batch_size is None:
-            raise ClipError(
-                'order="sequences" needs a batch_size', expected="how many rows batches have"
-            )
+    def _check_sequences(self) -> None:
+        refuse(
+            self.batch_size is None,
+            'order="sequences" needs a batch_size',
+            "how many rows batches have",
+        )
         for name in ("clips", "num_cursors", "shuffle_buffer"):
-            if getattr(self, name) is not None:
-                raise ClipError(f'order="sequences" takes no {name}', expected=f"{name}=None")
-        if self.has_drawn_steps:
-            raise ClipError(
-                'order="sequences" takes neither several dilations nor reverse, or clips would not '
-                "follow each other",
-                expected="one dilation, reverse=0",
-                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
-            )
-
-    def _check_use(self) -> None:
-        """Raise `ClipError` for an argument that has no effect beside the others."""
-        for name in ("num_cursors", "shuffle_buffer"):
-            if not self.shuffle and (value := getattr(self, name)) is not None:
-                raise ClipError(
-                    f"{name} says how clips are shuffled, and shuffle=False",
-                    expected=f"shuffle=True, or no {name}",
-                    got=value,
-                )
-        if self.rotate_phase and self.spec.stride == 1:
-            raise ClipError(
-                "rotate_phase moves nothing: with stride=1 every epoch has every start",
-                expected="a stride above 1, or no rotate_phase",
-                got="rotate_phase=True, stride=1",
-            )
-        if self.drop_last and self.batch_size is None and not self.equal:
-            raise ClipError(
-                "drop_last leaves nothing out of single clips of which every one is to come",
-                expected="a batch_size, or equal=True, or no drop_last",
-                got="drop_last=True, equal=False, batch_size=None",
-            )
-        if self.video_decoder == "pyav":
-            return
-        if self.device is None:
-            raise ClipError(
-                f"video_decoder={self.video_decoder!r} decodes on a device, and there is none",
-                expected="a device too, such as device='cuda'; or no video_decoder, for the host",
-                got="device=None",
-            )
-        if self.frame_transform is not None:
-            raise ClipError(
-                f"video_decoder={self.video_decoder!r} decodes on the device, but frame_transform "
-                "is called with frames of the host",
-                expected="no frame_transform; or no video_decoder",
-                got=f"device={self.device}, and both",
-            )
+            is_given = getattr(self, name) is not None
+            refuse(is_given, f'order="sequences" takes no {name}', f"{name}=None")
+        refuse(
+            self.has_drawn_steps,
+            'order="sequences" takes neither several dilations nor reverse, or clips would not '
+            "follow each other",
+            "one dilation, reverse=0",
+            f"dilation={self.dilation}, reverse={self.reverse:g}",
+        )

@@ -10,12 +10,11 @@ from typing import Any, TypeAlias
 from seqrecord.clips import ClipTable
 from seqrecord.errors import StateError
 from seqrecord.forks import cached_property
-from seqrecord.pipes.batch_source import SourceRest, Stages
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import frame_sizes, frames_to_stay
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import SourceState
+from seqrecord.pipes.states import SourceRest, SourceState, Stages
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,

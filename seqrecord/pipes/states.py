@@ -1,4 +1,4 @@
-"""What a saved state says, read from JSON that anyone may have written.
+"""What a saved state says, read from JSON that anyone may have written; and what saves states.
 
 A state has a position and, of each dataset that clips come from, what the order depends on.
 """
@@ -6,33 +6,101 @@ A state has a position and, of each dataset that clips come from, what the order
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.integers import SEED_LIMIT
-from seqrecord.pipes.batch_source import BatchSource, PlanT, Rest, SourceRest, Stages
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
-from seqrecord.text import counted, repr_of
+from seqrecord.text import repr_of
 
-__all__ = ["Sharing", "SourceState", "State", "check_number", "parse_state"]
+if TYPE_CHECKING:
+    from seqrecord.engine.batches import Batch
+    from seqrecord.engine.engine import Engine
+    from seqrecord.engine.stats import EngineStats
+    from seqrecord.engine.trace import Trace
+    from seqrecord.pipes.distributed import Ranks
+    from seqrecord.pipes.planner import Planner
 
-_VERSION = 4
-_KEYS = ("version", "epoch", "batch", "ranks", "workers", "worker", "asked", "rest", "sources")
-_NUMBERS = ("epoch", "ranks", "workers")
-_REST = ("epoch", "left", "number")
-_SOURCE = ("settings", "request", "episodes", "following", "pending")
-_PENDING = ("epoch", "stages", "settings")
-_STAGE = ("ranks", "batches", "settings", "by_clip")
-_EPISODES = ("count", "frames", "digest", "dataset")
-_MAX_INTEGER = 1 << 63  # exclusive
+__all__ = [
+    "BatchSource",
+    "Clip",
+    "PlanT",
+    "Planned",
+    "Rest",
+    "Sharing",
+    "SourceRest",
+    "SourceState",
+    "Stages",
+    "State",
+    "parse_state",
+]
+
+_VERSION = 5
 _MAX_PARTS = 1 << 31  # exclusive
-_MAX_SETTING = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source
+_EPISODES = ("count", "frames", "digest", "dataset")
+_SETTINGS = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
+_INTEGERS = range(1 << 63)
+_BOUNDS = {
+    **dict.fromkeys(_SETTINGS, range(1 << 31)),
+    "seed": range(1 - SEED_LIMIT, SEED_LIMIT),
+    "number": range(1, 1 << 63),
+}
+"""What integers may be, by the name of their field; others are of `_INTEGERS`."""
+
+Clip: TypeAlias = dict[str, Any]
+"""Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
+
+A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
+`episode` a list of keys, `start` int64 [clips]. Texts are lists too.
+"""
+
+Stages: TypeAlias = tuple[Stage, ...]
+"""Those of an epoch that are over, because the number of ranks or workers has changed."""
+
+
+@dataclass(frozen=True)
+class SourceRest:
+    """What a dataset goes on with: the rests of epochs that follow each other, then whole epochs.
+
+    `pending` has these epochs with their stages, `following` is the first whole epoch.
+    """
+
+    pending: tuple[tuple[int, Stages], ...]
+    following: int
+
+    def stages(self, epoch: int) -> Stages:
+        """Those of an epoch, none of a whole one."""
+        return dict(self.pending).get(epoch, ())
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Where epochs go on with other ranks or workers: what these have left of each dataset.
+
+    It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all parts
+    together; `None` where it had not begun.
+    """
+
+    epoch: int
+    left: int | None
+    number: int
+    sources: tuple[SourceRest, ...]
 
 
 @dataclass(frozen=True)
@@ -59,12 +127,6 @@ class Sharing:
         """Of the epoch, in all."""
         return self.ranks * self.workers
 
-    def __str__(self) -> str:
-        ranks, workers = counted(self.ranks, "rank"), counted(self.workers, "worker")
-        if self.worker is None:
-            return f"{workers} in each of {ranks}"
-        return f"worker {self.worker} of {workers} in {ranks}"
-
 
 @dataclass(frozen=True)
 class SourceState:
@@ -85,7 +147,7 @@ class State:
     """A position, and what an epoch's order depends on."""
 
     epoch: int
-    batches: tuple[int, ...]
+    batch: int | tuple[int, ...]
     """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
     them."""
     sharing: Sharing
@@ -107,30 +169,21 @@ class State:
         rests = (None,) * len(loader.sources) if rest is None else rest.sources
         pairs = zip(loader.sources, rests, strict=True)
         sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
-        return cls(epoch, (batch,), sharing, loader.asked(), sources, rest)
+        return cls(epoch, batch, sharing, loader.asked(), sources, rest)
 
     def check(self, loader: BatchSource[PlanT]) -> None:
         """Raise `StateError` where it is not of such a loader, and say what differs.
 
         That of all workers of a rank may be of another `batch_size`, but for a mix.
         """
-        now, found = loader.asked(), self.asked
-        differ = [name for name in {**now, **found} if name not in found or name not in now]
-        if differ or len(self.sources) != len(loader.sources):
-            raise StateError(
-                "the saved state is of another kind of loader, or of other sources",
-                expected="one of SeqRecordMix, of as many sources"
-                if now
-                else "one of SeqRecordStream, SeqRecordPipe or SeqRecordNode",
-                got=f"{counted(len(self.sources), 'source')}, and {repr_of(list(found))}",
-            )
-        if differ := [name for name in now if found[name] != now[name]]:
-            raise StateError(
-                f"the saved state is of another mix: {', '.join(differ)}",
-                expected=", ".join(f"{name}={repr_of(now[name])}" for name in differ),
-                got=", ".join(f"{name}={repr_of(found[name])}" for name in differ),
-            )
-        is_any = self.is_of_all and not now
+        now = {**loader.asked(), "sources": len(loader.sources)}
+        found = {**self.asked, "sources": len(self.sources)}
+        same = {name for name in now if name in found and now[name] == found[name]}
+        differ = [name for name in {**now, **found} if name not in same]
+        expected, got = ({name: said.get(name) for name in differ} for said in (now, found))
+        problem = f"it is of another kind of loader, or of another mix: {', '.join(differ)}"
+        _check(not differ, problem, repr_of(expected), got)
+        is_any = self.is_of_all and not self.asked
         for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
             source.check_state(said, rest, any_batch_size=is_any)
 
@@ -140,15 +193,23 @@ class State:
         return all(source.batch_size == said.settings.batch_size for source, said in pairs)
 
     def use_settings(self, loader: BatchSource[PlanT]) -> None:
-        """Keep these settings for parts of this number; none of them where one does not fit.
+        """Keep these settings for parts of this number; none of them where one does not fit, nor
+        for batches of another size.
 
         Raises `MemoryLimitError`, which says the least that would do.
         """
+        if not self.has_batches_of(loader):
+            return
         each = zip(loader.sources, self.sources, self.rests, strict=True)
         count = self.sharing.num_parts
         found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
         for source, fits in found:
             source.keep(fits)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """`batch` of the worker, or of each of them."""
+        return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
     @property
     def rests(self) -> tuple[SourceRest, ...]:
@@ -169,221 +230,131 @@ class State:
     def check_batches(self, most: Iterable[int]) -> None:
         """Raise `StateError` for more batches than there are: `most` for each of `batches`."""
         for given, number in zip(self.batches, most, strict=True):
-            if given > number:
-                raise StateError(
-                    "the saved state is beyond the end of its epoch",
-                    expected=f"at most {number} batches",
-                    got=given,
-                )
+            _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
 
     def of_rank(self) -> State:
         """The same, of all workers of a rank; `StateError` for one worker of several."""
-        if not self.is_of_all:
-            raise StateError(
-                "the state of one worker does not say how far the others are",
-                expected="the whole state_dict() of the StatefulDataLoader, which has those of all "
-                "its workers",
-                got=self.sharing,
-            )
+        problem = "that of one worker does not say how far the others are"
+        expected = "the whole state_dict() of the StatefulDataLoader, which has all workers"
+        _check(self.is_of_all, problem, expected, self.sharing)
         return self.of_all(self.batches)
 
     def of_all(self, batches: tuple[int, ...]) -> State:
         """That of all workers of a rank, by what each has delivered; this is one of them."""
-        return replace(self, sharing=replace(self.sharing, worker=None), batches=batches)
+        return replace(self, sharing=replace(self.sharing, worker=None), batch=batches)
 
     def next_epoch(self) -> State:
         """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
-        batches = (0,) * len(self.batches)
-        sources = self.sources if self.asked else (replace(self.sources[0], left=()),)
-        rest = self.rest if self.asked else None
-        return replace(self, epoch=self.epoch + 1, batches=batches, sources=sources, rest=rest)
-
-    def at_worker(self, worker: int, workers: int) -> State:
-        """The same with no batch delivered, of a worker of so many."""
-        sharing = Sharing(self.sharing.ranks, workers, worker)
-        return replace(self, sharing=sharing, batches=(0,))
-
-    def to_bytes(self) -> bytes:
-        """For other processes."""
-        return zlib.compress(json.dumps(self.to_json(), separators=(",", ":")).encode(), 9)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> State:
-        return cls.parse(json.loads(zlib.decompress(data)))
+        found = replace(self, epoch=self.epoch + 1, batch=(0,) * len(self.batches))
+        if self.asked:
+            return found
+        return replace(found, sources=(replace(self.sources[0], left=()),), rest=None)
 
     def to_json(self) -> dict[str, Any]:
-        sharing, rest = self.sharing, self.rest
-        return {
-            "version": _VERSION,
-            "epoch": self.epoch,
-            "batch": list(self.batches) if sharing.worker is None else self.batches[0],
-            "ranks": sharing.ranks,
-            "workers": sharing.workers,
-            "worker": sharing.worker,
-            "asked": dict(self.asked),
-            "rest": None if rest is None else {name: getattr(rest, name) for name in _REST},
-            "sources": [
-                {
-                    "settings": asdict(source.settings),
-                    "request": dict(source.request),
-                    "episodes": dict(source.episodes),
-                    "following": own.following,
-                    "pending": [
-                        {
-                            "epoch": epoch,
-                            "stages": [
-                                {**asdict(stage), "batches": list(stage.batches)}
-                                for stage in stages
-                            ],
-                            "settings": asdict(settings),
-                        }
-                        for (epoch, stages), settings in zip(own.pending, source.left, strict=True)
-                    ],
-                }
-                for source, own in zip(self.sources, self.rests, strict=True)
-            ],
-        }
+        found: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, **asdict(self)}))
+        return found
 
     @classmethod
-    def parse(cls, state: object) -> State:
+    def parse(cls, saved: Any) -> State:
         """Inverse of `to_json`; `StateError` for what no loader has saved."""
-        if not isinstance(state, Mapping) or "version" not in state:
-            raise StateError(
-                "not a state of a seqrecord loader, nor of a StatefulDataLoader around a "
-                "SeqRecordStream",
-                expected="what state_dict() of a loader has returned: a dict of version, epoch, …",
-                got=repr_of(state),
-            )
-        if type(state["version"]) is not int or state["version"] != _VERSION:
-            raise StateError(
-                "a state of another version", expected=_VERSION, got=repr_of(state["version"])
-            )
-        _check_keys("a state", state, _KEYS)
-        epoch, ranks, workers = (_integer(name, state[name]) for name in _NUMBERS)
-        batches, worker = state["batch"], state["worker"]
-        if worker is not None:
-            batches, worker = [batches], _integer("worker", worker)
-        batches, sharing = _integers("batch", batches), Sharing(ranks, workers, worker)
-        known = len(batches) == workers if worker is None else worker < workers
-        if not known or not 0 < sharing.num_parts < _MAX_PARTS:
-            raise StateError(
-                "a state's ranks and workers make no sense",
-                expected="worker < workers, or a batch of each of them, and fewer than "
-                f"{_MAX_PARTS} in all ranks",
-                got=f"{repr_of(sharing)}, batch {repr_of(state['batch'])}",
-            )
-        found = [_parse_source(source) for source in _list("sources", state["sources"])]
-        if not found:
-            raise StateError("a state of no source", expected="one at least", got="none")
-        rest = state["rest"]
-        if rest is not None:
-            _check_keys("a state's rest", rest, _REST)
-            left = None if rest["left"] is None else _integer("left", rest["left"])
-            number = check_number("a state's number", rest["number"], _MAX_INTEGER, least=1)
-            sources = tuple(own for _, own in found)
-            rest = Rest(_integer("epoch", rest["epoch"]), left, number, sources)
-        elif any(own != SourceRest((), 0) for _, own in found):
-            raise StateError("a state's rest makes no sense", expected="a dict", got=None)
-        asked = _check_keys("what a state was asked for", state["asked"])
-        return cls(epoch, batches, sharing, asked, tuple(one for one, _ in found), rest)
-
-
-def _parse_source(saved: object) -> tuple[SourceState, SourceRest]:
-    saved = _check_keys("a state's source", saved, _SOURCE)
-    items, following = _list("pending", saved["pending"]), _integer("following", saved["following"])
-    pending, left = list[tuple[int, Stages]](), list[PlanSettings]()
-    for item in items[:_MOST_PENDING]:
-        _check_keys("a state's pending epoch", item, _PENDING)
-        stages = tuple(map(_parse_stage, _list("stages", item["stages"])))
-        if not stages:
-            raise StateError("a pending epoch of a state has no stages", got=repr_of(item))
-        pending.append((_integer("epoch", item["epoch"]), stages))
-        left.append(_parse_settings(item["settings"]))
-    epochs = [epoch for epoch, _ in pending]
-    if epochs != list(range(following - len(items), following)):
-        raise StateError(
-            "a state's pending epochs do not follow each other",
-            expected=f"{len(items)} epochs before {following}, at most {_MOST_PENDING}",
-            got=repr_of(epochs),
+        _check(
+            isinstance(saved, Mapping) and "version" in saved,
+            "no loader has saved it, nor a StatefulDataLoader around a SeqRecordStream",
+            "what state_dict() of a loader has returned: a dict of version, epoch, …",
+            saved,
         )
-    request = _check_keys("a state's request", saved["request"])
-    episodes = _check_keys("a state's episodes", saved["episodes"], _EPISODES)
-    source = SourceState(_parse_settings(saved["settings"]), request, episodes, tuple(left))
-    return source, SourceRest(tuple(pending), following)
-
-
-def _parse_stage(saved: object) -> Stage:
-    saved = _check_keys("a state's stage", saved, _STAGE)
-    ranks, batches = _integer("ranks", saved["ranks"]), _integers("batches", saved["batches"])
-    if not 0 < ranks * len(batches) < _MAX_PARTS or type(saved["by_clip"]) is not bool:
-        raise StateError(
-            "the ranks and workers of a state's stage make no sense",
-            expected=f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks",
-            got=f"{repr_of(ranks)} ranks of {len(batches)}, by_clip {repr_of(saved['by_clip'])}",
+        version = saved["version"]
+        _check(version == _VERSION and type(version) is int, "another version", _VERSION, version)
+        entries = {name: value for name, value in saved.items() if name != "version"}
+        state: State = _read(cls, entries, "itself")
+        sharing, worker = state.sharing, state.sharing.worker
+        _check_parts(sharing.ranks, sharing.workers)
+        listed = len(state.batch) if isinstance(state.batch, tuple) else None
+        _check(
+            listed == (sharing.workers if worker is None else None)
+            and (worker or 0) < sharing.workers,
+            "a worker or a batch that makes no sense",
+            "worker < workers, and its batch; or no worker, and a list of theirs",
+            (sharing, state.batch),
         )
-    return Stage(ranks, batches, _parse_settings(saved["settings"]), saved["by_clip"])
+        _check(bool(state.sources), "no source", "one at least", [])
+        _check(len(state.rests) == len(state.sources), "another rest than its sources")
+        for source, rest in zip(state.sources, state.rests, strict=True):
+            known = source.episodes.keys() == set(_EPISODES)
+            _check(known, "other entries in episodes", _EPISODES, [*source.episodes])
+            first = rest.following - len(source.left)
+            epochs = [epoch for epoch, _ in rest.pending[: _MOST_PENDING + 1]]
+            _check(
+                epochs == list(range(first, rest.following)) and len(epochs) <= _MOST_PENDING,
+                "pending epochs that do not follow each other",
+                f"{len(source.left)} epochs before {rest.following}, at most {_MOST_PENDING}",
+                epochs,
+            )
+            for _, stages in rest.pending:
+                _check(bool(stages), "a pending epoch of no stages", "one at least", stages)
+                for stage in stages:
+                    _check_parts(stage.ranks, len(stage.batches))
+        return state
 
 
-def _parse_settings(saved: object) -> PlanSettings:
-    names = [field.name for field in fields(PlanSettings)]
-    saved = _check_keys("a state's settings", saved, names)
-    for name, hint in get_type_hints(PlanSettings).items():
-        value, kinds = saved[name], get_args(hint) or (hint,)
-        most = SEED_LIMIT if name == "seed" else _MAX_SETTING
-        if type(value) not in kinds or (isinstance(value, int) and abs(value) >= most):
-            raise StateError(f"a state's {name} makes no sense", got=repr_of(value))
-    try:
-        return PlanSettings(**saved)
-    except ClipError as error:
-        raise StateError(f"a state's settings make no sense: {error}") from error
-
-
-def check_number(what: str, value: object, limit: int, *, least: int = 0) -> int:
-    """An integer of `least` to `limit` - 1; `StateError` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
-        raise StateError(
-            f"{what} is out of range",
-            expected=f"an integer of {least} to {limit - 1}",
-            got=repr_of(value),
-        )
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """What the JSON `value` of a field is, by the annotation of this; `StateError` for others."""
+    is_list = isinstance(value, (list, tuple))
+    if isinstance(kind, UnionType):
+        if value is None and NoneType in get_args(kind):
+            return None
+        kinds = [one for one in get_args(kind) if one is not NoneType]
+        kind = next((one for one in kinds if (get_origin(one) is tuple) == is_list), kinds[0])
+    if is_dataclass(kind) or get_origin(kind) is Mapping:
+        _check(isinstance(value, Mapping), f"no dict in {name}", "a dict", value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        _check(value.keys() == hints.keys(), f"other entries in {name}", [*hints], [*value])
+        try:
+            return kind(**{one: _read(hints[one], value[one], one) for one in hints})
+        except ClipError as error:
+            raise StateError(f"the saved state's {name} make no sense: {error}") from error
+    if get_origin(kind) is tuple:
+        _check(is_list, f"no list in {name}", "a list", value)
+        kinds = [*get_args(kind)]
+        if kinds[-1] is Ellipsis:
+            kinds = kinds[:1] * len(value)
+        _check(len(kinds) == len(value), f"a list of another length in {name}", len(kinds), value)
+        return tuple(_read(one, item, name) for one, item in zip(kinds, value, strict=True))
+    if get_origin(kind) is Mapping:
+        return dict(value)
+    if kind is int:
+        return _integer(name, value, _BOUNDS.get(name, _INTEGERS))
+    _check(type(value) is kind, f"another type in {name}", kind.__name__, value)
     return value
 
 
-def _check_keys(what: str, found: object, names: Iterable[str] | None = None) -> Mapping[str, Any]:
-    """A dict, of these entries if they are given; `StateError` for anything else."""
-    if not isinstance(found, Mapping) or (names is not None and set(found) != set(names)):
-        raise StateError(
-            f"{what} of other entries than it should have",
-            expected="a dict" if names is None else ", ".join(names),
-            got=repr_of(list(found) if isinstance(found, Mapping) else found),
-        )
-    return found
+@lru_cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
-def _list(name: str, value: object) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise StateError(f"a state's {name} is no list", expected="a list", got=repr_of(value))
-    return value
+def _integer(name: str, value: Any, bounds: range) -> int:
+    is_right = type(value) is int and value in bounds
+    expected = f"an integer of {repr_of(bounds[0])} to {repr_of(bounds[-1])}"
+    _check(is_right, f"a number out of range in {name}", expected, value)
+    return int(value)
 
 
-def _integer(name: str, value: object) -> int:
-    return check_number(f"a state's {name}", value, _MAX_INTEGER)
+def _check_parts(ranks: int, workers: int) -> None:
+    """That there may be so many."""
+    is_right = 0 < ranks * workers < _MAX_PARTS
+    expected = f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks"
+    _check(is_right, "ranks and workers that make no sense", expected, (ranks, workers))
 
 
-def _integers(name: str, value: object) -> tuple[int, ...]:
-    return tuple(_integer(name, number) for number in _list(name, value))
+def _check(is_right: bool, problem: str, expected: object = None, got: object = None) -> None:
+    """Raise `StateError` for a state that is not right."""
+    if not is_right:
+        raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
 
 
-# What torchdata calls the entries of a StatefulDataLoader's state; until 0.10 it had the sampler's
-# in another one.
-_SNAPSHOT, _WORKERS, _STEPS = "_snapshot", "_worker_snapshots", "_steps_since_snapshot"
-_LAST, _FINISHED = "_last_yielded_worker_id", "_iterator_finished"
-_MAIN, _SAMPLED = "_main_snapshot", "_sampler_iter_yielded"
-_SAMPLERS = "_sampler_iter_state", "_index_sampler_state"
-_SAMPLES = "samples_yielded"
-_DATASET, _FETCHER, _ENDED = "dataset_state", "fetcher_state", "fetcher_ended"
-_MAX_STEPS = 1 << 31  # exclusive
-_MAX_WORKERS = 1 << 20
+# ---- StatefulDataLoader
 
 
 def parse_state(saved: object) -> State:
@@ -397,76 +368,127 @@ def parse_state(saved: object) -> State:
     StatefulDataLoader with a `batch_size` of its own and `snapshot_every_n_steps` above 1: it does
     not tell that size.
     """
-    if isinstance(saved, Mapping) and _SNAPSHOT in saved:
+    if isinstance(saved, Mapping) and "_snapshot" in saved:
         return _of_workers(saved)
-    if isinstance(saved, Mapping) and _FETCHER in saved:
-        return State.parse(saved.get(_DATASET))
+    if isinstance(saved, Mapping) and "fetcher_state" in saved:
+        saved = saved.get("dataset_state")
     return State.parse(saved)
 
 
 def _of_workers(saved: Mapping[Any, Any]) -> State:
     """That of a StatefulDataLoader with workers: each has a state of its own."""
-    snapshot = _dict(saved[_SNAPSHOT])
-    workers = _dict(snapshot.get(_WORKERS))
+    workers = _at(saved, "_snapshot", "_worker_snapshots")
+    count = max(1, len(workers)) if isinstance(workers, Mapping) else 1
     found, ended = list[State](), list[bool]()
-    for number in range(max(1, min(len(workers), _MAX_WORKERS))):
-        worker = _dict(workers.get(f"worker_{number}"))
-        ended.append(_dict(worker.get(_FETCHER)).get(_ENDED) is True)
-        found.append(State.parse(worker.get(_DATASET)))
-        expected, state = found[0].at_worker(number, len(workers)), found[-1]
-        if state.sharing != expected.sharing or state.at_worker(number, len(workers)) != expected:
-            raise StateError(
-                f"the state of worker {number} is not of the same epoch, ranks and settings as the "
-                "others'",
-                expected=f"epoch {expected.epoch}, {expected.sharing}",
-                got=f"epoch {state.epoch}, {state.sharing}",
-            )
-    if saved.get(_FINISHED) is True:  # the next iteration is of the next epoch
-        return found[0].of_all((0,) * len(found)).next_epoch()
-    last = _number(snapshot, _LAST, len(found), least=-1)
-    steps = _number(saved, _STEPS, _MAX_STEPS)
-    size = _items_of_a_step(snapshot) if steps else 0
-    more = _turns(last + 1, ended, steps)
-    given = (state.batches[0] + size * turns for state, turns in zip(found, more, strict=True))
+    for number in range(count):
+        worker = _at(workers, f"worker_{number}")
+        ended.append(_at(worker, "fetcher_state", "fetcher_ended") is True)
+        found.append(state := State.parse(_at(worker, "dataset_state")))
+        sharing = replace(found[0].sharing, workers=count, worker=number)
+        expected = replace(found[0], sharing=sharing, batch=0)
+        _check(
+            replace(state, batch=0) == expected,
+            f"worker {number} is not of the same epoch, ranks and settings as the others",
+            (expected.epoch, sharing),
+            (state.epoch, state.sharing),
+        )
+    if saved.get("_iterator_finished") is True:  # the next iteration is of the next epoch
+        return found[0].of_all((0,) * count).next_epoch()
+    last = _count(range(-1, count), saved, "_snapshot", "_last_yielded_worker_id")
+    steps = _count(range(1 << 31), saved, "_steps_since_snapshot")
+    size = _items_of_a_step(saved) if steps else 0
+    # They give batches in turn, but for those that have no more.
+    turn = [i % count for i in range(last + 1, last + 1 + count) if not ended[i % count]]
+    given = [state.batches[0] for state in found]
+    for place, number in enumerate(turn):
+        given[number] += size * len(range(place, steps, len(turn)))
     return found[0].of_all(tuple(given))
 
 
-def _items_of_a_step(snapshot: Mapping[Any, Any]) -> int:
+def _items_of_a_step(saved: Mapping[Any, Any]) -> int:
     """How many items of the dataset a batch of the StatefulDataLoader has, but for a last one.
 
     Its sampler has counted both. Where it has none, the loader has no `batch_size` of its own.
+    Until torchdata 0.10 the sampler's state was in another entry.
     """
-    main = _dict(snapshot.get(_MAIN))
-    sampler = next((main[name] for name in _SAMPLERS if main.get(name) is not None), None)
-    if sampler is None:
+    main = _at(saved, "_snapshot", "_main_snapshot")
+    samplers = [_at(main, name) for name in ("_sampler_iter_state", "_index_sampler_state")]
+    if samplers == [None, None]:
         return 1
-    batches = _number(main, _SAMPLED, _MAX_STEPS)
-    samples = _dict(sampler).get(_SAMPLES)
-    if not batches or type(samples) is not int or samples % batches or samples < batches:
-        raise StateError(
-            "the state of the StatefulDataLoader does not tell how many items a batch of it has, "
-            "and it has given some since it asked its workers for their states",
-            expected="snapshot_every_n_steps=1, the default; or batch_size=None for the "
-            "StatefulDataLoader, and batch_size for the stream",
-            got=f"{batches} batches of {repr_of(samples)} items",
-        )
-    return samples // batches
+    batches = _count(range(1 << 31), main, "_sampler_iter_yielded")
+    samples = next(_at(one, "samples_yielded") for one in samplers if one is not None)
+    _check(
+        type(samples) is int and 0 < batches <= samples and not samples % batches,
+        "it does not tell how many items a batch of the StatefulDataLoader has, and that has given "
+        "some since it asked its workers for their states",
+        "snapshot_every_n_steps=1, the default; or batch_size=None for the StatefulDataLoader, and "
+        "batch_size for the stream",
+        {"batches": batches, "items": samples},
+    )
+    return int(samples) // batches
 
 
-def _turns(first: int, ended: list[bool], steps: int) -> list[int]:
-    """How many of the next batches each worker gives: in turn, but for those that have no more."""
-    turn = [i % len(ended) for i in range(first, first + len(ended))]
-    turn = [i for i in turn if not ended[i]]
-    given = [0] * len(ended)
-    for place, worker in enumerate(turn):
-        given[worker] = len(range(place, steps, len(turn)))
-    return given
+def _at(saved: Any, *names: str) -> Any:
+    """What stands there, or `None`."""
+    for name in names:
+        saved = saved.get(name) if isinstance(saved, Mapping) else None
+    return saved
 
 
-def _dict(value: object) -> Mapping[Any, Any]:
-    """The value, or an empty one in the place of what is no dict."""
-    return value if isinstance(value, Mapping) else {}
+def _count(bounds: range, saved: Any, *names: str) -> int:
+    return _integer(f"{names[-1]} of the StatefulDataLoader", _at(saved, *names), bounds)
 
 
-def _number(saved: Mapping[Any, Any], name: str, limit: int, *, least: int = 0) -> int:
-    return check_number(f"a StatefulDataLoader's {name}", saved.get(name), limit, least=least)
+# ---- what has states
+
+PlanT = TypeVar("PlanT", bound="Planned")
+
+
+class Planned(Protocol):
+    """One part of one epoch, as integers."""
+
+    @property
+    def num_batches(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]:
+        """What statistics say of its clips."""
+
+
+class BatchSource(Protocol[PlanT]):
+    """Plans epochs and runs them. Picklable."""
+
+    ranks: Ranks
+    goes_on: bool
+    """Whether an epoch goes on where the one before has ended: then what ranks or workers had left
+    when their number changed is that of all later epochs, else of one."""
+
+    @property
+    def sources(self) -> Sequence[Planner]:
+        """What clips come from: one dataset, or several."""
+
+    def asked(self) -> Mapping[str, Any]:
+        """What was asked for beside what each of the sources was, as JSON."""
+
+    def plan(self, epoch: int, part: Part, rest: Rest | None = None) -> PlanT:
+        """The plan of one part of one epoch, or of what `rest` has of it."""
+
+    def rest_after(self, state: State) -> Rest | None:
+        """What is left when ranks or workers leave an epoch where a state says.
+
+        Raises `StateError` for a state that does not tell where they all are.
+        """
+
+    def check_place(self, state: State) -> None:
+        """Raise `StateError` for a state that is of no epoch, or beyond the end of its epoch."""
+
+    def start(self, plan: PlanT, rest: Rest | None, *, batch: int, stats: EngineStats) -> Engine:
+        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
+
+    def present(self, batch: Batch, plan: PlanT, number: int) -> list[Clip]:
+        """What users get of a batch, the plan's `number`; of several clips the last comes first."""
+
+    def trace(self) -> Trace:
+        """The trace of an iteration in this process."""
+
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
+        """What was done in an iteration, with what is known of the clips."""
