@@ -41,7 +41,7 @@ from seqrecord.reading.frames import (
     check_arrays,
     mask_name,
 )
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage.stopping import check_wanted
 
@@ -235,7 +235,7 @@ class ChunkLoader:
         if not targets:
             return set()
         begin = perf_counter()
-        runs = FrameRuns.of(chunk, frame - table.first_frame[chunk], rows)
+        runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
             nbytes = raw.read(runs, targets, self._buffers.chunks, exact=exact)
         except Exception as error:
@@ -429,11 +429,10 @@ class ChunkLoader:
                 inside = frame - part.chunk.first_frame
                 if 0 <= inside < part.chunk.num_frames:
                     with self._naming(part.chunk):
-                        data = list(part.data.values())
-                        arrays = self._reader.decode_frame(part.pages, data, inside)
                         for page in part.pages:
-                            array = arrays[page.feature]
-                            decoded[page.feature] = self._reader.value(page, array, inside)
+                            data = part.data[page.feature]
+                            value = self._reader.value_of(page, data, inside)
+                            decoded[page.feature] = value
             whole = {name: decoded[name] for name in self._reader.features}
             with self._naming(fetched.chunk, frame):
                 made = apply_transform(transform, whole)
@@ -465,13 +464,12 @@ class ChunkLoader:
 
     def _name(self, error: Exception, chunk: Chunk, transformed: int | None = None) -> None:
         """Have an error name the chunk, or the frame of its episode that is being transformed."""
-        file = f"{self._dataset.url}/{chunk.path}"
-        key = self._dataset.index.key(chunk.episode)
-        first, last = chunk.first_frame, chunk.first_frame + chunk.num_frames - 1
+        place = self._reader.raw[chunk.group].place_of(chunk.row)
         if transformed is None:
-            add_place(error, "a chunk", file=file, episode=f"{key} (frames {first} to {last})")
+            add_place(error, "a chunk", **place)
         else:
-            add_place(error, "frame_transform", file=file, episode=key, frame=transformed)
+            place["episode"] = self._dataset.index.key(chunk.episode)
+            add_place(error, "frame_transform", **place, frame=transformed)
 
 
 def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from seqrecord.format.rows import WORD
 from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.feature_tables import html_card
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
@@ -81,7 +81,8 @@ class Episode:
         if not -len(self) <= number < len(self):
             raise IndexError(f"frame {repr_of(number)} of an episode of {len(self)} frames")
         number %= len(self)
-        found = self._read(np.array([number]), self._having(number))
+        having = {n: spec for n, spec in self.features.items() if self._has(spec, number)}
+        found = self._read(np.array([number]), having)
         return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:
@@ -138,72 +139,58 @@ class Episode:
             table, raw = self._index.groups[group], reader.raw[group]
             rows = table.chunks_of(self._number, numbers)
             inside = numbers - table.first_frame[rows]
-            straight = {name: arrays[name] for name in raw.specs if name in chosen}
-            are_raw = straight.keys() >= {n for n, spec in chosen.items() if spec.group == group}
-            is_read = np.ones(len(rows), np.bool_)
-            if not (reader.is_local or are_raw):  # then all of a chunk is asked for at once
+            names = {name for name, spec in chosen.items() if spec.group == group}
+            straight = {name: arrays[name] for name in raw.specs if name in names}
+            others = names - straight.keys()
+            is_read = np.full(len(rows), bool(straight))
+            if others and not reader.is_local:  # then all of a chunk is asked for at once
                 _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
-                is_read = counts[number] < table.num_frames[rows]
-            if straight:
-                alone = np.flatnonzero(is_read)
-                raw.read(FrameRuns.of(rows[alone], inside[alone], alone), straight, exact=True)
-            if are_raw:
-                continue
-            order = np.argsort(rows, kind="stable")
-            for places in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
-                if len(places):
-                    chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
-                    pages, place = [], int(places[0])
-                    for page in reader.pages(chunk):
-                        name, frame = page.feature, int(inside[place])
-                        if name not in chosen or (name in straight and is_read[place]):
-                            continue
-                        is_blob = not (chosen[name].is_raw or chosen[name].is_video)
-                        if is_blob and len(places) == 1 and not reader.verify:
-                            array = reader.read_frame(page, frame)
-                            arrays[name][place] = reader.value(page, array, frame)
-                        else:
-                            pages.append(page)
-                    runs = followed(inside[places], places)
-                    for page, data in zip(pages, reader.read(pages), strict=True):
-                        name = page.feature
-                        self._fill(page, data, inside[places], runs, arrays[name], places)
+                is_read &= counts[number] < table.num_frames[rows]
+            alone = is_read.nonzero()[0]
+            raw.read(frame_runs(rows[alone], inside[alone], alone), straight, exact=True)
+            order = np.argsort(rows, kind="stable") if others else rows[:0]
+            for begin, stop in pairwise(followed(same=rows[order])):
+                places = order[begin:stop]
+                chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
+                wanted = others if is_read[places[0]] else names
+                pages = [page for page in reader.pages(chunk) if page.feature in wanted]
+                self._read_pages(pages, inside[places], arrays, places)
         return arrays
 
-    def _fill(
+    def _read_pages(
         self,
-        page: Page,
-        data: memoryview,
+        pages: Sequence[Page],
         inside: npt.NDArray[np.int64],
-        runs: Sequence[int],
-        target: FrameArray | list[Any],
+        arrays: dict[str, Any],
         places: npt.NDArray[np.int64],
     ) -> None:
-        reader = self._reader
-        if isinstance(target, list):
-            shapes, dtype = reader.shapes(page, data), reader.features[page.feature].dtype
-            found = [np.empty(shapes[i], dtype) for i in page.positions(inside).tolist()]
-            reader.decode(page, data, inside.tolist(), found)
-            for array, frame, place in zip(found, inside.tolist(), places.tolist(), strict=True):
-                target[place] = reader.value(page, array, frame)
-            return
-        if reader.features[page.feature].is_video:  # in one call, which finds the best order
-            reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
-            return
-        for start, stop in pairwise(runs):
-            frames = range(int(inside[start]), int(inside[stop - 1]) + 1)
-            reader.decode(page, data, frames, target[places[start] : places[stop - 1] + 1])
+        """Bring frames of a chunk's pages, counted from its first, to places of the arrays."""
+        reader, whole, runs = self._reader, [], followed(inside, places)
+        for page in pages:
+            spec = reader.features[page.feature]
+            if len(places) > 1 or reader.verify or spec.is_raw or spec.is_video:
+                whole.append(page)
+            else:
+                arrays[page.feature][int(places[0])] = reader.read_frame(page, int(inside[0]))
+        for page, data in zip(whole, reader.read(whole), strict=True):
+            target = arrays[page.feature]
+            if isinstance(target, list):
+                for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
+                    target[place] = reader.value_of(page, data, frame)
+            elif reader.features[page.feature].is_video:  # in one call: it finds the best order
+                reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
+            else:
+                for a, b in pairwise(runs):
+                    frames = range(int(inside[a]), int(inside[b - 1]) + 1)
+                    reader.decode(page, data, frames, target[places[a] : places[b - 1] + 1])
 
-    def _having(self, number: int) -> dict[str, FeatureSpec]:
-        """The features that a frame has."""
-        found, index = {}, self._index
-        for name, spec in self.features.items():
-            table = index.groups[spec.group]
-            [row] = table.chunks_of(self._number, np.array([number])).tolist()
-            present = table.present(row, index.schema.position(name))
-            if present is None or present[number - int(table.first_frame[row])]:
-                found[name] = spec
-        return found
+    def _has(self, spec: FeatureSpec, number: int) -> bool:
+        table = self._index.groups[spec.group]
+        if not len(table.gaps):
+            return True
+        [row] = table.chunks_of(self._number, np.array([number])).tolist()
+        present = table.present(row, self._index.schema.position(spec.name))
+        return present is None or bool(present[number - int(table.first_frame[row])])
 
     def _check_present(self, feature: str, frames: npt.NDArray[np.int64]) -> None:
         table = self._index.group_of(feature)
@@ -211,10 +198,9 @@ class Episode:
             return
         frame = int(frames[np.argmin(present)])
         [row] = table.chunks_of(self._number, np.array([frame])).tolist()
-        reader, group = self._reader, self.features[feature].group
         raise ClipError(
             "a frame lacks a feature; ask for other frames or features",
-            file=reader.path_of(reader.chunk_at(group, row, self._number)),
+            file=self._reader.raw[self.features[feature].group].place_of(row)["file"],
             episode=self.key,
             frame=frame,
             feature=feature,
