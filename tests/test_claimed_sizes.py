@@ -34,8 +34,7 @@ from seqrecord.format.text import (
     parse_json,
 )
 from seqrecord.reading.episode_parts import absent_chunks
-from seqrecord.reading.mapped import map_file
-from seqrecord.reading.metadata import load
+from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.wrappers import StorageWrapper
