@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -15,16 +16,16 @@ from seqrecord.format.index import Index
 from seqrecord.format.rows import WORD
 from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
-from seqrecord.reading.feature_tables import html_card
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.text import repr_of
+from seqrecord.text import codec_text, printable, repr_of, shape_text
 
-__all__ = ["Episode", "values_in_order"]
+__all__ = ["Episode", "html_card", "values_in_order"]
 
 _FRAMES_AT_ONCE = 32  # about what a chunk of images has
 _SMALL_BYTES = 1 << 20  # of frames so small that a chunk has many
 _SHOWN_METADATA = 20  # in a notebook
+_MOST_SHOWN = 200  # characters of a cell of HTML; what is longer is cut
 
 FrameArray: TypeAlias = "npt.NDArray[Any]"
 
@@ -234,3 +235,33 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
         values = iter(episode.read(there, features=[feature])[feature] if there else ())
         for number in part:
             yield next(values) if present[number] else None
+
+
+def html_card(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    features: Iterable[FeatureSpec],
+    columns: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """`facts` as names and values, then a table with a row for each feature.
+
+    `columns` are further ones of the table, by their heading. All texts are escaped.
+    """
+    columns = columns or {}
+    head = ("feature", "dtype", "shape", "codec", *columns)
+    rows = [
+        (spec.name, spec.dtype.name, shape_text(spec.shape), codec_text(spec.codec), *further)
+        for spec, *further in zip(features, *columns.values(), strict=True)
+    ]
+    lines = "".join(f"<div>{_text(name)}: {_text(value)}</div>" for name, value in facts)
+    table = _row("th", head) + "".join(_row("td", row) for row in rows)
+    return f"<div><strong>{_text(title)}</strong>{lines}<table>{table}</table></div>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    style = ' style="text-align: left"'
+    return f"<tr>{''.join(f'<{tag}{style}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"))

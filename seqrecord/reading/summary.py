@@ -18,11 +18,10 @@ from seqrecord.clips import ClipSpec
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
-from seqrecord.reading.feature_tables import described
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import counted, printable, table_lines
+from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
 
 __all__ = [
@@ -173,7 +172,7 @@ class Summary:
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
         ]
-        what = described(feature.spec for feature in self.features)
+        what = _described(feature.spec for feature in self.features)
         rows = [("feature", *(head := next(what)), "raw", "stored", "ratio", "missing")]
         for feature, cells in zip(self.features, what, strict=True):
             missing = f"{feature.num_missing:,}"
@@ -319,6 +318,29 @@ def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]
     yield from (f"  {line}" for line in table_lines(rows, left=4))
 
 
+def _described(features: Iterable[FeatureSpec]) -> Iterator[tuple[str, ...]]:
+    """The heads of the columns, then the cells of each feature.
+
+    dtype, shape and codec; group, kind and unit only where they tell anything.
+    """
+    specs = list(features)
+    columns = [
+        ("dtype", [spec.dtype.name if spec.value == "array" else spec.value for spec in specs]),
+        ("shape", ["" if spec.value != "array" else shape_text(spec.shape) for spec in specs]),
+        ("codec", [codec_text(spec.codec) for spec in specs]),
+    ]
+    if len({spec.group for spec in specs}) > 1:
+        columns.append(("group", [str(spec.group) for spec in specs]))
+    for name, texts in (
+        ("kind", [spec.kind or "" for spec in specs]),
+        ("unit", [spec.unit or "" for spec in specs]),
+    ):
+        if any(texts):
+            columns.append((name, texts))
+    yield tuple(name for name, _ in columns)
+    yield from zip(*(texts for _, texts in columns), strict=True)
+
+
 def _json_of(feature: FeatureSummary | EpisodeFeature, **more: Any) -> dict[str, Any]:
     counts = {name: value for name, value in vars(feature).items() if name != "spec"}
     return {**feature.spec.to_json(), **counts, **more}
@@ -377,7 +399,7 @@ class EpisodeSummary:
             ("stored", format_size(self.stored_bytes)),
             ("record files", ", ".join(self.record_files)),
         ]
-        what = described(feature.spec for feature in self.features)
+        what = _described(feature.spec for feature in self.features)
         rows = [("feature", *next(what), "stored", "missing")]
         for feature, cells in zip(self.features, what, strict=True):
             missing = _missing_text(feature, self.num_frames)
