@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.format.index import Index
-from seqrecord.format.rows import WORD
 from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.raw_frames import frame_runs
@@ -93,21 +92,17 @@ class Episode:
             raise SchemaError(
                 "no such feature", expected=f"one of {', '.join(reader.features)}", got=feature
             )
-        index, number = self._index, self._number
-        table = index.group_of(feature)
-        rows = table.rows_of(number)
+        table, column = self._index.group_of(feature), self._index.schema.position(feature)
+        rows = table.rows_of(self._number)
         gaps = table.gaps_of(rows.start, rows.stop)
-        gaps = gaps[gaps["feature"] == index.schema.position(feature)]
-        present = np.ones(-(-len(self) // WORD) * WORD + WORD, np.bool_)
-        start = table.first_frame[gaps["chunk"]].astype(np.int64) + WORD * gaps["word"]
-        stop = np.minimum(
-            table.first_frame[gaps["chunk"]] + table.num_frames[gaps["chunk"]], start + WORD
-        )
-        bits = np.unpackbits(gaps["present"][:, None].view(np.uint8), axis=1, bitorder="little")
-        frame = start[:, None] + np.arange(WORD)
-        absent = (bits == 0) & (frame < stop[:, None])
-        present[frame[absent]] = False
-        return present[: len(self)]
+        present = np.ones(len(self), np.bool_)
+        for row in np.unique(gaps["chunk"][gaps["feature"] == column]).tolist():
+            first, stop = (
+                int(table.first_frame[row]),
+                table.first_frame[row] + table.num_frames[row],
+            )
+            present[first:stop] = table.present(row, column)
+        return present
 
     def read(
         self, frames: Sequence[int] | range, *, features: Sequence[str] | None = None

@@ -24,20 +24,13 @@ class EpisodeFacts(dict[str, Any]):
     `key` and `num_frames`; `fps`, and `split`, the name of its split, are `None` where it has none.
     """
 
-    def __init__(
-        self,
-        metadata: dict[str, Any],
-        *,
-        key: str,
-        num_frames: int,
-        fps: float | None,
-        split: str | None,
-    ) -> None:
-        super().__init__(metadata)
-        self.key = key
-        self.num_frames = num_frames
-        self.fps = fps
-        self.split = split
+    def __init__(self, index: Index, splits: Sequence[str], episode: int) -> None:
+        super().__init__(index.episode_metadata(episode))
+        split = int(index.split[episode])
+        self.key = index.key(episode)
+        self.num_frames = int(index.num_frames[episode])
+        self.fps = float(index.fps[episode]) or None
+        self.split = None if split == NO_SPLIT else splits[split]
 
 
 EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[EpisodeFacts], bool] | None"
@@ -75,7 +68,7 @@ def find_episodes(
         found = _numbers(i for key, i in index.positions.items() if match(key, episodes))
     elif callable(episodes):
         some = np.flatnonzero(inside).tolist()
-        found = _numbers(i for i in some if episodes(_facts(index, splits, i)))
+        found = _numbers(i for i in some if episodes(EpisodeFacts(index, splits, i)))
     else:
         unknown = [key for key in episodes if key not in index.positions]
         if unknown:
@@ -114,14 +107,3 @@ def _shown(episodes: EpisodeFilter) -> str:
 
 def _numbers(found: Any) -> npt.NDArray[np.int64]:
     return np.fromiter(found, np.int64)
-
-
-def _facts(index: Index, splits: Sequence[str], episode: int) -> EpisodeFacts:
-    split, fps = int(index.split[episode]), float(index.fps[episode])
-    return EpisodeFacts(
-        index.episode_metadata(episode),
-        key=index.key(episode),
-        num_frames=int(index.num_frames[episode]),
-        fps=fps or None,
-        split=None if split == NO_SPLIT else splits[split],
-    )
