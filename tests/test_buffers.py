@@ -18,16 +18,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.engine.arena import Arena, page_aligned
-from seqrecord.engine.batch_pools import batch_pools
+from seqrecord.engine.arena import Arena, for_users
 from seqrecord.engine.batches import Batch, BatchBuilder, Copy, OpenBatch, Source
-from seqrecord.engine.buffers import Buffers, ChunkBuffers, GroupNeeds, HostBuffers, Needs
-from seqrecord.engine.device.arena import DeviceArena
-from seqrecord.engine.device.buffers import DeviceBatchBuilder, DeviceBuffers
-from seqrecord.engine.device.staging import Staging
-from seqrecord.engine.device.streams import RunAhead, find_device, streams_of
-from seqrecord.engine.host_batches import HostBatchBuilder
-from seqrecord.engine.ragged import for_users
+from seqrecord.engine.buffers import (
+    Buffers,
+    ChunkBuffers,
+    GroupNeeds,
+    HostBatchBuilder,
+    HostBuffers,
+    Needs,
+)
+from seqrecord.engine.device.buffers import DeviceArena, DeviceBatchBuilder, DeviceBuffers
+from seqrecord.engine.device.streams import RunAhead, Staging, find_device, streams_of
+from seqrecord.engine.pools import batch_pools, page_aligned
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from tests.side_streams import STREAMS, LateStream, OutrunStream, make_stream

@@ -20,9 +20,8 @@ from seqrecord import ClipSpec
 from seqrecord.clip_frames import ClipFrames, OffsetWindow
 from seqrecord.clip_uses import ClipUse, MissingFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.engine.batches import Batch, OpenBatch
+from seqrecord.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
-from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.engine.executor import Executor

@@ -1,10 +1,10 @@
-"""Functions that are called for each clip, and what they make of it."""
+"""Functions that are called for each clip, what they make of it, and what is drawn for clips."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,14 @@ import torch
 
 from seqrecord.clip_transforms import ClipFunction
 from seqrecord.clips import IntArray
+from seqrecord.engine.crops import Crop
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, add_place, check_text
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["Calls", "ClipFunctions", "read_only"]
+__all__ = ["Calls", "ClipFunctions", "DrawClips", "Drawn", "read_only"]
 
 _SALT = 0x63616C6C  # the draws are not those of crops
 
@@ -214,3 +215,15 @@ def _check_batchable(name: str, array: npt.NDArray[Any]) -> None:
             expected="an array with at least one axis",
             got=f"{array.dtype} []",
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Of some clips: the windows, if there are crops, and the calls, if there are functions."""
+
+    crop: Crop | None = None
+    calls: Calls | None = None
+
+
+DrawClips: TypeAlias = Callable[[IntArray, IntArray], Drawn]
+"""What is drawn for clips by the rows of their episodes and their first frames, int64[n] each."""

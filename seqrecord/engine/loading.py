@@ -23,11 +23,10 @@ import numpy.typing as npt
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
-from seqrecord.engine.arena import Rows
+from seqrecord.engine.arena import Padded, Rows, clear_rows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.loads import Load
-from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned

@@ -13,10 +13,9 @@ import torch
 from seqrecord.clip_frames import ClipFrames, ClipSteps, FoundFrames
 from seqrecord.clip_transforms import HorizontalFlip, WindowStep, chain_of
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.engine.calls import ClipFunctions, read_only
+from seqrecord.engine.arena import pad
+from seqrecord.engine.calls import ClipFunctions, Drawn, read_only
 from seqrecord.engine.crops import ClipCrops, Crop
-from seqrecord.engine.draws import Drawn
-from seqrecord.engine.ragged import pad
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import (
     ArraySpec,
