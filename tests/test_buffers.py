@@ -214,7 +214,6 @@ def test_a_batch_of_several_arenas(kind: str) -> None:
         else:
             with arena.stage(np.arange(4)) as staged:
                 write(staged, range(4), numbers, arena.specs)
-                staged.store()
     gather(builder, [(arenas[0], [[1, 0]])], 0)
     gather(builder, [(arenas[1], [[2, 2]]), (arenas[2], [[2, 2]])], 1)
     gather(builder, [(arenas[0], [[2, 3]])], 2)
@@ -241,7 +240,6 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     arena = DeviceArena(SPECS, 4, Staging(stream))
     with arena.stage(np.arange(4)) as staged:
         write(staged, range(4), [0, 1, 2, 3])
-        staged.store()
     builder = opened(DeviceBatchBuilder(2, LENGTHS, SPECS, stream, RunAhead()), 2)
     gather(builder, [(arena, [[0, 1], [2, 3]])], 0)
     batch = builder.finish()

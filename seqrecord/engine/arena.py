@@ -243,8 +243,6 @@ class Packed:
         self._used = 0
         self._shapes: list[tuple[int, ...]] = []
         self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
-        self._whole: torch.Tensor | None = None
-        self._num_clips = 0
 
     def append(self, frame: npt.NDArray[np.generic]) -> None:
         """Copy a frame, which comes next."""
@@ -254,15 +252,14 @@ class Packed:
 
     def finish(self, num_clips: int) -> Packed:
         """All frames are there; the memory is released when the last one is dropped."""
-        self._whole = self._pool.lease(self._memory, self._used).view(self._dtype)
+        self._values = self._pool.lease(self._memory, self._used).view(self._dtype)
         self._num_clips = num_clips
         return self
 
     def lists(self) -> list[list[torch.Tensor]]:
-        whole = self._values
         ends = accumulate(map(math.prod, self._shapes), initial=0)
         frames = [
-            whole[begin : begin + math.prod(shape)].view(shape)
+            self._values[begin : begin + math.prod(shape)].view(shape)
             for begin, shape in zip(ends, self._shapes, strict=False)
         ]
         return clips_of(frames, self._num_clips)
@@ -270,11 +267,6 @@ class Packed:
     def nested(self) -> torch.Tensor:
         shape = (sum(shape[0] for shape in self._shapes), *self._shapes[0][1:])
         return _jagged(self._values.view(shape), [shape[0] for shape in self._shapes])
-
-    @property
-    def _values(self) -> torch.Tensor:
-        assert self._whole is not None, "finished"
-        return self._whole
 
 
 def for_users(features: Mapping[str, Any], as_nested: Collection[str]) -> dict[str, Any]:

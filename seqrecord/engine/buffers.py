@@ -254,7 +254,7 @@ class HostBatchBuilder:
                 features[name] = self._variable[name].finish(self.size)
             else:
                 features[name] = self._pools[name].lease(self._buffers[name], self.size)
-        return features, _nothing
+        return features, lambda: None
 
     def _parts(
         self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
@@ -311,10 +311,6 @@ class HostBatchBuilder:
         for name, texts in calls.make(number, clip, out).items():
             if name in self._texts:
                 self._texts[name][slot] = texts
-
-
-def _nothing() -> None:
-    pass
 
 
 def _views(source: Source[Arena], clip: int) -> Iterator[tuple[str, Any]]:

@@ -100,8 +100,6 @@ class ChunkLoader:
         self._dataset = dataset
         self._reader = reader = dataset.chunk_reader()
         self.is_local = reader.is_local
-        self.joins = reader.is_local and transform is None
-        """Whether small loads are better done several by one thread."""
         self._buffers = buffers
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
@@ -149,6 +147,10 @@ class ChunkLoader:
         fetched = self._load(group, chunk, frame, out, rows, None, exact=exact)
         if fetched is not None:
             self._release(fetched)
+
+    def joins(self, load: Load) -> bool:
+        """Whether the load, if it is small, is better done by the thread that does others."""
+        return self.is_local and self._transform is None and load.group not in self.in_pieces
 
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load is certain to need a read: no load before it has kept its chunk open."""
@@ -435,7 +437,7 @@ class ChunkLoader:
             whole = {name: decoded[name] for name in self._reader.features}
             with self._naming(fetched.chunk, frame):
                 made = apply_transform(transform, whole)
-                check_arrays(made, specs)
+                check_arrays("frame_transform", "frame", made, specs)
             for name, value in made.items():
                 out[name][row] = value
         return int(np.count_nonzero(present))

@@ -122,14 +122,11 @@ class WorkerPool:
                 started.append(self._start(some))
                 some = []
             if not some:
-                left = (most if self._may_join(item.load) else 0) - size
+                left = (most if self._loader.joins(item.load) else 0) - size
             some.append(item)
         if some:
             started.append(self._start(some))
         return started
-
-    def _may_join(self, load: Load) -> bool:
-        return self._loader.joins and load.group not in self._loader.in_pieces
 
     def _start(self, some: Sequence[Placed]) -> Loading:
         """Have loads of one group done by one thread."""

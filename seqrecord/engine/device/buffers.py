@@ -37,7 +37,6 @@ from seqrecord.engine.device.streams import (
     RunAhead,
     SideStream,
     Staging,
-    StagingBuffer,
     side_stream,
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
@@ -50,7 +49,6 @@ __all__ = [
     "DeviceArena",
     "DeviceBatchBuilder",
     "DeviceBuffers",
-    "StagedRows",
     "as_words",
     "torch_dtype",
 ]
@@ -105,18 +103,31 @@ class DeviceArena:
         return sum(rows.nbytes for rows in self._rows.values() if isinstance(rows, torch.Tensor))
 
     @contextmanager
-    def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[StagedRows]:
-        """Memory of the host for the frames of these rows, to be written to and then stored; and
-        the rows themselves, of video that the device decodes."""
-        there = {
+    def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[Rows]:
+        """Memory of the host for the frames of these rows, one after the other, which are stored
+        after the block; and the rows themselves, of video that the device decodes."""
+        arrays: dict[str, Any] = {
             name: DeviceFrames(video, self._frames(name), rows)
             for name, video in self._video.items()
             if video.works
         }
-        staged = {name: spec for name, spec in self.specs.items() if name not in there}
-        fixed = [spec.nbytes * len(rows) for spec in staged.values() if spec.is_fixed]
+        staged = {name: spec for name, spec in self.specs.items() if name not in arrays}
+        stored: dict[str, torch.Tensor | list[Any]] = {}
+        count = len(rows)
+        fixed = [spec.nbytes * count for spec in staged.values() if spec.is_fixed]
         with self._staging.acquire(fixed) as buffer:
-            yield StagedRows(self, rows, buffer, staged, there)
+            for name, spec in staged.items():
+                if spec.is_fixed:
+                    shape: Any = (count, *spec.shape)
+                    memory, arrays[name] = buffer.array(shape, spec.dtype)
+                    if memory.numel():
+                        stored[name] = memory.view(count, -1)
+                elif spec.value != "array":
+                    stored[name] = arrays[name] = ObjectRows(count, spec)
+                else:
+                    stored[name] = arrays[name] = FreshRows(count, spec.dtype)
+            yield arrays
+            self._store(rows, stored)
 
     def _frames(self, feature: str) -> torch.Tensor:
         """The rows of a feature of a fixed shape of bytes, [rows, …]."""
@@ -124,10 +135,10 @@ class DeviceArena:
         frames: torch.Tensor = whole.view(self.num_rows, *self.specs[feature].shape)
         return frames
 
-    def store(
+    def _store(
         self, rows: npt.NDArray[np.int64], staged: Mapping[str, torch.Tensor | list[Any]]
-    ) -> int:
-        """Queue copies of frames into rows, int64[n]; how many bytes cross the bus.
+    ) -> None:
+        """Queue copies of frames into rows, int64[n].
 
         `staged` are bytes, uint8 [n, bytes], or lists of n arrays or texts by feature. A list may
         hold `None`, for a frame that no clip needs. Texts stay on the host.
@@ -149,7 +160,6 @@ class DeviceArena:
                     target[first : first + len(source)].copy_(source, non_blocking=is_late)
                 nbytes += frames.nbytes
             self._copying.append((begin, self.stream.mark(), nbytes))
-        return nbytes
 
     def copied(self, *, wait: bool = False) -> list[CopySpan]:
         """The copies of loads that are done, each told once; with `wait`, all of them."""
@@ -232,46 +242,6 @@ class DeviceArena:
         return host.to(self.stream.device, non_blocking=is_late)
 
 
-class StagedRows:
-    """Memory of the host for the frames of some rows of an arena, one after the other; `there` are
-    the features whose rows are written to at once."""
-
-    def __init__(
-        self,
-        arena: DeviceArena,
-        rows: npt.NDArray[np.int64],
-        buffer: StagingBuffer,
-        staged: Mapping[str, ArraySpec],
-        there: Mapping[str, DeviceFrames],
-    ) -> None:
-        self._arena = arena
-        self._rows = rows
-        self._staged: dict[str, torch.Tensor | list[Any]] = {}
-        self._arrays: dict[str, Any] = dict(there)
-        count = len(rows)
-        for name, spec in staged.items():
-            if spec.is_fixed:
-                shape: Any = (count, *spec.shape)
-                memory, self._arrays[name] = buffer.array(shape, spec.dtype)
-                if memory.numel():
-                    self._staged[name] = memory.view(count, -1)
-            elif spec.value != "array":
-                self._staged[name] = self._arrays[name] = ObjectRows(count, spec)
-            else:
-                self._staged[name] = self._arrays[name] = FreshRows(count, spec.dtype)
-
-    def __getitem__(self, feature: str) -> Any:
-        """A feature's frames, [frames, …] or a list, to be written to."""
-        return self._arrays[feature]
-
-    def store(self) -> int:
-        """Have the frames stored: nothing is written to from here on.
-
-        Returns how many bytes go to the device.
-        """
-        return self._arena.store(self._rows, self._staged)
-
-
 def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
     """The memory of a batch [clips, frames, …] as `gather` fills it, or `None` if it has none."""
     if not batch.numel():
@@ -334,8 +304,6 @@ class DeviceBuffers:
         self._stream.bind_thread()
         with target.stage(rows) as staged:
             yield staged, np.arange(len(rows))
-            nbytes = staged.store()
-        self._stats.add(device_bytes=nbytes)
         self._note_copies()
 
     def begin_batch(self, size: int) -> DeviceBatchBuilder:
@@ -355,7 +323,7 @@ class DeviceBuffers:
         track = f"{self._stream.device} copies"
         for arena in self.arenas:
             for span in arena.copied(wait=wait):
-                self._stats.add(device_seconds=span.end - span.begin)
+                self._stats.add(device_seconds=span.end - span.begin, device_bytes=span.nbytes)
                 self._stats.trace.add(
                     "device copy", span.begin, span.end, track=track, bytes=span.nbytes
                 )
