@@ -199,7 +199,7 @@ class ChunkLoader:
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:
             straight = self._read_raw(group, chunk, frame, out, rows, exact)
-        if stored == straight and not self._reader.has_gaps(group):
+        if stored == straight and not self._reader.raw[group].has_gaps:
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
             return None
         try:
@@ -255,16 +255,9 @@ class ChunkLoader:
         wanted = [page for page in pages if page.feature not in without]
         nbytes = sum(aligned(page.stop - page.start) for page in wanted)
         buffer = self._buffers.chunks.acquire(nbytes)
-        used = 0
-
-        def allocate(length: int) -> memoryview:
-            nonlocal used
-            used += length
-            return buffer[used - length : used].data
-
         try:
             with self._naming(chunk):
-                data = self._reader.read(wanted, allocate)
+                data = self._reader.read(wanted, buffer)
         except BaseException:
             self._buffers.chunks.release(buffer)
             raise

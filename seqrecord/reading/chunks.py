@@ -4,8 +4,9 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,6 @@ class ChunkReader:
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
         self._paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
-        self._has_gaps: dict[int, bool] = {}  # by group, likewise
         self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
         self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
         self.raw = [
@@ -129,15 +129,6 @@ class ChunkReader:
             for n in range(len(index.groups))
         ]
         """What reads frames of the raw features of each group."""
-
-    def has_gaps(self, group: int) -> bool:
-        """Whether any frame lacks a chosen feature of a group."""
-        if (found := self._has_gaps.get(group)) is None:
-            table = self._index.groups[group]
-            columns = [table.schema.position(n) for n in self.features if n in table.schema]
-            found = bool(np.isin(table.gaps["feature"], table.features[columns]).any())
-            self._has_gaps[group] = found
-        return found
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""
@@ -185,12 +176,12 @@ class ChunkReader:
             )
 
     def read(
-        self, pages: Sequence[Page], allocate: Callable[[int], memoryview] | None = None
+        self, pages: Sequence[Page], buffer: npt.NDArray[np.uint8] | None = None
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into memory from `allocate`. Raises `ChecksumError` for a page that does not
+        the storage, into `buffer` if one is given. Raises `ChecksumError` for a page that does not
         match its checksum.
         """
         if not pages:
@@ -198,11 +189,13 @@ class ChunkReader:
         ranges = [ByteRange(page.start, page.stop) for page in pages]
         data = [_NOTHING] * len(pages)
         merged = coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
-        buffers = [(allocate or _fresh)(whole.length) for whole, _ in merged]
-        for (whole, members), buffer in zip(merged, buffers, strict=True):
+        ends = list(accumulate(whole.length for whole, _ in merged))
+        memory = np.empty(ends[-1], np.uint8) if buffer is None else buffer
+        buffers = [memory[a:b].data for a, b in pairwise([0, *ends])]
+        for (whole, members), part in zip(merged, buffers, strict=True):
             for i in members:
                 start, stop = ranges[i]
-                data[i] = buffer[start - whole.start : stop - whole.start]
+                data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
         if self.verify:
@@ -314,28 +307,23 @@ class ChunkReader:
 
     def value_of(self, page: Page, data: memoryview, frame: int) -> Any:
         """What users get of one frame that has the feature, counted from the chunk's first."""
-        array = np.empty(self.shape_of(page, data, frame), self.features[page.feature].dtype)
+        shape = self.shapes(page, data)[page.position(frame) or 0]
+        array = np.empty(shape, self.features[page.feature].dtype)
         self.decode(page, data, [frame], [array])
         return self.value(page, array, frame)
-
-    def shape_of(self, page: Page, data: memoryview, frame: int) -> tuple[int, ...]:
-        """The shape of one frame that has the feature, counted from the chunk's first."""
-        if page.largest is None:
-            return tuple(n or 0 for n in self.features[page.feature].shape)
-        return self.shapes(page, data)[page.position(frame) or 0]
 
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
         """Shapes of the frames in a page, in its order, as the index says of the largest."""
         shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
-        if page.feature in self._video:
-            return [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
-        if shapes is None:
+        if shapes is None and page.largest is None:
+            shapes = [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
+        elif shapes is None:
             try:
                 shapes = self._codecs[page.feature].shapes(data, page.num_present)
                 self._check_largest(page, shapes, is_whole=True)
             except FormatError as error:
                 raise self._located(page, error) from error.__cause__
-            page.memo["shapes"] = shapes
+        page.memo["shapes"] = shapes
         return shapes
 
     def _check_largest(
@@ -372,7 +360,3 @@ class ChunkReader:
 
     def _located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
         return self.raw[page.chunk.group].located(error, page.chunk.row, page.feature)
-
-
-def _fresh(length: int) -> memoryview:
-    return np.empty(length, np.uint8).data

@@ -106,15 +106,13 @@ def build_index(
         complete[uid] = replace(rows, episode=episode)
     in_dataset = np.array([path in committed for path in paths], bool)
     left_out = frozenset(left_out)
-    rank = {
-        uid: (
-            uid in left_out or not all(in_dataset[group.files].all() for group in rows.groups),
-            uid,
-        )
-        for uid, rows in complete.items()
-    }
+
+    def rank(uid: str) -> tuple[bool, str]:
+        files = (group.files for group in complete[uid].groups)
+        return uid in left_out or not all(in_dataset[some].all() for some in files), uid
+
     winners: dict[str, str] = {}
-    for uid in sorted(complete, key=rank.__getitem__):
+    for uid in sorted(complete, key=rank):
         winners.setdefault(complete[uid].episode.key, uid)
     if schema is None or not winners:
         raise FormatError(
@@ -169,6 +167,11 @@ def _index_of(
         _group_of(group, features, [rows.groups[at] for rows in episodes], number)
         for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
+    lags, timestamps = None, with_lags(schema)
+    if timestamps:
+        rows_of = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
+        most = max(part.num_frames or 1 for part in parts)
+        lags = EpisodeLags.of(rows_of, len(timestamps), most)
     place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
     place[None] = NO_SPLIT
     index = Index(
@@ -180,16 +183,9 @@ def _index_of(
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),
         groups=groups,
-        lags=_lags_of(parts, with_lags(schema)),
+        lags=lags,
     )
     return index, used
-
-
-def _lags_of(parts: Sequence[EpisodePart], timestamps: Sequence[str]) -> EpisodeLags | None:
-    if not timestamps:
-        return None
-    rows = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
-    return EpisodeLags.of(rows, len(timestamps), max(part.num_frames or 1 for part in parts))
 
 
 def _used_files(episodes: Sequence[_Rows]) -> list[int]:
@@ -294,6 +290,11 @@ def _join(
     described = [footers[file].episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
     episode = _common(described, max(lengths, default=None))
+    written = [  # groups of the files that its writer made
+        len(footers[file].chunks)
+        for file, number in parts
+        if footers[file].file_id[:16] == footers[file].episodes[number].uid[:16]
+    ]
     groups: dict[int, _Piece] = {}
     for group, (schema, _) in enumerate(schemas):
         if all(spec.is_dropped for spec in schema.values()):
@@ -305,8 +306,8 @@ def _join(
         ]
         if any(len(piece.chunks) for piece in pieces):
             groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
-        elif not _may_lack(footers, parts, group, schema):
-            return None
+        elif next(iter(schema.values())).added is None or any(group < n for n in written):
+            return None  # it may lack a group that was added after it was written
     for length in sorted(lengths, reverse=True) if groups else ():
         first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
         if None not in first.values():
@@ -329,20 +330,6 @@ def _join(
             episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
             return _Rows(episode, whole, files, telling)
     return None
-
-
-def _may_lack(
-    footers: Sequence[Footer], parts: Sequence[tuple[int, int]], group: int, schema: Schema
-) -> bool:
-    """Whether an episode may be whole without a chunk of this group: one that was added later."""
-    written = [
-        footers[file]
-        for file, number in parts
-        if footers[file].file_id[:16] == footers[file].episodes[number].uid[:16]
-    ]
-    return next(iter(schema.values())).added is not None and not any(
-        group < len(footer.chunks) for footer in written
-    )
 
 
 def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:

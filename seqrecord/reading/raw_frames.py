@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
+from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, slice_frames
 from seqrecord.grids import IntArray, followed, numbered
@@ -142,13 +143,6 @@ class _Piece:
         return (self.seen - 1) // self.slice_bytes
 
 
-class _BrokenError(Exception):
-    """A slice of a piece is not as it was written."""
-
-    def __init__(self, piece: _Piece) -> None:
-        self.piece = piece
-
-
 class RawFrames:
     """Reads frames of the raw features of one group. Safe to use from many threads.
 
@@ -177,6 +171,9 @@ class RawFrames:
         self._storage, self._paths, self._index = storage, paths, index
         self._table = table = index.groups[group]
         self._verify, self._is_local = verify, is_local
+        self._chosen = [
+            p for p, n in zip(table.features, table.schema, strict=True) if n in features
+        ]
         self.specs = {
             spec.name: spec
             for spec in features.values()
@@ -189,6 +186,11 @@ class RawFrames:
         self._slice_bytes = [
             slice_frames(spec) * spec.nbytes if spec.is_raw else 0 for spec in table.schema.values()
         ]
+
+    @cached_property
+    def has_gaps(self) -> bool:
+        """Whether any frame lacks a chosen feature of the group."""
+        return bool(np.isin(self._table.gaps["feature"], self._chosen).any())
 
     def places(self, row: int) -> tuple[list[int], list[int]]:
         """Where the pages of a chunk begin in its file, and the last one ends; and where the
@@ -317,12 +319,11 @@ class RawFrames:
         every = [piece.sums_range for piece in sums]
         every += [ByteRange(piece.start, piece.start + piece.nbytes) for piece in pieces]
         for is_again in (False, True):
-            try:
-                self._fill(path, pieces, sums, rows, lender, padding)
+            broken = self._fill(path, pieces, sums, rows, lender, padding)
+            if broken is None:
                 break
-            except _BrokenError as error:
-                if is_again or not forget_cached(self._storage, path, every):
-                    raise self._broken(error.piece) from None
+            if is_again or not forget_cached(self._storage, path, every):
+                raise self._broken(broken)
         return sum(item.length for item in every)
 
     def _fill(
@@ -333,8 +334,8 @@ class RawFrames:
         rows: Mapping[str, npt.NDArray[Any]],
         lender: Lender | None,
         padding: int,
-    ) -> None:
-        """Read pieces of one file. Raises `_BrokenError`."""
+    ) -> _Piece | None:
+        """Read pieces of one file; the first of which a slice is not as it was written."""
         tables = [np.empty(piece.sums_range.length // 4, "<u4") for piece in with_sums]
         ranges = [piece.sums_range for piece in with_sums]
         views = [table.view(np.uint8).data for table in tables]
@@ -350,7 +351,7 @@ class RawFrames:
                     piece.sums = table.tolist()
                 for (piece, _, _), data in zip(block, read, strict=True):
                     if self._verify and not piece.is_right(data):
-                        raise _BrokenError(piece)
+                        return piece
                     if piece.rows is not None:
                         array = rows[piece.feature]
                         frames = np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
@@ -360,6 +361,7 @@ class RawFrames:
                 ranges, views, tables = [], [], []
                 if lender is not None:
                     lender.release(scratch)
+        return None
 
     def _broken(self, piece: _Piece) -> SeqRecordError:
         text, offset = "a page does not match its checksum", 0

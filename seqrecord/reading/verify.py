@@ -116,10 +116,7 @@ def verify(
 
 
 def _verify(
-    storage: Storage,
-    deep: bool,
-    num_threads: int,
-    progress: Callable[[VerifyProgress], None] | None,
+    storage: Storage, deep: bool, num_threads: int, progress: Callable[..., None] | None
 ) -> VerifyReport:
     stored = _stored(storage)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
