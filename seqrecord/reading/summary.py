@@ -99,8 +99,23 @@ class ClipSummary:
     num_incomplete: int  # clips left out: one of their frames lacks a feature
 
 
+class _WithFeatures:
+    """What holds features."""
+
+    features: tuple[Any, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the features' pages."""
+        return sum(feature.stored_bytes for feature in self.features)
+
+    def to_json(self) -> dict[str, Any]:
+        features = [feature.to_json() for feature in self.features]
+        return {**vars(self), "stored_bytes": self.stored_bytes, "features": features}
+
+
 @dataclass(frozen=True)
-class Summary:
+class Summary(_WithFeatures):
     """What a dataset holds. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of the commit that made it so, `earlier_commits` are those of the last ones
@@ -127,11 +142,6 @@ class Summary:
     earlier_commits: tuple[str, ...]
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes of the features' pages."""
-        return sum(feature.stored_bytes for feature in self.features)
-
-    @property
     def raw_bytes(self) -> int | None:
         """Decoded bytes of the features, `None` where one of them does not tell."""
         known = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
@@ -145,12 +155,10 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **vars(self),
+            **super().to_json(),
             "groups": [vars(group) for group in self.groups],
-            "stored_bytes": self.stored_bytes,
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
-            "features": [feature.to_json() for feature in self.features],
             "clips": None if self.clips is None else vars(self.clips),
         }
 
@@ -202,43 +210,39 @@ def summarize(
     Raises what `seqrecord.open` raises.
     """
     with opened(dataset, features=features, storage_options=storage_options) as reader:
-        return _summarize(reader, clip)
-
-
-def _summarize(dataset: SeqRecordReader, clip: ClipSpec | None) -> Summary:
-    index, manifest = dataset.index, dataset.manifest
-    missing = _count_missing(index)
-    fps = index.fps[index.fps > 0]
-    return Summary(
-        url=dataset.url,
-        created_by=manifest.created_by,
-        fingerprint=manifest.fingerprint,
-        num_episodes=manifest.num_episodes,
-        num_frames=manifest.num_frames,
-        shortest_episode=int(index.num_frames.min()),
-        median_episode=float(np.median(index.num_frames)),
-        longest_episode=int(index.num_frames.max()),
-        fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
-        groups=tuple(
-            _group(number, group)
-            for number, group in enumerate(index.groups)
-            if any(name in dataset.features for name in group.schema)
-        ),
-        splits={
-            name: int(np.count_nonzero(index.split == number))
-            for number, name in enumerate(manifest.splits)
-        },
-        num_record_files=len(manifest.record_files),
-        record_bytes=sum(file.size for file in manifest.record_files),
-        index_bytes=sum(file.size for file in manifest.index.values()),
-        features=tuple(
-            _feature(index, spec, int(missing[index.schema.position(spec.name)]))
-            for spec in dataset.features.values()
-        ),
-        clips=None if clip is None else _count_clips(dataset, clip),
-        commit=manifest.commit,
-        earlier_commits=manifest.earlier_commits,
-    )
+        index, manifest = reader.index, reader.manifest
+        missing = _count_missing(index)
+        fps = index.fps[index.fps > 0]
+        return Summary(
+            url=reader.url,
+            created_by=manifest.created_by,
+            fingerprint=manifest.fingerprint,
+            num_episodes=manifest.num_episodes,
+            num_frames=manifest.num_frames,
+            shortest_episode=int(index.num_frames.min()),
+            median_episode=float(np.median(index.num_frames)),
+            longest_episode=int(index.num_frames.max()),
+            fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
+            groups=tuple(
+                _group(number, group)
+                for number, group in enumerate(index.groups)
+                if any(name in reader.features for name in group.schema)
+            ),
+            splits={
+                name: int(np.count_nonzero(index.split == number))
+                for number, name in enumerate(manifest.splits)
+            },
+            num_record_files=len(manifest.record_files),
+            record_bytes=sum(file.size for file in manifest.record_files),
+            index_bytes=sum(file.size for file in manifest.index.values()),
+            features=tuple(
+                _feature(index, spec, int(missing[index.schema.position(spec.name)]))
+                for spec in reader.features.values()
+            ),
+            clips=None if clip is None else _count_clips(reader, clip),
+            commit=manifest.commit,
+            earlier_commits=manifest.earlier_commits,
+        )
 
 
 def _group(number: int, group: GroupIndex) -> GroupSummary:
@@ -363,7 +367,7 @@ class EpisodeFeature:
 
 
 @dataclass(frozen=True)
-class EpisodeSummary:
+class EpisodeSummary(_WithFeatures):
     """What one episode holds. `num_clips` is `None` unless clips were asked for."""
 
     url: str
@@ -377,15 +381,6 @@ class EpisodeSummary:
     num_clips: int | None
     features: tuple[EpisodeFeature, ...]
     metadata: dict[str, Any]
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the features' pages."""
-        return sum(feature.stored_bytes for feature in self.features)
-
-    def to_json(self) -> dict[str, Any]:
-        features = [feature.to_json() for feature in self.features]
-        return {**vars(self), "stored_bytes": self.stored_bytes, "features": features}
 
     def __str__(self) -> str:
         chunks = " and ".join(f"{count:,}" for count in self.num_chunks)
