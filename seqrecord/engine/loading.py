@@ -389,7 +389,7 @@ class ChunkLoader:
             reader.decode(page, data, _as_range(frames), target[row : row + len(frames)])
             return
         found = reader.shapes(page, data)
-        shapes = [found[page.position(i) or 0] for i in frames]
+        shapes = [found[i] for i in page.positions(frames).tolist()]
         if spec.value == "array" and not isinstance(target, np.ndarray):
             reader.decode(page, data, frames, target.make(row, shapes))
             return

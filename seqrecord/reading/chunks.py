@@ -79,14 +79,8 @@ class Page:
         """Whether frame `frame` of the chunk has the feature."""
         return self.present is None or bool(self.present[frame])
 
-    def position(self, frame: int) -> int | None:
-        """Position in the page of frame `frame` of the chunk, `None` if it lacks the feature."""
-        if self.present is None:
-            return frame
-        return int(self._ranks[frame]) - 1 if self.present[frame] else None
-
     def positions(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Positions in the page of frames of the chunk, all of which have it: int64 [n]."""
+        """Positions in the page of frames of the chunk, all of which have it: int64 [...]."""
         numbers = np.asarray(frames, np.int64)
         if self.present is None:
             return numbers
@@ -226,8 +220,7 @@ class ChunkReader:
         Nothing is checked.
         """
         codec, spec = self._codecs[page.feature], self.features[page.feature]
-        count, position = page.num_present, page.position(frame)
-        assert position is not None, "the frame lacks the feature"
+        count, position = page.num_present, int(page.positions(frame))
         try:
             size = table_bytes(spec, count)
             if size > page.stop - page.start:
@@ -307,7 +300,7 @@ class ChunkReader:
 
     def value_of(self, page: Page, data: memoryview, frame: int) -> Any:
         """What users get of one frame that has the feature, counted from the chunk's first."""
-        shape = self.shapes(page, data)[page.position(frame) or 0]
+        shape = self.shapes(page, data)[int(page.positions(frame))]
         array = np.empty(shape, self.features[page.feature].dtype)
         self.decode(page, data, [frame], [array])
         return self.value(page, array, frame)

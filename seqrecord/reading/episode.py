@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ _FRAMES_AT_ONCE = 32  # about what a chunk of images has
 _SMALL_BYTES = 1 << 20  # of frames so small that a chunk has many
 _SHOWN_METADATA = 20  # in a notebook
 _MOST_SHOWN = 200  # characters of a cell of HTML; what is longer is cut
-
-FrameArray: TypeAlias = "npt.NDArray[Any]"
 
 
 class Episode:

@@ -91,7 +91,10 @@ def build_index(
     edits = edits or Edits()
     schema, fitting = conformed(list(footers.items()), edits.schema, committed)
     footers = dict(fitting)
-    _check_ids(footers)
+    by_id: dict[str, str] = {}
+    for path, footer in footers.items():
+        if (other := by_id.setdefault(footer.file_id, path)) != path:
+            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
     complete = _complete_rows([footers[path] for path in paths], schema)
     for uid in edits.deleted:
@@ -122,9 +125,8 @@ def build_index(
     chosen = [complete[uid] for uid in winners.values()]
     chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
     names = tuple(dict.fromkeys((*splits, *edits.names)))
-    index, used = _index_of(
-        schema, chosen, [edits.splits.get(r.episode.uid) for r in chosen], names
-    )
+    of_splits = [edits.splits.get(rows.episode.uid) for rows in chosen]
+    index, used = _index_of(schema, chosen, of_splits, names)
     return BuiltIndex(
         index=index,
         files=tuple(paths[number] for number in (*used, *_telling(chosen, used))),
@@ -160,7 +162,9 @@ def _index_of(
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
-    used = _used_files(episodes)
+    files = np.concatenate([group.files for rows in episodes for group in rows.groups])
+    found, at = np.unique(files, return_index=True)
+    used: list[int] = found[np.argsort(at)].tolist()
     number = np.zeros(max(used) + 1, np.uint32)
     number[used] = np.arange(len(used))
     groups = tuple(
@@ -186,14 +190,6 @@ def _index_of(
         lags=lags,
     )
     return index, used
-
-
-def _used_files(episodes: Sequence[_Rows]) -> list[int]:
-    """The numbers of the files that episodes have chunks in, in the order of their first use."""
-    pieces = [group.files for rows in episodes for group in rows.groups]
-    found, at = np.unique(np.concatenate(pieces), return_index=True)
-    order: list[int] = found[np.argsort(at)].tolist()
-    return order
 
 
 def _telling(episodes: Sequence[_Rows], used: Sequence[int]) -> list[int]:
@@ -229,13 +225,6 @@ def _group_of(
         largest_frame=chunks["largest"].astype(np.uint32),
         gaps=np.concatenate(gaps),
     )
-
-
-def _check_ids(footers: Mapping[str, Footer]) -> None:
-    by_id: dict[str, str] = {}
-    for path, footer in footers.items():
-        if (other := by_id.setdefault(footer.file_id, path)) != path:
-            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
 
 
 class _Piece(NamedTuple):

@@ -88,13 +88,12 @@ def load(storage: Storage) -> tuple[Manifest, Index]:
     and `FormatError` for one that is not as it should be.
     """
     manifest = read_manifest(storage)
-    try:
+    with contextlib.suppress(NotFoundError):
         return manifest, load_index(storage, manifest)
-    except NotFoundError:
-        # A writer may have committed, and dropped the old index, since the manifest was read.
-        manifest = read_manifest(storage)
-        with still_missing():
-            return manifest, load_index(storage, manifest)
+    # A writer may have committed, and dropped the old index, since the manifest was read.
+    manifest = read_manifest(storage)
+    with still_missing():
+        return manifest, load_index(storage, manifest)
 
 
 @contextlib.contextmanager
@@ -117,26 +116,29 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
     Writers keep record files, but drop an index that is old: then it is built anew from the footers
     of the record files. Raises `StateError` where these, too, are not what they were.
     """
-    try:
+    with contextlib.suppress(NotFoundError):
         return manifest, load_index(storage, manifest, verify=False)
-    except NotFoundError:
-        pass
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
         if current.fingerprint == manifest.fingerprint:
             return current, index
+    cause: Exception | None = None
     try:
         _logger.info("%s: the index is gone; reading that of the record files", storage.url)
         paths = [file.path for file in manifest.record_files]
         footers = map_files(storage, lambda path: read_footer(storage, path), paths)
         edits = read_edits(storage, manifest.edits)
         index = index_of(footers, paths, manifest.left_out, edits, manifest.splits)
-        got = index.fingerprint()
+        if (got := index.fingerprint()) == manifest.fingerprint:
+            return manifest, index
     except (NotFoundError, FormatError) as error:
-        raise _changed(storage, manifest, str(error)) from error
-    if got != manifest.fingerprint:
-        raise _changed(storage, manifest, got)
-    return manifest, index
+        got, cause = str(error), error
+    raise StateError(
+        "the dataset has changed since it was opened; open it again",
+        file=storage.url,
+        expected=f"the record files of fingerprint {manifest.fingerprint}",
+        got=got,
+    ) from cause
 
 
 def index_of(
@@ -155,15 +157,6 @@ def index_of(
     files = np.array([number[path] for path in built.files], np.uint32)
     groups = (replace(group, file=files[group.file]) for group in built.index.groups)
     return replace(built.index, groups=tuple(groups))
-
-
-def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
-    return StateError(
-        "the dataset has changed since it was opened; open it again",
-        file=storage.url,
-        expected=f"the record files of fingerprint {manifest.fingerprint}",
-        got=got,
-    )
 
 
 def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
@@ -303,14 +296,13 @@ def _map_local(path: str, size: int) -> Mapped:
 
 def _temporary(size: int) -> IO[bytes] | None:
     """A temporary file with room for so many bytes; `None` where there is none."""
+    file = None
     try:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - for the caller
-    except OSError:
-        return None
-    try:
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError:
-        file.close()
+        if file is not None:
+            file.close()
         return None
     return file
 

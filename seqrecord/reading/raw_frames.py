@@ -263,7 +263,13 @@ class RawFrames:
             length = lengths[column]
             held, rest = divmod(length, nbytes)
             if rest or held > table.num_frames[chunk]:
-                raise self._wrong_length(chunk, name, length)
+                count = int(table.num_frames[chunk])
+                error = FormatError(
+                    "a raw page is not as long as its frames",
+                    expected=f"{nbytes} bytes for each of {count} frames",
+                    got=f"{length} bytes",
+                )
+                raise self.located(error, chunk, name)
             found = list(self._positions(chunk, column, runs)) if len(table.gaps) else runs
             bounds = [
                 (first // size * size, min(-(-(first + count) // size) * size, held))
@@ -345,7 +351,19 @@ class RawFrames:
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
             try:
-                read = _places(block, scratch.data, padding, ranges, views)
+                read, used, end = [], padding, -1
+                for _, start, part in block:
+                    view = part
+                    if isinstance(part, int):
+                        view = scratch[used : used + part].data
+                        used += part
+                    if end >= 0 and 0 < start - end <= padding:  # who reads next may overwrite it
+                        ranges.append(ByteRange(end, start))
+                        views.append(scratch[: start - end].data)
+                    end = start + len(view)
+                    ranges.append(ByteRange(start, end))
+                    views.append(view)
+                    read.append(view)
                 self._storage.read_ranges(path, ranges, views)
                 for piece, table in zip(with_sums, tables, strict=False):
                     piece.sums = table.tolist()
@@ -375,16 +393,6 @@ class RawFrames:
             got=f"{piece.crc:08x}",
         )
         return self.located(error, piece.chunk, piece.feature)
-
-    def _wrong_length(self, chunk: int, feature: str, length: int) -> SeqRecordError:
-        """Of a page that does not hold whole frames, one for each that is there."""
-        nbytes, count = self.specs[feature].nbytes, int(self._table.num_frames[chunk])
-        error = FormatError(
-            "a raw page is not as long as its frames",
-            expected=f"{nbytes} bytes for each of {count} frames",
-            got=f"{length} bytes",
-        )
-        return self.located(error, chunk, feature)
 
     def _check_bools(self, piece: _Piece, array: npt.NDArray[Any]) -> None:
         found: list[Any] = [part for part in piece.parts if not isinstance(part, int)]
@@ -419,30 +427,3 @@ def _blocks(pieces: Sequence[_Piece], most: int) -> Iterator[_Block]:
             at += length
     if block:
         yield block
-
-
-def _places(
-    block: _Block,
-    scratch: memoryview,
-    padding: int,
-    ranges: list[ByteRange],
-    views: list[memoryview],
-) -> list[memoryview]:
-    """Where each part of a block is read to; that is added to `ranges` and `views`, with what lies
-    between two of them: so many bytes at most."""
-    found: list[memoryview] = []
-    used, end = padding, -1
-    for _, start, part in block:
-        if isinstance(part, int):
-            view = scratch[used : used + part]
-            used += part
-        else:
-            view = part
-        if end >= 0 and 0 < start - end <= padding:  # whoever reads next may overwrite it
-            ranges.append(ByteRange(end, start))
-            views.append(scratch[: start - end])
-        end = start + len(view)
-        ranges.append(ByteRange(start, end))
-        views.append(view)
-        found.append(view)
-    return found

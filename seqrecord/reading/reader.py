@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -102,20 +102,15 @@ def reader_of(
     return open_dataset(dataset, features=features, **given)
 
 
-@contextmanager
 def opened(
     dataset: DatasetLike,
     *,
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[SeqRecordReader]:
+) -> AbstractContextManager[SeqRecordReader]:
     """`reader_of` for a `with` block, which closes what was opened for it."""
     reader = reader_of(dataset, features=features, storage_options=storage_options)
-    try:
-        yield reader
-    finally:
-        if not isinstance(dataset, SeqRecordReader):
-            reader.close()
+    return nullcontext(reader) if isinstance(dataset, SeqRecordReader) else reader
 
 
 def refuse_ignored(beside: str, **arguments: object) -> None:
@@ -149,29 +144,20 @@ class SeqRecordReader:
             raise error.located(file=storage.url) from None
         self.storage = storage
         """Where the dataset lies."""
+        self.url = storage.url
+        """… without credentials."""
         self.manifest = manifest
         """The manifest as it was when the dataset was opened."""
+        self.num_frames = manifest.num_frames
+        """Frames of all episodes."""
+        self.fingerprint = manifest.fingerprint
+        """SHA-256 of the content; equal datasets have the same, however they were written."""
         self.index = index
         """The tables of all episodes and chunks."""
         self._verify = verify
         paths = [file.path for file in manifest.record_files]
         self._chunks = ChunkReader(storage, paths, index, self.features, verify=verify)
         self.episodes = Episodes(index, self._chunks, url=storage.url)
-
-    @property
-    def url(self) -> str:
-        """Where the dataset lies, without credentials."""
-        return self.storage.url
-
-    @property
-    def num_frames(self) -> int:
-        """Frames of all episodes."""
-        return self.manifest.num_frames
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the content; equal datasets have the same, however they were written."""
-        return self.manifest.fingerprint
 
     @cached_property
     def statistics(self) -> Statistics:

@@ -11,7 +11,7 @@ import numpy as np
 
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.cores import usable_cores
-from seqrecord.errors import ClipError
+from seqrecord.integers import check_integer
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics, num_channels
@@ -55,10 +55,9 @@ def compute_statistics(
     Raises `ClipError` for another number of frames or threads than 1 or more, and what reading
     raises.
     """
-    for name, value in (("max_frames", max_frames), ("num_threads", num_threads)):
-        if value is not None and value < 1:
-            raise ClipError(f"not a number for {name}", expected="1 or more", got=value)
-    threads = num_threads or usable_cores()
+    check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)
+    threads = usable_cores() if num_threads is None else num_threads
+    check_integer("num_threads", threads, least=1)
     step = 1 if max_frames is None else max(1, dataset.num_frames // max_frames)
     names = [n for n, spec in dataset.features.items() if num_channels(spec) is not None]
     total, done = len(names) * dataset.num_frames, 0

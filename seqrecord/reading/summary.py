@@ -6,7 +6,7 @@ No record file is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,13 +180,13 @@ class Summary(_WithFeatures):
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
         ]
-        what = _described(feature.spec for feature in self.features)
-        rows = [("feature", *(head := next(what)), "raw", "stored", "ratio", "missing")]
-        for feature, cells in zip(self.features, what, strict=True):
-            missing = f"{feature.num_missing:,}"
-            rows.append((feature.spec.name, *cells, *_sizes(feature), missing))
+        rows = _table(
+            self.features,
+            ("raw", "stored", "ratio", "missing"),
+            lambda feature: (*_sizes(feature), f"{feature.num_missing:,}"),
+        )
         if len(self.features) > 1:
-            rows.append(("total", *("" for _ in head), *_sizes(self), ""))
+            rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
         clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
         return "\n".join([self.url, *_lines(facts, rows), *clips])
 
@@ -211,7 +211,6 @@ def summarize(
     """
     with opened(dataset, features=features, storage_options=storage_options) as reader:
         index, manifest = reader.index, reader.manifest
-        missing = _count_missing(index)
         fps = index.fps[index.fps > 0]
         return Summary(
             url=reader.url,
@@ -235,10 +234,7 @@ def summarize(
             num_record_files=len(manifest.record_files),
             record_bytes=sum(file.size for file in manifest.record_files),
             index_bytes=sum(file.size for file in manifest.index.values()),
-            features=tuple(
-                _feature(index, spec, int(missing[index.schema.position(spec.name)]))
-                for spec in reader.features.values()
-            ),
+            features=tuple(_feature(index, spec) for spec in reader.features.values()),
             clips=None if clip is None else _count_clips(reader, clip),
             commit=manifest.commit,
             earlier_commits=manifest.earlier_commits,
@@ -258,8 +254,10 @@ def _group(number: int, group: GroupIndex) -> GroupSummary:
     )
 
 
-def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummary:
-    lengths = index.lengths(spec.name)
+def _feature(index: Index, spec: FeatureSpec) -> FeatureSummary:
+    group, lengths = index.groups[spec.group], index.lengths(spec.name)
+    gaps = group.gaps[group.gaps["feature"] == index.schema.position(spec.name)]
+    num_missing = int(num_absent(gaps, group.num_frames).sum())
     stored = int(lengths.sum(dtype=np.uint64))
     num_frames = int(index.num_frames.sum()) - num_missing
     raw = None
@@ -271,14 +269,6 @@ def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummar
         tables = table_bytes(spec, 1) - table_bytes(spec, 0)
         raw = stored - num_frames * tables - pages * table_bytes(spec, 0)
     return FeatureSummary(spec, num_frames, num_missing, stored, raw)
-
-
-def _count_missing(index: Index) -> npt.NDArray[np.int64]:
-    """Frames that lack each feature: int64 [F]."""
-    missing = np.zeros(len(index.schema), np.int64)
-    for group in index.groups:
-        np.add.at(missing, group.gaps["feature"], num_absent(group.gaps, group.num_frames))
-    return missing
 
 
 def _count_clips(dataset: SeqRecordReader, spec: ClipSpec) -> ClipSummary:
@@ -322,27 +312,27 @@ def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]
     yield from (f"  {line}" for line in table_lines(rows, left=4))
 
 
-def _described(features: Iterable[FeatureSpec]) -> Iterator[tuple[str, ...]]:
-    """The heads of the columns, then the cells of each feature.
+def _table(
+    features: Sequence[Any], heads: Sequence[str], cells: Callable[[Any], Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """The heads of the columns, then the cells of each feature, of which `cells` gives the last.
 
     dtype, shape and codec; group, kind and unit only where they tell anything.
     """
-    specs = list(features)
+    specs = [feature.spec for feature in features]
     columns = [
+        ("feature", [spec.name for spec in specs]),
         ("dtype", [spec.dtype.name if spec.value == "array" else spec.value for spec in specs]),
         ("shape", ["" if spec.value != "array" else shape_text(spec.shape) for spec in specs]),
         ("codec", [codec_text(spec.codec) for spec in specs]),
     ]
     if len({spec.group for spec in specs}) > 1:
         columns.append(("group", [str(spec.group) for spec in specs]))
-    for name, texts in (
-        ("kind", [spec.kind or "" for spec in specs]),
-        ("unit", [spec.unit or "" for spec in specs]),
-    ):
-        if any(texts):
-            columns.append((name, texts))
-    yield tuple(name for name, _ in columns)
-    yield from zip(*(texts for _, texts in columns), strict=True)
+    kinds, units = [spec.kind or "" for spec in specs], [spec.unit or "" for spec in specs]
+    columns += [column for column in (("kind", kinds), ("unit", units)) if any(column[1])]
+    each = zip(features, *(texts for _, texts in columns), strict=True)
+    rows = [(*texts, *cells(feature)) for feature, *texts in each]
+    return [(*(name for name, _ in columns), *heads), *rows]
 
 
 def _json_of(feature: FeatureSummary | EpisodeFeature, **more: Any) -> dict[str, Any]:
@@ -394,11 +384,11 @@ class EpisodeSummary(_WithFeatures):
             ("stored", format_size(self.stored_bytes)),
             ("record files", ", ".join(self.record_files)),
         ]
-        what = _described(feature.spec for feature in self.features)
-        rows = [("feature", *next(what), "stored", "missing")]
-        for feature, cells in zip(self.features, what, strict=True):
-            missing = _missing_text(feature, self.num_frames)
-            rows.append((feature.spec.name, *cells, format_size(feature.stored_bytes), missing))
+        rows = _table(
+            self.features,
+            ("stored", "missing"),
+            lambda each: (format_size(each.stored_bytes), _missing_text(each, self.num_frames)),
+        )
         metadata = json.dumps(self.metadata, indent=1, ensure_ascii=False).splitlines()
         metadata = [f"  {printable(line)}" for line in metadata]
         return "\n".join([printable(self.key), *_lines(facts, rows), "", "  metadata", *metadata])

@@ -135,7 +135,7 @@ class DatasetSource:
         reader = self.reader.chunk_reader()
         spec = self.stored[page.feature]
         if self._keeps(spec):
-            place = page.position(frame) or 0
+            place = int(page.positions(frame))
             start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
             return EncodedImage(bytes(data[start:stop]))
         return reader.value_of(page, data, frame)
