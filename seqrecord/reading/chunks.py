@@ -26,7 +26,6 @@ from seqrecord.storage.ranges import ByteRange, coalesce
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
-_NOTHING = memoryview(b"")
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
@@ -181,7 +180,7 @@ class ChunkReader:
         if not pages:
             return []
         ranges = [ByteRange(page.start, page.stop) for page in pages]
-        data = [_NOTHING] * len(pages)
+        data = [memoryview(b"")] * len(pages)
         merged = coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
         ends = list(accumulate(whole.length for whole, _ in merged))
         memory = np.empty(ends[-1], np.uint8) if buffer is None else buffer

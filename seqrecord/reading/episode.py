@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError, SchemaError
+from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
 from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
@@ -84,22 +84,18 @@ class Episode:
         return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:
-        """Which frames have a feature: bool [frames]."""
-        reader = self._reader
-        if feature not in reader.features:
-            raise SchemaError(
-                "no such feature", expected=f"one of {', '.join(reader.features)}", got=feature
-            )
+        """Which frames have a feature: bool [frames].
+
+        Raises `SchemaError` for one that the dataset was not opened with.
+        """
+        self.features.select([feature])  # raises for one that is not there
         table, column = self._index.group_of(feature), self._index.schema.position(feature)
         rows = table.rows_of(self._number)
         gaps = table.gaps_of(rows.start, rows.stop)
         present = np.ones(len(self), np.bool_)
         for row in np.unique(gaps["chunk"][gaps["feature"] == column]).tolist():
-            first, stop = (
-                int(table.first_frame[row]),
-                table.first_frame[row] + table.num_frames[row],
-            )
-            present[first:stop] = table.present(row, column)
+            first = int(table.first_frame[row])
+            present[first : first + int(table.num_frames[row])] = table.present(row, column)
         return present
 
     def read(
@@ -219,13 +215,12 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
     Holds 32 frames, or 1 MiB of smaller ones of a fixed shape. Raises what `Episode.read` raises.
     """
     present, spec = episode.present(feature), episode.features[feature]
-    at_once = _FRAMES_AT_ONCE
-    if spec.is_fixed:
-        at_once = max(at_once, _SMALL_BYTES // max(1, spec.nbytes))
+    small = _SMALL_BYTES // max(1, spec.nbytes) if spec.is_fixed else 0
+    at_once = max(_FRAMES_AT_ONCE, small)
     for start in range(0, len(numbers), at_once):
         part = numbers[start : start + at_once]
         there = [number for number in part if present[number]]
-        values = iter(episode.read(there, features=[feature])[feature] if there else ())
+        values = iter(episode.read(there, features=[feature])[feature])
         for number in part:
             yield next(values) if present[number] else None
 

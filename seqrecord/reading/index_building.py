@@ -348,8 +348,6 @@ def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece
         raise _contradiction(episode)
     if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
         return None
-    if stop == len(first):
-        return rows
     gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
     return _Piece(rows.files[:stop], rows.chunks[:stop], gaps)
 

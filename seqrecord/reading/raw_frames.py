@@ -33,7 +33,6 @@ from seqrecord.storage.ranges import ByteRange
 __all__ = ["FrameRun", "Lender", "RawFrames", "frame_runs"]
 
 _BLOCK_BYTES = 2 << 20  # read, then summed while the processor's cache holds them
-_ANY_BYTES = 1 << 62
 _PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
 _MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more
 _PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
@@ -257,20 +256,19 @@ class RawFrames:
     ) -> Iterator[_Piece]:
         """What to read of a chunk. Not by NumPy: most chunks have one run of frames."""
         table, (starts, sums) = self._table, self.places(chunk)
-        file, lengths = int(table.file[chunk]), table.page_length[chunk].tolist()
+        file, frames = int(table.file[chunk]), int(table.num_frames[chunk])
         for name, memory in memories.items():
             column, nbytes, size = self._sizes[name]
-            length = lengths[column]
+            length = int(table.page_length[chunk, column])
             held, rest = divmod(length, nbytes)
-            if rest or held > table.num_frames[chunk]:
-                count = int(table.num_frames[chunk])
+            if rest or held > frames:
                 error = FormatError(
                     "a raw page is not as long as its frames",
-                    expected=f"{nbytes} bytes for each of {count} frames",
+                    expected=f"{nbytes} bytes for each of {frames} frames",
                     got=f"{length} bytes",
                 )
                 raise self.located(error, chunk, name)
-            found = list(self._positions(chunk, column, runs)) if len(table.gaps) else runs
+            found = list(self._positions(chunk, column, runs)) if self.has_gaps else runs
             bounds = [
                 (first // size * size, min(-(-(first + count) // size) * size, held))
                 for _, first, count, _ in found
@@ -347,7 +345,7 @@ class RawFrames:
         views = [table.view(np.uint8).data for table in tables]
         for piece in pieces:
             piece.seen = 0
-        for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else _ANY_BYTES):
+        for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
             try:

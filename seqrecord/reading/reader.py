@@ -145,7 +145,7 @@ class SeqRecordReader:
         self.storage = storage
         """Where the dataset lies."""
         self.url = storage.url
-        """… without credentials."""
+        """Where that is, without credentials."""
         self.manifest = manifest
         """The manifest as it was when the dataset was opened."""
         self.num_frames = manifest.num_frames
@@ -227,7 +227,8 @@ class SeqRecordReader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.storage, self.manifest, list(self.features), self._verify)
+        options = {"features": list(self.features), "verify": self._verify}
+        return _reopen, (self.storage, self.manifest, options)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -280,9 +281,6 @@ class Episodes(Mapping[str, "Episode"]):
         return f"Episodes({len(self)} of {self._url!r})"
 
 
-def _reopen(
-    storage: Storage, manifest: Manifest, features: list[str], verify: bool
-) -> SeqRecordReader:
+def _reopen(storage: Storage, manifest: Manifest, options: dict[str, Any]) -> SeqRecordReader:
     """A dataset in another process; its index has been verified in the first."""
-    manifest, index = load_version(storage, manifest)
-    return SeqRecordReader(storage, manifest, index, features=features, verify=verify)
+    return SeqRecordReader(storage, *load_version(storage, manifest), **options)
