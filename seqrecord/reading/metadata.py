@@ -223,18 +223,18 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
             expected=f"at most {most} bytes",
             got=size,
         )
-    for is_again in (False, True):
-        mapped = map_file(storage, file.path, size, checksum=verify)
-        if not verify or mapped.crc32c == int(file.crc32c, 16):
-            break
-        if is_again or not forget_cached(storage, file.path, [ByteRange(0, size)]):
-            raise ChecksumError(
-                "an index file does not match its checksum",
-                file=shown,
-                offset=0,
-                expected=f"CRC32C {file.crc32c}",
-                got=f"{mapped.crc32c or 0:08x}",
-            )
+    mapped, right = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
+    is_wrong = verify and mapped.crc32c != right
+    if is_wrong and forget_cached(storage, file.path, [ByteRange(0, size)]):
+        mapped = map_file(storage, file.path, size, checksum=True)
+    if verify and mapped.crc32c != right:
+        raise ChecksumError(
+            "an index file does not match its checksum",
+            file=shown,
+            offset=0,
+            expected=f"CRC32C {file.crc32c}",
+            got=f"{mapped.crc32c or 0:08x}",
+        )
     return mapped
 
 

@@ -200,7 +200,7 @@ class RawFrames:
         sums = (4 * -(-length // size) if size else 0 for length, size in each)
         return starts, list(accumulate(sums, initial=starts[-1]))
 
-    def place_of(self, row: int) -> dict[str, str]:
+    def place_of(self, row: int) -> dict[str, Any]:
         """File and frames of a chunk, as errors name them."""
         table = self._table
         first, count = int(table.first_frame[row]), int(table.num_frames[row])
@@ -351,10 +351,8 @@ class RawFrames:
             try:
                 read, used, end = [], padding, -1
                 for _, start, part in block:
-                    view = part
-                    if isinstance(part, int):
-                        view = scratch[used : used + part].data
-                        used += part
+                    view = scratch[used : used + part].data if isinstance(part, int) else part
+                    used += len(view) if isinstance(part, int) else 0
                     if end >= 0 and 0 < start - end <= padding:  # who reads next may overwrite it
                         ranges.append(ByteRange(end, start))
                         views.append(scratch[: start - end].data)
