@@ -264,7 +264,7 @@ class HostBatchBuilder:
         Small clips whose slots lie apart go through memory of their own, in one copy.
         """
         parts, scattered = [], []
-        runs = _runs_of(slots)
+        runs = list(pairwise(followed(slots)))
         for source in sources:
             for name in source.features:
                 buffer = self._buffers.get(name)
@@ -335,13 +335,6 @@ class _Part(NamedTuple):
 
     def copy(self) -> None:
         self.arena.gather(self.feature, self.rows, self.out)
-
-
-def _runs_of(slots: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Runs of ascending slots that follow each other, as bounds in `slots`."""
-    if int(slots[-1] - slots[0]) == len(slots) - 1:
-        return [(0, len(slots))]
-    return list(pairwise(followed(slots)))
 
 
 def _scatter(

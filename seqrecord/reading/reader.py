@@ -167,8 +167,7 @@ class SeqRecordReader:
         it should be, and `NotFoundError` where writers have replaced it twice since the dataset was
         opened.
         """
-        file = self.manifest.statistics
-        if file is None:
+        if (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.url)
         return read_statistics(self.storage, file, self.manifest.schema)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.cores import usable_cores
+from seqrecord.grids import followed
 from seqrecord.integers import check_integer
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
@@ -79,7 +81,7 @@ class _Task(NamedTuple):
     """One feature of some episodes, by their numbers."""
 
     feature: str
-    episodes: list[int]
+    episodes: range
     num_frames: int
     first_span: int  # how many spans of the feature come before it
 
@@ -88,13 +90,12 @@ def _tasks(dataset: SeqRecordReader, names: Sequence[str]) -> Iterator[_Task]:
     lengths = dataset.index.num_frames.astype(np.int64)
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
-    cuts = np.flatnonzero(np.diff(number)) + 1
     for name in names:
         spans = -(-lengths // _span_frames(dataset.features[name]))
         first = 0
-        for episodes in np.split(np.arange(len(lengths)), cuts):
-            yield _Task(name, episodes.tolist(), int(lengths[episodes].sum()), first)
-            first += int(spans[episodes].sum())
+        for a, b in pairwise(followed(same=number)):
+            yield _Task(name, range(a, b), int(lengths[a:b].sum()), first)
+            first += int(spans[a:b].sum())
 
 
 def _collect(dataset: SeqRecordReader, step: int, task: _Task) -> tuple[_Task, Statistics]:

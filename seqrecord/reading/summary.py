@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from seqrecord.clips import ClipSpec
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
+from seqrecord.grids import followed
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
@@ -433,8 +435,8 @@ def summarize_episode(
 
 def _runs(flags: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
     """The runs `[start, stop)` of true values."""
-    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).tolist()
-    return tuple(zip(edges[::2], edges[1::2], strict=True))
+    at = np.flatnonzero(flags)
+    return tuple((int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(followed(at)))
 
 
 def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:
