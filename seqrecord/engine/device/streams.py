@@ -5,6 +5,7 @@ two streams runs in any order, unless one waits for an event of the other. And t
 queues work doesn't wait for it. So there are three things to get right, and all of them are here:
 
 - Host memory that is copied from must not be written to before the copy is done: `Mark.wait`.
+  `Staging` is such memory, which waits before it is used again.
 - The user's stream must not read what the side stream has yet to write: `give_to_current` makes it
   wait, on the device; no thread does.
 - Memory that the side stream allocated goes back to the side stream when its tensor is dropped,
