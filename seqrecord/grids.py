@@ -240,8 +240,8 @@ def followed(*columns: IntArray, same: IntArray | None = None) -> list[int]:
     place to the next, int64[n] each, and `same`, int64[n], stays; `[0]` of nothing."""
     every = [*columns, *(() if same is None else (same,))]
     count = len(every[0])
-    if not count:
-        return [0]
+    if count < 2:
+        return [0, 1][: count + 1]
     breaks = np.zeros(count - 1, np.bool_) if same is None else same[1:] != same[:-1]
     for column in columns:
         breaks = breaks | (column[1:] - column[:-1] != 1)

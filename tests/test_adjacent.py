@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seqrecord.engine.adjacent import divide, join
-from seqrecord.engine.arena import BufferPool
+from seqrecord.engine.pools import BufferPool
 
 
 def test_clips_of_a_batch_are_joined_again() -> None:

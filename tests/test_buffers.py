@@ -18,16 +18,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.engine.arena import Arena, page_aligned
-from seqrecord.engine.batch_pools import batch_pools
+from seqrecord.engine.arena import Arena, for_users
 from seqrecord.engine.batches import Batch, BatchBuilder, Copy, OpenBatch, Source
-from seqrecord.engine.buffers import Buffers, ChunkBuffers, GroupNeeds, HostBuffers, Needs
-from seqrecord.engine.device.arena import DeviceArena
-from seqrecord.engine.device.buffers import DeviceBatchBuilder, DeviceBuffers
-from seqrecord.engine.device.staging import Staging
-from seqrecord.engine.device.streams import RunAhead, find_device, streams_of
-from seqrecord.engine.host_batches import HostBatchBuilder
-from seqrecord.engine.ragged import for_users
+from seqrecord.engine.buffers import (
+    Buffers,
+    ChunkBuffers,
+    GroupNeeds,
+    HostBatchBuilder,
+    HostBuffers,
+    Needs,
+)
+from seqrecord.engine.device.buffers import DeviceArena, DeviceBatchBuilder, DeviceBuffers
+from seqrecord.engine.device.streams import RunAhead, Staging, find_device, streams_of
+from seqrecord.engine.pools import batch_pools, page_aligned
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from tests.side_streams import STREAMS, LateStream, OutrunStream, make_stream
@@ -211,7 +214,6 @@ def test_a_batch_of_several_arenas(kind: str) -> None:
         else:
             with arena.stage(np.arange(4)) as staged:
                 write(staged, range(4), numbers, arena.specs)
-                staged.store()
     gather(builder, [(arenas[0], [[1, 0]])], 0)
     gather(builder, [(arenas[1], [[2, 2]]), (arenas[2], [[2, 2]])], 1)
     gather(builder, [(arenas[0], [[2, 3]])], 2)
@@ -238,7 +240,6 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     arena = DeviceArena(SPECS, 4, Staging(stream))
     with arena.stage(np.arange(4)) as staged:
         write(staged, range(4), [0, 1, 2, 3])
-        staged.store()
     builder = opened(DeviceBatchBuilder(2, LENGTHS, SPECS, stream, RunAhead()), 2)
     gather(builder, [(arena, [[0, 1], [2, 3]])], 0)
     batch = builder.finish()

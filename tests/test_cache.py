@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord.errors import ChecksumError, LocationError, StorageError
 from seqrecord.reading.metadata import read_footer
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import FrameRun
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache.entry import PIECE_BYTES, DamagedError, read_entry, write_entry
@@ -256,8 +256,8 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
                 return bytes(reader.read(pages)[0])
             chunk, spec = pages[0].chunk, dataset.features["image_left"]
             frames = np.zeros((chunk.num_frames, *(n or 0 for n in spec.shape)), spec.dtype)
-            runs = FrameRuns(*(np.array([n]) for n in (chunk.row, 0, chunk.num_frames, 0)))
-            reader.raw[chunk.group].read(runs, {"image_left": frames})
+            run = FrameRun(chunk.row, 0, chunk.num_frames, 0)
+            reader.raw[chunk.group].read([run], {"image_left": frames})
             return frames.tobytes()
 
     right = read(LocalStorage(tmp_path / "remote"))

@@ -33,9 +33,8 @@ from seqrecord.format.text import (
     MAX_METADATA_LENGTH,
     parse_json,
 )
-from seqrecord.reading.episode_parts import absent_chunks
-from seqrecord.reading.mapped import map_file
-from seqrecord.reading.metadata import load
+from seqrecord.reading.index_building import absent_chunks
+from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.wrappers import StorageWrapper

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
-from seqrecord.engine.shared_memory import can_share
+from seqrecord.engine.pools import can_share
 from tests.clip_data import (
     LARGE,
     check,

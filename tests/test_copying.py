@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.engine.batches import Copy
-from seqrecord.engine.copying import Copies, CopyThreads, Done
 from seqrecord.engine.trace import Trace
+from seqrecord.engine.workers import Copies, CopyThreads, Done
 from tests.own_threads import own_threads
 
 PATIENCE = 60  # seconds

@@ -18,8 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, prefetch_to_device
-from seqrecord.engine.device.staging import Staging, StagingBuffer
-from seqrecord.engine.device.streams import CudaStream, SideStream, find_device
+from seqrecord.engine.device.streams import (
+    CudaStream,
+    SideStream,
+    Staging,
+    StagingBuffer,
+    find_device,
+)
 from tests.side_streams import STREAMS, LateStream, make_stream
 
 

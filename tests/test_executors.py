@@ -21,9 +21,8 @@ from seqrecord import ClipSpec
 from seqrecord.clip_frames import ClipFrames, OffsetWindow
 from seqrecord.clip_uses import ClipUse, MissingFrames
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.engine.batches import Batch, OpenBatch
+from seqrecord.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
-from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.engine.executor import Executor
@@ -57,10 +56,13 @@ class NumberedLoader:
         self.loaded: list[tuple[int, int, int]] = []  # group, episode and frame
         self.chunks: list[tuple[int, int]] = []  # group, and chunk
         # Then loads are joined, and none is fetched.
-        self.is_local = self.joins = plan.settings.seed % 2 == 0
+        self.is_local = plan.settings.seed % 2 == 0
         self._steps = {group.group: group.window.frame_step for group in plan.groups}
         self._grids = {grid.group: grid for grid in grids}
         self._buffers = buffers
+
+    def joins(self, load: Load) -> bool:
+        return self.is_local
 
     def begins_chunk(self, load: Load) -> bool:
         return True

@@ -19,8 +19,7 @@ from seqrecord import FormatError, NotFoundError, StorageError
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError
 from seqrecord.format.index import Index
-from seqrecord.reading.mapped import Sizes, map_file
-from seqrecord.reading.metadata import load
+from seqrecord.reading.metadata import Sizes, load, map_file
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.big_index import write_big_index

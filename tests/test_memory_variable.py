@@ -35,7 +35,7 @@ for batch in seqrecord.SeqRecordPipe(root, **options | {"features": ["step"]}):
     pass
 if options.get("ragged") == "nested":  # the first one loads much code
     import torch
-    from seqrecord.engine.ragged import nested
+    from seqrecord.engine.arena import nested
     nested([torch.zeros(2, 3), torch.zeros(1, 3)])
 pipe = seqrecord.SeqRecordPipe(root, **options)
 before = status("VmRSS")

@@ -17,7 +17,7 @@ from seqrecord import FeatureSpec, Schema, SeqRecordWriter, verify
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import slice_frames
 from seqrecord.reading.chunks import Page
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.cache import CachedStorage
@@ -112,7 +112,7 @@ def test_rows_are_the_frames(opened: SeqRecordReader, data: st.DataObject) -> No
         }
         chunks = table.chunks_of(0, np.array(frames))
         inside = np.array(frames) - table.first_frame[chunks].astype(np.int64)
-        runs = FrameRuns.of(chunks, inside, np.array(rows) + 1)
+        runs = frame_runs(chunks, inside, np.array(rows) + 1)
         asked = reader.raw[group].read(runs, arrays, exact=data.draw(st.booleans()))
         assert asked >= sum(
             sum(name in EXPECTED[frame] for frame in set(frames)) * SCHEMA[name].nbytes
@@ -165,22 +165,18 @@ def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
 
 def test_no_frame_is_no_read(opened: SeqRecordReader) -> None:
     nothing = np.zeros(0, np.int64)
-    runs = FrameRuns.of(nothing, nothing, nothing)
+    runs = frame_runs(nothing, nothing, nothing)
     assert opened.chunk_reader().raw[0].read(runs, {"big": np.zeros((0, 5000), np.uint8)}) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 99)), max_size=20))
 def test_runs_are_as_long_as_can_be(frames: list[tuple[int, int, int]]) -> None:
-    runs = FrameRuns.of(*np.array(frames, np.int64).reshape(-1, 3).T)
-    found = [
-        (chunk, first + i, row + i)
-        for chunk, first, count, row in zip(*(c.tolist() for c in runs), strict=True)
-        for i in range(count)
-    ]
+    runs = frame_runs(*np.array(frames, np.int64).reshape(-1, 3).T)
+    found = [(chunk, first + i, row + i) for chunk, first, count, row in runs for i in range(count)]
     assert sorted(found) == sorted(frames)
     assert [each[:2] for each in found] == sorted(each[:2] for each in frames)
-    ends = [(c, f + n, r + n) for c, f, n, r in zip(*(x.tolist() for x in runs), strict=True)]
-    begins = list(zip(runs.chunk.tolist(), runs.first.tolist(), runs.row.tolist(), strict=True))
+    ends = [(c, f + n, r + n) for c, f, n, r in runs]
+    begins = [(c, f, r) for c, f, _, r in runs]
     assert not any(end == begin for end, begin in zip(ends, begins[1:], strict=False))
 
 
@@ -202,10 +198,9 @@ def test_a_damaged_slice_is_an_error_for_its_frames_only(
         file.write_bytes(data)
         k = slice_frames(spec)
         for frame in range(page.chunk.num_frames):
-            position = page.position(frame)
-            if position is None:
+            if not page.has(frame):
                 continue
-            if position // k != 1:
+            if int(page.positions(frame)) // k != 1:
                 found = dataset.episodes["e"][frame][name]
                 np.testing.assert_array_equal(found, EXPECTED[frame][name])
                 continue

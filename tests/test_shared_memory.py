@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordStream
-from seqrecord.engine.shared_memory import SharedBufferPool, can_share
+from seqrecord.engine.pools import SharedBufferPool, can_share
 from tests.datasets import write_small
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")

@@ -26,9 +26,8 @@ from seqrecord import (
     SeqRecordWriter,
     StorageError,
 )
-from seqrecord.engine.batches import OpenBatch
-from seqrecord.engine.channel import Channel, ClosedError
-from seqrecord.engine.scheduler import Scheduler
+from seqrecord.engine.batches import Channel, ClosedError, OpenBatch
+from seqrecord.engine.engine import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage

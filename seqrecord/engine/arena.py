@@ -1,30 +1,48 @@
-"""Memory of the host that is allocated once: the arena of resident frames, and pools of buffers."""
+"""Rows of frames in memory that is allocated once, also of shapes that vary, and texts; and what a
+batch has of such frames.
+
+In a batch, frames of shapes that vary lie one after the other in one piece of memory. So a batch
+takes what its frames take, in memory that is used again as that of fixed shapes is::
+
+    frames    | 0     | 1 | 2         | 3   |                      largest x frames
+    memory    [ . . . . . . . . . . . . . . | never touched …                     ]
+"""
 
 from __future__ import annotations
 
 import math
-import mmap
-import weakref
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.engine.pools import BufferPool, page_aligned
+from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
-from seqrecord.reading.frames import SHAPE_DTYPE, ArraySpec
+from seqrecord.reading.frames import SHAPE_DTYPE, ArraySpec, mask_name
+from seqrecord.schema import FeatureSpec
 
 __all__ = [
     "Arena",
-    "BufferPool",
+    "Frames",
     "FreshRows",
     "ObjectRows",
+    "Packed",
+    "Padded",
+    "RaggedFrames",
     "Rows",
     "VariableRows",
-    "page_aligned",
+    "clear_rows",
+    "clips_of",
+    "for_users",
+    "nested",
+    "pad",
 ]
+
+_BYTE = np.dtype(np.uint8)
 
 
 class Rows(Protocol):
@@ -129,53 +147,158 @@ def _rows_of(spec: ArraySpec, num_rows: int) -> Any:
     return page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
 
 
-def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Fresh memory that begins at a page: the kernel reads faster into it than to where large
-    NumPy arrays begin. See `python -m benchmarks.buffers`."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
-    begin = -memory.ctypes.data % mmap.PAGESIZE
-    return memory[begin : begin + nbytes].view(dtype).reshape(shape)
+class Padded:
+    """Rows of a feature of variable shape that is padded with zeros, and of its mask.
 
-
-class BufferPool:
-    """Arrays of one shape and dtype that are leased as tensors, and used again after that.
-
-    A lease ends when the last tensor, view or array on its memory is gone, wherever that happens.
-    The pool keeps at most `keep` arrays that nobody uses, and nothing once it is gone.
+    `rows` is [rows, …] and `mask` bool [rows, the variable dimensions], which is true for what is
+    the frame's; the spec's shape has `None` for these dimensions.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], keep: int) -> None:
-        self._shape = shape
-        self._dtype = dtype
-        # A deque, not a lock: finalizers release arrays, which may run anywhere, even inside
-        # this class's own methods.
-        self._free: deque[npt.NDArray[Any]] = deque(maxlen=keep)
+    def __init__(self, spec: FeatureSpec, rows: npt.NDArray[Any], mask: npt.NDArray[Any]) -> None:
+        self._name, self._rows, self._mask = spec.name, rows, mask
+        self._varies = [axis for axis, size in enumerate(spec.shape) if size is None]
 
-    def acquire(self) -> npt.NDArray[Any]:
-        """An array to fill; fresh memory only if all are in use."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._allocate()
-
-    def lease(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
-        """The array, or its first `count` rows, as a tensor whose end releases the array."""
-        rows = array[:count]
-        # Every tensor and view on this memory refers to `rows`, in the end, and `rows` to `array`.
-        finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
-        finalizer.atexit = False
-        return torch.from_numpy(rows)
-
-    def release(self, array: npt.NDArray[Any]) -> None:
-        """Take back an array that was acquired."""
-        self._free.append(array)
-
-    def _allocate(self) -> npt.NDArray[Any]:
-        return page_aligned(self._shape, self._dtype)
+    def put(self, row: int, frame: npt.NDArray[Any]) -> None:
+        """Copy a frame to a row. Raises `ClipError` for one that is too large."""
+        target, mask = self._rows[row], self._mask[row]
+        if any(size > room for size, room in zip(frame.shape, target.shape, strict=True)):
+            raise ClipError(
+                "a frame is larger than what it is padded to",
+                feature=self._name,
+                expected=f"at most {[target.shape[axis] for axis in self._varies]}",
+                got=[frame.shape[axis] for axis in self._varies],
+            )
+        target[...] = 0
+        target[tuple(map(slice, frame.shape))] = frame
+        mask[...] = False
+        mask[tuple(slice(frame.shape[axis]) for axis in self._varies)] = True
 
 
-def _release(pool: weakref.ref[BufferPool], array: npt.NDArray[Any]) -> None:
-    # Not a bound method: what the user holds must not keep a pool and its other arrays alive.
-    if (alive := pool()) is not None:
-        alive.release(array)
+def clear_rows(spec: FeatureSpec, target: Rows, first: int, count: int) -> None:
+    """Make zeros of rows of a feature: no values where the shape varies, and empty texts."""
+    rows = target[spec.name]
+    if isinstance(rows, np.ndarray):
+        rows[first : first + count] = 0
+        if not spec.is_fixed:
+            target[mask_name(spec.name)][first : first + count] = False
+    elif spec.value != "array":
+        for row in range(first, first + count):
+            rows.put(row, "" if spec.value == "text" else b"")
+    elif spec.is_fixed:  # a device's
+        rows.clear(first, count)
+    else:
+        rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
+
+
+def pad(
+    spec: FeatureSpec, frames: Sequence[npt.NDArray[Any]], sizes: Sequence[int | None]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Frames of a feature as one array [frames, *sizes], and its mask; in fresh memory."""
+    shape = [size or 0 for size in sizes]
+    varies = [shape[axis] for axis, size in enumerate(spec.shape) if size is None]
+    rows = np.empty((len(frames), *shape), spec.dtype)
+    mask = np.empty((len(frames), *varies), np.bool_)
+    padded = Padded(spec, rows, mask)
+    for row, frame in enumerate(frames):
+        padded.put(row, frame)
+    return rows, mask
+
+
+class RaggedFrames(Protocol):
+    """The frames of a feature of variable shape in a batch, clip after clip."""
+
+    def lists(self) -> list[list[torch.Tensor]]:
+        """A list of frames for each clip."""
+
+    def nested(self) -> torch.Tensor:
+        """One nested tensor [clips * frames, ?, …]; of a feature whose first dimension varies."""
+
+
+class Frames:
+    """Frames that are tensors of their own, [clips][frames]."""
+
+    def __init__(self, clips: list[list[torch.Tensor]]) -> None:
+        self._clips = clips
+
+    def lists(self) -> list[list[torch.Tensor]]:
+        return self._clips
+
+    def nested(self) -> torch.Tensor:
+        return nested(chain.from_iterable(self._clips))
+
+
+class Packed:
+    """Frames that are put one after the other into memory of a pool, for so many clips."""
+
+    def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
+        self._pool = pool
+        self._memory = pool.acquire()
+        self._used = 0
+        self._shapes: list[tuple[int, ...]] = []
+        self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+
+    def append(self, frame: npt.NDArray[np.generic]) -> None:
+        """Copy a frame, which comes next."""
+        self._shapes.append(frame.shape)
+        self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
+        self._used += frame.nbytes
+
+    def finish(self, num_clips: int) -> Packed:
+        """All frames are there; the memory is released when the last one is dropped."""
+        self._values = self._pool.lease(self._memory, self._used).view(self._dtype)
+        self._num_clips = num_clips
+        return self
+
+    def lists(self) -> list[list[torch.Tensor]]:
+        ends = accumulate(map(math.prod, self._shapes), initial=0)
+        frames = [
+            self._values[begin : begin + math.prod(shape)].view(shape)
+            for begin, shape in zip(ends, self._shapes, strict=False)
+        ]
+        return clips_of(frames, self._num_clips)
+
+    def nested(self) -> torch.Tensor:
+        shape = (sum(shape[0] for shape in self._shapes), *self._shapes[0][1:])
+        return _jagged(self._values.view(shape), [shape[0] for shape in self._shapes])
+
+
+def for_users(features: Mapping[str, Any], as_nested: Collection[str]) -> dict[str, Any]:
+    """The features of a batch as users get them: ragged ones as lists, and some nested."""
+    return {
+        name: item
+        if isinstance(item, (torch.Tensor, list))
+        else item.nested()
+        if name in as_nested
+        else item.lists()
+        for name, item in features.items()
+    }
+
+
+def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:
+    """Frames of so many clips, one clip's after the other's, by clip."""
+    length = len(frames) // num_clips
+    return [frames[at : at + length] for at in range(0, len(frames), length)]
+
+
+def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """One nested tensor of tensors [?, …], or of nested tensors of these, in fresh memory."""
+    values: list[torch.Tensor] = []
+    lengths: list[int] = []
+    part: Any
+    for part in parts:
+        if part.is_nested:
+            values.append(part.values())
+            lengths += part.offsets().diff().tolist()
+        else:
+            values.append(part)
+            lengths.append(len(part))
+    return _jagged(torch.cat(values), lengths)
+
+
+def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    ends = torch.tensor([0, *accumulate(lengths)], device=values.device)
+    # With the extremes given, nothing waits for a device to find them.
+    made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        values, ends, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
+    return made

@@ -10,25 +10,40 @@ import os
 import threading
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.arena import Arena, Rows
-from seqrecord.engine.batch_pools import batch_pools
-from seqrecord.engine.batches import BatchBuilder
-from seqrecord.engine.host_batches import HostBatchBuilder
+from seqrecord.engine.arena import Arena, Packed, Rows, clips_of
+from seqrecord.engine.batches import BatchBuilder, Copiers, Copy, Source
+from seqrecord.engine.calls import Calls, read_only
+from seqrecord.engine.crops import frames_in
+from seqrecord.engine.pools import BufferPool, batch_pools
 from seqrecord.engine.stats import EngineStats
+from seqrecord.grids import followed
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["Buffers", "ChunkBuffers", "GroupNeeds", "HostBuffers", "KeptBuffers", "Needs"]
+__all__ = [
+    "Buffers",
+    "ChunkBuffers",
+    "GroupNeeds",
+    "HostBatchBuilder",
+    "HostBuffers",
+    "KeptBuffers",
+    "Needs",
+]
+
+_SCATTERED = 64 << 10  # bytes of a clip's feature; larger ones are copied with a call each
+_COPY_BYTES = 4 << 20  # at least so many in one call, where several threads copy
 
 _ArenaT = TypeVar("_ArenaT")
 
@@ -163,3 +178,197 @@ class KeptBuffers:
     def release(self, buffers: Buffers[Any]) -> None:
         """Keep buffers that this process has acquired."""
         self._idle.append(buffers)
+
+
+class HostBatchBuilder:
+    """A batch of `size` clips in buffers of these pools, see `batch_pools`.
+
+    Features are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`.
+    """
+
+    def __init__(
+        self, size: int, specs: Mapping[str, ArraySpec], pools: Mapping[str, BufferPool]
+    ) -> None:
+        self.size = size
+        self._specs = specs
+        self._pools = pools
+        fixed = [name for name, spec in specs.items() if spec.is_fixed]
+        self._buffers = {name: pools[name].acquire() for name in fixed}
+        self._variable: dict[str, Packed] = {}
+        self._texts: dict[str, list[Any]] = {}  # a list for each clip
+        for name, spec in specs.items():
+            if spec.value != "array":
+                self._texts[name] = [None] * size
+            elif not spec.is_fixed:
+                self._variable[name] = Packed(spec, pools[name])
+
+    @property
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
+        """The frames of all clips, one clip's after the other's: arrays [clips * frames, …]."""
+        return {
+            name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
+        }
+
+    def gather(
+        self,
+        slots: IntArray,
+        sources: Sequence[Source[Arena]],
+        copiers: Copiers,
+        calls: Calls | None = None,
+    ) -> int:
+        if calls is not None:
+            copiers.copy(self._calls(slots, sources, calls))
+            return 0
+        parts, others = self._parts(slots, sources)
+        others += self._crops(slots, sources)
+        total = sum(part.out.nbytes for part in parts)
+        if total + sum(other.nbytes for other in others) < _COPY_BYTES:
+            # To hand copies to threads would take longer than to make them.
+            for part in parts:
+                part.copy()
+            for other in others:
+                other.do()
+        else:
+            copiers.copy([*others, *_pieces(parts, total, copiers.num_threads)])
+        for source in sources:
+            rows = source.rows.reshape(-1)
+            for name in source.features:
+                if name in self._texts:
+                    found = clips_of(source.arena.find_list(name, rows), len(source.rows))
+                    for at, texts in zip(slots.tolist(), found, strict=True):
+                        self._texts[name][at] = texts
+                elif name in self._variable:
+                    for frame in source.arena.find_list(name, rows):
+                        self._variable[name].append(frame)
+        return 0
+
+    def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
+        """Fill the clips at these slots with 0, of a feature of a fixed shape."""
+        self._buffers[feature][slots] = 0
+
+    def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
+        features: dict[str, Any] = {}
+        for name in self._specs:
+            if name in self._texts:
+                features[name] = self._texts[name]
+            elif name in self._variable:
+                features[name] = self._variable[name].finish(self.size)
+            else:
+                features[name] = self._pools[name].lease(self._buffers[name], self.size)
+        return features, lambda: None
+
+    def _parts(
+        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
+    ) -> tuple[list[_Part], list[Copy]]:
+        """What is copied to the clips at these slots: a feature each, or a run of slots of it.
+
+        Small clips whose slots lie apart go through memory of their own, in one copy.
+        """
+        parts, scattered = [], []
+        runs = list(pairwise(followed(slots)))
+        for source in sources:
+            for name in source.features:
+                buffer = self._buffers.get(name)
+                if buffer is None or (source.crop is not None and name in source.crop.features):
+                    continue
+                nbytes = buffer.nbytes // len(buffer)
+                if len(runs) > 1 and 0 < nbytes < _SCATTERED:
+                    do = partial(_scatter, source.arena, name, source.rows, buffer, slots)
+                    scattered.append(Copy(nbytes * len(slots), do))
+                    continue
+                for begin, stop in runs:
+                    rows = source.rows[begin:stop].reshape(-1)
+                    out = buffer[slots[begin] : slots[begin] + stop - begin]
+                    out = out.reshape(len(rows), *buffer.shape[2:])
+                    parts.append(_Part(source.arena, name, rows, out))
+        return parts, scattered
+
+    def _crops(
+        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
+    ) -> Iterator[Copy]:
+        """Copies of the windows of clips."""
+        for source in sources:
+            if (crop := source.crop) is None:
+                continue
+            for name in crop.features.intersection(source.features, self._buffers):
+                for clip, rows in enumerate(source.rows):
+                    out = self._buffers[name][slots[clip]]
+                    do = partial(crop.copy, name, clip, source.arena[name], rows, out)
+                    yield Copy(out.nbytes, do)
+
+    def _calls(
+        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]], calls: Calls
+    ) -> Iterator[Copy]:
+        """Calls of functions, a clip each: nobody knows how long one takes, so it is worth a
+        thread."""
+        for number, slot in enumerate(slots.tolist()):
+            yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number))
+
+    def _call(self, slot: int, sources: Sequence[Source[Arena]], calls: Calls, number: int) -> None:
+        clip: dict[str, Any] = {}
+        for source in sources:
+            clip.update(_views(source, number))
+        out = {name: buffer[slot] for name, buffer in self._buffers.items()}
+        for name, texts in calls.make(number, clip, out).items():
+            if name in self._texts:
+                self._texts[name][slot] = texts
+
+
+def _views(source: Source[Arena], clip: int) -> Iterator[tuple[str, Any]]:
+    """The features of a clip: views [frames, …], or lists of frames, that cannot be written to."""
+    arena, rows = source.arena, source.rows[clip]
+    for name in source.features:
+        if not arena.specs[name].is_fixed:
+            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
+        elif source.crop is not None and name in source.crop.features:
+            yield name, read_only(source.crop.view(name, clip, arena[name], rows))
+        else:
+            yield name, read_only(frames_in(arena[name], rows))
+
+
+class _Part(NamedTuple):
+    """Rows of a feature, int64 [n], that go to `out`, [n, …]."""
+
+    arena: Arena
+    feature: str
+    rows: npt.NDArray[np.int64]
+    out: npt.NDArray[Any]
+
+    def copy(self) -> None:
+        self.arena.gather(self.feature, self.rows, self.out)
+
+
+def _scatter(
+    arena: Arena,
+    feature: str,
+    rows: npt.NDArray[np.int64],
+    buffer: npt.NDArray[Any],
+    slots: npt.NDArray[np.int64],
+) -> None:
+    """Copy clips, rows int64[clips, frames], to slots that lie apart."""
+    clips = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
+    arena.gather(feature, rows.reshape(-1), clips.reshape(-1, *buffer.shape[2:]))
+    # A clip as one item: NumPy copies these in one loop, whatever their shape.
+    item = np.dtype((np.void, clips[0].nbytes))
+    buffer.reshape(len(buffer), -1).view(item)[slots, 0] = clips.reshape(len(clips), -1).view(item)[
+        :, 0
+    ]
+
+
+def _pieces(parts: Iterable[_Part], left: int, threads: int) -> Iterator[Copy]:
+    """Copies that together are those of `parts`, `left` bytes: large ones first, then smaller.
+
+    So threads that take one after the other finish together, with few calls: after each a thread
+    must get the GIL again, which other threads may hold for a while.
+    """
+    for part in sorted(parts, key=lambda part: -part.out.nbytes):
+        row = part.out.nbytes // max(1, len(part.rows)) or 1
+        start, count = 0, len(part.rows)
+        while start < count:
+            stop = start + max(1, max(_COPY_BYTES, left // threads) // row)
+            if (count - stop) * row < _COPY_BYTES // 2:
+                stop = count
+            piece = part._replace(rows=part.rows[start:stop], out=part.out[start:stop])
+            yield Copy(piece.out.nbytes, piece.copy)
+            left -= piece.out.nbytes
+            start = stop

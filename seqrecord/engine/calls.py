@@ -1,23 +1,24 @@
-"""Functions that are called for each clip, and what they make of it."""
+"""Functions that are called for each clip, what they make of it, and what is drawn for clips."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clip_transforms import ClipFunction
 from seqrecord.clips import IntArray
+from seqrecord.engine.crops import Crop
 from seqrecord.errors import ClipError
-from seqrecord.reading.frames import ArraySpec, add_place, check_text
+from seqrecord.reading.frames import ArraySpec, add_place, check_arrays, check_text, named
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["Calls", "ClipFunctions", "read_only", "text_spec"]
+__all__ = ["Calls", "ClipFunctions", "DrawClips", "Drawn", "read_only", "text_spec"]
 
 _SALT = 0x63616C6C  # the draws are not those of crops
 
@@ -74,25 +75,7 @@ class ClipFunctions:
     def call(self, clip: dict[str, Any], seed: int) -> dict[str, Any]:
         """What they make of a clip's arrays, like what they made of the first one."""
         arrays = self._call({name: clip[name] for name in self.names}, seed)
-        if arrays.keys() != self.made.keys():
-            raise ClipError(
-                f"{_WHAT} gives other features than for the first clip",
-                expected=", ".join(self.made),
-                got=", ".join(arrays),
-            )
-        for name, spec in self.made.items():
-            if spec.value != "array":
-                _check_texts(name, arrays[name], spec)
-                continue
-            if isinstance(arrays[name], list):
-                arrays[name] = np.asarray(arrays[name])
-            if (got := ArraySpec(arrays[name].dtype, arrays[name].shape)) != spec:
-                raise ClipError(
-                    f"{_WHAT} gives another dtype or shape than for the first clip",
-                    feature=name,
-                    expected=spec,
-                    got=got,
-                )
+        check_arrays(_WHAT, "clip", arrays, self.made, _check_texts)
         return arrays
 
     def add_place(self, error: Exception, episode: int, start: int) -> None:
@@ -103,14 +86,7 @@ class ClipFunctions:
     def _call(self, clip: Any, seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
         for function in self.functions:
-            clip = function(clip, generator)
-            if not (isinstance(clip, Mapping) and clip and all(isinstance(n, str) for n in clip)):
-                raise ClipError(
-                    f"{_WHAT} does not give arrays by name",
-                    expected="a dict of arrays with at least one",
-                    got=repr_of(clip, 100),
-                )
-            clip = dict(clip)
+            clip = named(_WHAT, function(clip, generator))
         return {name: _array(name, value) for name, value in clip.items()}
 
 
@@ -122,9 +98,6 @@ class Calls:
     episode: IntArray
     start: IntArray
     seeds: npt.NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        return len(self.start)
 
     def make(
         self, number: int, clip: dict[str, Any], out: Mapping[str, npt.NDArray[Any]]
@@ -199,14 +172,26 @@ def text_spec(
     return before[name]
 
 
-def _check_texts(name: str, values: Any, spec: ArraySpec) -> None:
+def _check_texts(what: str, name: str, values: Any, spec: ArraySpec) -> None:
     count = spec.shape[0]
     if not (isinstance(values, list) and len(values) == count):
         raise ClipError(
-            f"{_WHAT} gives another number of texts than for the first clip",
+            f"{what} gives another number of texts than for the first clip",
             feature=name,
             expected=count,
             got=len(values) if isinstance(values, list) else repr_of(values, 50),
         )
     for value in values:
-        check_text(_WHAT, name, value, spec)
+        check_text(what, name, value, spec)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Of some clips: the windows, if there are crops, and the calls, if there are functions."""
+
+    crop: Crop | None = None
+    calls: Calls | None = None
+
+
+DrawClips: TypeAlias = Callable[[IntArray, IntArray], Drawn]
+"""What is drawn for clips by the rows of their episodes and their first frames, int64[n] each."""

@@ -8,6 +8,7 @@ never runs further ahead than those.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -21,26 +22,26 @@ import torch
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import Batch, OpenBatch
+from seqrecord.engine.batches import Batch, Channel, ClosedError, OpenBatch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
-from seqrecord.engine.channel import Channel
+from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
-from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.loading import ChunkLoader
-from seqrecord.engine.scheduler import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameStore, Rings
-from seqrecord.engine.workers import WorkerPool
+from seqrecord.engine.workers import THREAD_NAME, WorkerPool
+from seqrecord.forks import at_fork
 from seqrecord.format.index import GroupIndex
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
+from seqrecord.threads import start
 
-__all__ = ["Engine", "Execution", "Job", "Resources", "run_plan"]
+__all__ = ["Engine", "Execution", "Job", "Resources", "Scheduler", "run_plan"]
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
@@ -325,3 +326,64 @@ def _close(channel: Channel, schedulers: list[Scheduler], patience: float | None
         channel.close()  # for all, before any is waited for
     for scheduler in schedulers:
         scheduler.close(patience)
+
+
+class Scheduler:
+    """A thread that calls `run`, and then tells the channel that it has ended, with what it raised.
+
+    Raises `ResourceError` where the system lets none start; the channel is then closed.
+    """
+
+    def __init__(self, channel: Channel, run: Callable[[], None]) -> None:
+        self.process = os.getpid()
+        self._channel = channel
+        name = f"{THREAD_NAME}-scheduler"
+        self._thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
+        try:
+            start(self._thread)
+        except BaseException:  # or Ctrl-C while this waits until the thread runs, which it may
+            channel.close()
+            raise
+        _running.add(self)
+
+    def close(self, patience: float | None = None) -> None:
+        """End the iteration's threads, and wait for that, for `patience` seconds or until they end.
+
+        A finalizer must not wait without limit: the garbage collector calls it in any thread, maybe
+        in one that holds a lock that the engine's threads wait for. In one of these, it returns.
+        """
+        if os.getpid() != self.process:
+            return  # a fork's copy has no threads, and the channel's lock may be held for ever
+        self._channel.close()
+        if not threading.current_thread().name.startswith(THREAD_NAME):
+            self._thread.join(patience)
+
+    def _run(self, run: Callable[[], None]) -> None:
+        error = _error_of(run)
+        del run
+        if isinstance(error, ClosedError) or (error is not None and self._channel.is_closed):
+            # Nobody gets it. The futures of loads hold it, and its frames hold the futures.
+            error.__traceback__ = None
+            error = None
+        self._channel.end(error)
+
+
+def _error_of(run: Callable[[], None]) -> BaseException | None:
+    """What a call raises, for the thread that waits for it."""
+    try:
+        run()
+    except BaseException as error:
+        return error
+    finally:
+        del run  # an error's traceback refers to this frame, and the user may keep it
+    return None
+
+
+_running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+at_fork(after_in_child=_running.clear)  # a fork has none of the threads
+
+
+@atexit.register
+def _close_all() -> None:
+    for scheduler in list(_running):
+        scheduler.close()

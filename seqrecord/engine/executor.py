@@ -22,9 +22,8 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import OpenBatch, Source
-from seqrecord.engine.channel import Channel
-from seqrecord.engine.draws import DrawClips, Drawn
+from seqrecord.engine.batches import Channel, OpenBatch, Source
+from seqrecord.engine.calls import DrawClips, Drawn
 from seqrecord.engine.loads import Load, Placed, Waiting, each_load, loads_of_round
 from seqrecord.engine.stores import FoundRows, FrameStore
 from seqrecord.engine.workers import Loading, WorkerPool

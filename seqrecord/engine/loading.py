@@ -23,11 +23,10 @@ import numpy.typing as npt
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
-from seqrecord.engine.arena import Rows
+from seqrecord.engine.arena import Padded, Rows, clear_rows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.loads import Load
-from seqrecord.engine.ragged import Padded, clear_rows
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
@@ -41,7 +40,7 @@ from seqrecord.reading.frames import (
     check_arrays,
     mask_name,
 )
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage.stopping import check_wanted
 
@@ -101,8 +100,6 @@ class ChunkLoader:
         self._dataset = dataset
         self._reader = reader = dataset.chunk_reader()
         self.is_local = reader.is_local
-        self.joins = reader.is_local and transform is None
-        """Whether small loads are better done several by one thread."""
         self._buffers = buffers
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._transform = transform
@@ -151,6 +148,10 @@ class ChunkLoader:
         if fetched is not None:
             self._release(fetched)
 
+    def joins(self, load: Load) -> bool:
+        """Whether the load, if it is small, is better done by the thread that does others."""
+        return self.is_local and self._transform is None and load.group not in self.in_pieces
+
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load is certain to need a read: no load before it has kept its chunk open."""
         if load.group not in self.in_pieces:
@@ -198,7 +199,7 @@ class ChunkLoader:
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:
             straight = self._read_raw(group, chunk, frame, out, rows, exact)
-        if stored == straight and not self._reader.has_gaps(group):
+        if stored == straight and not self._reader.raw[group].has_gaps:
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
             return None
         try:
@@ -235,7 +236,7 @@ class ChunkLoader:
         if not targets:
             return set()
         begin = perf_counter()
-        runs = FrameRuns.of(chunk, frame - table.first_frame[chunk], rows)
+        runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
             nbytes = raw.read(runs, targets, self._buffers.chunks, exact=exact)
         except Exception as error:
@@ -254,16 +255,9 @@ class ChunkLoader:
         wanted = [page for page in pages if page.feature not in without]
         nbytes = sum(aligned(page.stop - page.start) for page in wanted)
         buffer = self._buffers.chunks.acquire(nbytes)
-        used = 0
-
-        def allocate(length: int) -> memoryview:
-            nonlocal used
-            used += length
-            return buffer[used - length : used].data
-
         try:
             with self._naming(chunk):
-                data = self._reader.read(wanted, allocate)
+                data = self._reader.read(wanted, buffer)
         except BaseException:
             self._buffers.chunks.release(buffer)
             raise
@@ -395,7 +389,7 @@ class ChunkLoader:
             reader.decode(page, data, _as_range(frames), target[row : row + len(frames)])
             return
         found = reader.shapes(page, data)
-        shapes = [found[page.position(i) or 0] for i in frames]
+        shapes = [found[i] for i in page.positions(frames).tolist()]
         if spec.value == "array" and not isinstance(target, np.ndarray):
             reader.decode(page, data, frames, target.make(row, shapes))
             return
@@ -429,15 +423,14 @@ class ChunkLoader:
                 inside = frame - part.chunk.first_frame
                 if 0 <= inside < part.chunk.num_frames:
                     with self._naming(part.chunk):
-                        data = list(part.data.values())
-                        arrays = self._reader.decode_frame(part.pages, data, inside)
                         for page in part.pages:
-                            array = arrays[page.feature]
-                            decoded[page.feature] = self._reader.value(page, array, inside)
+                            data = part.data[page.feature]
+                            value = self._reader.value_of(page, data, inside)
+                            decoded[page.feature] = value
             whole = {name: decoded[name] for name in self._reader.features}
             with self._naming(fetched.chunk, frame):
                 made = apply_transform(transform, whole)
-                check_arrays(made, specs)
+                check_arrays("frame_transform", "frame", made, specs)
             for name, value in made.items():
                 out[name][row] = value
         return int(np.count_nonzero(present))
@@ -465,13 +458,12 @@ class ChunkLoader:
 
     def _name(self, error: Exception, chunk: Chunk, transformed: int | None = None) -> None:
         """Have an error name the chunk, or the frame of its episode that is being transformed."""
-        file = f"{self._dataset.url}/{chunk.path}"
-        key = self._dataset.index.key(chunk.episode)
-        first, last = chunk.first_frame, chunk.first_frame + chunk.num_frames - 1
+        place = self._reader.raw[chunk.group].place_of(chunk.row)
         if transformed is None:
-            add_place(error, "a chunk", file=file, episode=f"{key} (frames {first} to {last})")
+            add_place(error, "a chunk", **place)
         else:
-            add_place(error, "frame_transform", file=file, episode=key, frame=transformed)
+            place["episode"] = self._dataset.index.key(chunk.episode)
+            add_place(error, "frame_transform", **place, frame=transformed)
 
 
 def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
@@ -84,7 +84,15 @@ class Trace:
 
     def span(self, name: str, **args: int | str) -> AbstractContextManager[object]:
         """A context whose time is recorded, however it ends, for the thread that leaves it."""
-        return _Span(self, name, args) if self.is_on else _NOTHING
+        return self._span(name, args) if self.is_on else _NOTHING
+
+    @contextmanager
+    def _span(self, name: str, args: dict[str, Any]) -> Iterator[None]:
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, begin, perf_counter(), **args)
 
     def add(
         self, name: str, begin: float, end: float, *, track: str | None = None, **args: int | str
@@ -136,21 +144,6 @@ def trace_path(
     target = Path(path)
     parts = [f"rank{rank[0]}"] * (rank[1] > 1) + [f"worker{worker}"] * (worker is not None)
     return target.with_name(".".join([target.stem, *parts]) + target.suffix)
-
-
-class _Span:
-    __slots__ = ("_args", "_begin", "_name", "_trace")
-
-    def __init__(self, trace: Trace, name: str, args: dict[str, Any]) -> None:
-        self._trace = trace
-        self._name = name
-        self._args = args
-
-    def __enter__(self) -> None:
-        self._begin = perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._trace.add(self._name, self._begin, perf_counter(), **self._args)
 
 
 class _File:

@@ -12,12 +12,12 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
+from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
+from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import check_device, find_device
-from seqrecord.engine.draws import DrawClips
 from seqrecord.engine.engine import Engine, Job, Resources, run_plan
-from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path

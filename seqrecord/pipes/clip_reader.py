@@ -26,13 +26,11 @@ from torch.utils.data import get_worker_info
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
-from seqrecord.engine.arena import Arena, Rows
+from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested
 from seqrecord.engine.batches import Copy, Source
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.calls import read_only
-from seqrecord.engine.draws import Drawn
+from seqrecord.engine.calls import Drawn, read_only
 from seqrecord.engine.loading import ChunkLoader
-from seqrecord.engine.ragged import RaggedFrames, for_users, nested
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError

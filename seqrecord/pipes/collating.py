@@ -16,9 +16,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.engine.adjacent import join
-from seqrecord.engine.arena import BufferPool
-from seqrecord.engine.ragged import nested
-from seqrecord.engine.shared_memory import SharedBufferPool, can_share
+from seqrecord.engine.arena import nested
+from seqrecord.engine.pools import BufferPool, SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 

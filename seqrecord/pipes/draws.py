@@ -13,9 +13,8 @@ import torch
 from seqrecord.clip_frames import ClipSteps
 from seqrecord.clip_transforms import ClipFunction, HorizontalFlip, WindowStep
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.engine.calls import ClipFunctions
+from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
-from seqrecord.engine.draws import Drawn
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of

@@ -13,13 +13,12 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import Batch, BatchBuilder, OpenBatch
+from seqrecord.engine.arena import for_users
+from seqrecord.engine.batches import Batch, BatchBuilder, Channel, OpenBatch
 from seqrecord.engine.buffers import HostBuffers, KeptBuffers, Needs
-from seqrecord.engine.channel import Channel
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import find_device, side_stream
 from seqrecord.engine.engine import Engine
-from seqrecord.engine.ragged import for_users
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError

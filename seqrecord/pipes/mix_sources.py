@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from seqrecord.clips import IntArray
-from seqrecord.engine.batches import OpenBatch
-from seqrecord.engine.channel import Channel
+from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats

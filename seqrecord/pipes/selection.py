@@ -19,7 +19,7 @@ from seqrecord.clip_frames import ClipFrames
 from seqrecord.clip_transforms import chain_of
 from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
-from seqrecord.engine.draws import Drawn
+from seqrecord.engine.calls import Drawn
 from seqrecord.errors import ClipError, located
 from seqrecord.forks import PerProcess, cached_property
 from seqrecord.grids import numbered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from seqrecord.format.index import GroupIndex, Index
 
 __all__ = ["disagreements"]
 
+_Footers: TypeAlias = "Sequence[Footer | None]"
+
 
 def disagreements(
-    stored: Index, rebuilt: Index, footers: Sequence[Footer | None], urls: Sequence[str]
+    stored: Index, rebuilt: Index, footers: _Footers, urls: Sequence[str]
 ) -> list[FormatError]:
     """An error for each episode of which the two indexes say something else.
 
@@ -27,19 +29,22 @@ def disagreements(
         return []
     found = []
     for episode, key in enumerate(stored.keys.to_pylist()):
-        rows = [group.rows_of(episode) for group in stored.groups]
-        files = [group.file[some] for group, some in zip(stored.groups, rows, strict=True)]
-        if any(footers[file] is None for file in np.unique(np.concatenate(files)).tolist()):
+        places = _places(stored, episode)
+        if any(footers[stored.groups[number].file[row]] is None for number, row in places):
             continue
         other = rebuilt.positions.get(key)
         if other is None or _facts(stored, episode) != _facts(rebuilt, other):
-            number, row, names = (*_unlisted(stored, rows, footers), "episode")
-        elif (differing := _differing(stored, episode, rebuilt, other, footers)) is None:
-            continue
+            lost = (place for place in places if _listed(footers, stored, *place) is None)
+            place, names = next(lost, places[0]), "episode"
         else:
-            number, row, names = differing
+            for place, (_, twin) in zip(places, _places(rebuilt, other), strict=True):
+                if names := _differing(stored, *place, rebuilt, twin, footers):
+                    break
+            else:
+                continue
+        number, row = place
         group = stored.groups[number]
-        is_lost = _listed(footers, group, number, row) is None
+        is_lost = _listed(footers, stored, number, row) is None
         error = FormatError(
             "a chunk of the index that the record file's footer does not list"
             if is_lost
@@ -85,40 +90,29 @@ def _facts(index: Index, episode: int) -> tuple[Any, ...]:
     )
 
 
-def _unlisted(
-    stored: Index, rows: Sequence[slice], footers: Sequence[Footer | None]
-) -> tuple[int, int]:
-    """Group and row of the first chunk in these rows that no footer lists, or of the first one."""
-    for number, group in enumerate(stored.groups):
-        for row in range(rows[number].start, rows[number].stop):
-            if _listed(footers, group, number, row) is None:
-                return number, row
-    return 0, rows[0].start
+def _places(index: Index, episode: int) -> list[tuple[int, int]]:
+    """Group and row of all chunks of an episode."""
+    each = ((number, group.rows_of(episode)) for number, group in enumerate(index.groups))
+    return [(number, row) for number, rows in each for row in range(rows.start, rows.stop)]
 
 
 def _differing(
-    stored: Index, episode: int, rebuilt: Index, other: int, footers: Sequence[Footer | None]
-) -> tuple[int, int, str] | None:
-    """Group and row of an episode's first chunk that differs, and what does.
+    stored: Index, number: int, row: int, rebuilt: Index, other: int, footers: _Footers
+) -> str:
+    """What differs of a chunk, which is row `other` of its group in `rebuilt`; empty for nothing.
 
-    It is episode `other` of `rebuilt`, and has as many chunks there.
+    A copy may lie elsewhere.
     """
-    for number, (mine, theirs) in enumerate(zip(stored.groups, rebuilt.groups, strict=True)):
-        rows, places = mine.rows_of(episode), theirs.rows_of(other)
-        each = zip(range(rows.start, rows.stop), range(places.start, places.stop), strict=True)
-        for row, place in each:
-            first, second = _said(mine, row), _said(theirs, place)
-            names = [name for name in first if first[name] != second[name]]
-            if "offset" in names:
-                one, two = (
-                    _listed(footers, mine, number, row),
-                    _listed(footers, theirs, number, place),
-                )
-                if _equal(one, two):
-                    names.remove("offset")
-            if names:
-                return number, row, ", ".join(names)
-    return None
+    first, second = _said(stored.groups[number], row), _said(rebuilt.groups[number], other)
+    names = [name for name in first if first[name] != second[name]]
+    if "offset" in names:
+        one = _listed(footers, stored, number, row)
+        two = _listed(footers, rebuilt, number, other)
+        if one is not None and two is not None:
+            same = [name for name in one.dtype.names if name not in ("episode", "offset")]
+            if all(np.array_equal(one[name], two[name]) for name in same):
+                names.remove("offset")
+    return ", ".join(names)
 
 
 def _said(group: GroupIndex, row: int) -> dict[str, Any]:
@@ -133,8 +127,9 @@ def _said(group: GroupIndex, row: int) -> dict[str, Any]:
     }
 
 
-def _listed(footers: Sequence[Footer | None], group: GroupIndex, number: int, row: int) -> Any:
+def _listed(footers: _Footers, index: Index, number: int, row: int) -> Any:
     """The chunk that the footer of the index's file lists at the index's offset; or `None`."""
+    group = index.groups[number]
     footer = footers[group.file[row]]
     if footer is None:
         return None
@@ -144,11 +139,3 @@ def _listed(footers: Sequence[Footer | None], group: GroupIndex, number: int, ro
     found = chunks[start:stop]  # more than one where a chunk takes no room
     found = found[found["first_frame"] == group.first_frame[row]] if len(found) > 1 else found
     return found[0] if len(found) else None
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether two footers list the same pages; a chunk that one does not list is `None`."""
-    if first is None or second is None:
-        return False
-    names = [name for name in first.dtype.names if name not in ("episode", "offset")]
-    return all(np.array_equal(first[name], second[name]) for name in names)

@@ -1,19 +1,24 @@
-"""Reads chunks: which bytes a feature's page is, and whether they are those that were written."""
+"""Chunks: where their pages lie, whether these are as they were written, and what is decoded of
+them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, CodecError, FormatError
+from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
+from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import ALIGNMENT, num_slices, page_offsets, slice_sums, table_bytes
-from seqrecord.reading.page import Chunk, Page, PageDecoder
+from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums, table_bytes
+from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
@@ -21,15 +26,78 @@ from seqrecord.storage.ranges import ByteRange, coalesce
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
 
-_NOTHING = memoryview(b"")
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 
 
-class ChunkReader(PageDecoder):
+@dataclass(frozen=True)
+class Chunk:
+    """Where a chunk lies and whose frames it holds: `[first_frame, first_frame + num_frames)`.
+
+    `row` is its row in the chunk table of its group.
+    """
+
+    group: int
+    row: int
+    episode: int
+    first_frame: int
+    num_frames: int
+    path: str
+    offset: int
+
+    @property
+    def stop_frame(self) -> int:
+        """The frame behind its last one."""
+        return self.first_frame + self.num_frames
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """A page's place in its record file.
+
+    `present`, bool [frames of the chunk], says which of them have the feature; `None` where all do.
+    `sums` is where the checksums of its slices lie; `None` for a page that is not raw. `memo` keeps
+    what was computed of its bytes, once they are read.
+    """
+
+    feature: str
+    chunk: Chunk
+    start: int
+    stop: int
+    crc32c: int
+    present: npt.NDArray[np.bool_] | None
+    largest: int | None  # bytes of its largest frame, decoded; `None` for a fixed shape
+    sums: int | None
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_present(self) -> int:
+        return self.chunk.num_frames if self.present is None else int(self._ranks[-1])
+
+    def has(self, frame: int) -> bool:
+        """Whether frame `frame` of the chunk has the feature."""
+        return self.present is None or bool(self.present[frame])
+
+    def positions(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Positions in the page of frames of the chunk, all of which have it: int64 [...]."""
+        numbers = np.asarray(frames, np.int64)
+        if self.present is None:
+            return numbers
+        assert self.present[numbers].all(), "a frame lacks the feature"
+        return self._ranks[numbers] - 1
+
+    @cached_property
+    def _ranks(self) -> npt.NDArray[np.int64]:
+        assert self.present is not None
+        ranks: npt.NDArray[np.int64] = np.cumsum(self.present, dtype=np.int64)
+        return ranks
+
+
+class ChunkReader:
     """Reads and decodes pages of the chosen features. Safe to use from many threads at once.
 
-    With `verify` every page is checked against its CRC32C when it is read.
+    With `verify` every page is checked against its CRC32C when it is read. An error names file,
+    offset, episode and feature.
     """
 
     def __init__(
@@ -41,30 +109,19 @@ class ChunkReader(PageDecoder):
         *,
         verify: bool = True,
     ) -> None:
-        super().__init__(storage.url, index, features)
         self.verify = verify
-        self._storage = storage
+        self.features = features
+        self._storage, self._index = storage, index
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
-        self.paths = paths  # of the record files
+        self._paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
-        self._has_gaps: dict[int, bool] = {}  # by group, likewise
-        numbers = {spec.group for spec in features.values()}
-        self.raw = {
-            n: RawFrames(
-                storage, self.paths, index, n, features, verify=verify, is_local=self.is_local
-            )
-            for n in numbers
-        }
+        self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
+        self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
+        self.raw = [
+            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self.is_local)
+            for n in range(len(index.groups))
+        ]
         """What reads frames of the raw features of each group."""
-
-    def has_gaps(self, group: int) -> bool:
-        """Whether any frame lacks a chosen feature of a group."""
-        if (found := self._has_gaps.get(group)) is None:
-            table = self._index.groups[group]
-            columns = [table.schema.position(n) for n in self.features if n in table.schema]
-            found = bool(np.isin(table.gaps["feature"], table.features[columns]).any())
-            self._has_gaps[group] = found
-        return found
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""
@@ -72,34 +129,30 @@ class ChunkReader(PageDecoder):
         if episode is None:
             episode = table.episode_of(row)
         first, frames = int(table.first_frame[row]), int(table.num_frames[row])
-        path = self.paths[int(table.file[row])]
+        path = self._paths[int(table.file[row])]
         return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
 
     def pages(self, chunk: Chunk) -> list[Page]:
         """The pages of the chosen features of the chunk's group, in their order."""
-        table, found = self._index.groups[chunk.group], {}
-        lengths = table.page_length[chunk.row].tolist()
-        starts = (chunk.offset + page_offsets(table.page_length[chunk.row])).tolist()
-        sums = starts[-1]  # of the slices of raw pages, which lie behind the pages
-        if sums - chunk.offset > _UNCHECKED_BYTES:
-            self._check_length(chunk, sums)
+        table, row, found = self._index.groups[chunk.group], chunk.row, {}
+        lengths = table.page_length[row].tolist()
+        starts, sums = self.raw[chunk.group].places(row)
+        if starts[-1] - chunk.offset > _UNCHECKED_BYTES:
+            self._check_length(chunk, starts[-1])
         variable = 0
         for column, (name, spec) in enumerate(table.schema.items()):
             if name in self.features:
-                largest = None if spec.is_fixed else int(table.largest_frame[chunk.row, variable])
                 found[name] = Page(
                     feature=name,
                     chunk=chunk,
                     start=starts[column],
                     stop=starts[column] + lengths[column],
-                    crc32c=int(table.page_crc32c[chunk.row, column]),
-                    present=table.present(chunk.row, int(table.features[column])),
-                    largest=largest,
-                    sums=sums if spec.is_raw else None,
+                    crc32c=int(table.page_crc32c[row, column]),
+                    present=table.present(row, int(table.features[column])),
+                    largest=None if spec.is_fixed else int(table.largest_frame[row, variable]),
+                    sums=sums[column] if spec.is_raw else None,
                 )
             variable += not spec.is_fixed
-            if spec.is_raw:
-                sums += 4 * num_slices(spec, lengths[column] // spec.nbytes)
         return [found[name] for name in self.features if name in found]
 
     def _check_length(self, chunk: Chunk, stop: int) -> None:
@@ -109,31 +162,33 @@ class ChunkReader(PageDecoder):
         if (length := self._lengths[chunk.path]) < stop:
             raise FormatError(
                 "a chunk outside its record file",
-                file=self.path_of(chunk),
+                file=self.raw[chunk.group].place_of(chunk.row)["file"],
                 offset=chunk.offset,
                 expected=f"at least {stop} bytes",
                 got=f"{length} bytes",
             )
 
     def read(
-        self, pages: Sequence[Page], allocate: Callable[[int], memoryview] | None = None
+        self, pages: Sequence[Page], buffer: npt.NDArray[np.uint8] | None = None
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into memory from `allocate`. Raises `ChecksumError` for a page that does not
+        the storage, into `buffer` if one is given. Raises `ChecksumError` for a page that does not
         match its checksum.
         """
         if not pages:
             return []
         ranges = [ByteRange(page.start, page.stop) for page in pages]
-        data = [_NOTHING] * len(pages)
+        data = [memoryview(b"")] * len(pages)
         merged = coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
-        buffers = [(allocate or _fresh)(whole.length) for whole, _ in merged]
-        for (whole, members), buffer in zip(merged, buffers, strict=True):
+        ends = list(accumulate(whole.length for whole, _ in merged))
+        memory = np.empty(ends[-1], np.uint8) if buffer is None else buffer
+        buffers = [memory[a:b].data for a, b in pairwise([0, *ends])]
+        for (whole, members), part in zip(merged, buffers, strict=True):
             for i in members:
                 start, stop = ranges[i]
-                data[i] = buffer[start - whole.start : stop - whole.start]
+                data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
         if self.verify:
@@ -158,11 +213,13 @@ class ChunkReader(PageDecoder):
             )
             raise self._located(page, error)
 
-    def read_frame(self, page: Page, frame: int) -> npt.NDArray[Any]:
-        """One frame of a page that is neither raw nor video, read alone; nothing is checked."""
+    def read_frame(self, page: Page, frame: int) -> Any:
+        """What users get of one frame of a page that is neither raw nor video, read alone.
+
+        Nothing is checked.
+        """
         codec, spec = self._codecs[page.feature], self.features[page.feature]
-        count, position = page.num_present, page.position(frame)
-        assert position is not None, "the frame lacks the feature"
+        count, position = page.num_present, int(page.positions(frame))
         try:
             size = table_bytes(spec, count)
             if size > page.stop - page.start:
@@ -177,7 +234,7 @@ class ChunkReader(PageDecoder):
             codec.decode_blob(self._read_part(page, start, stop), out)
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
-        return out
+        return self.value(page, out, frame)
 
     def _read_part(self, page: Page, start: int, stop: int) -> memoryview:
         data = np.empty(stop - start, np.uint8).data
@@ -200,6 +257,98 @@ class ChunkReader(PageDecoder):
             )
             raise self._located(page, error)
 
+    def decode(
+        self,
+        page: Page,
+        data: memoryview,
+        frames: Sequence[int] | range,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+    ) -> None:
+        """Decode frames of a page, counted from the chunk's first, into `out[i]`.
 
-def _fresh(length: int) -> memoryview:
-    return np.empty(length, np.uint8).data
+        All of them have the feature. Of video those that come after the frames of the call before,
+        for the same page, are decoded from there on: so only one thread at a time may have a page.
+        Raises `FormatError` or `CodecError` that names file, offset, episode and feature.
+        """
+        positions: Sequence[int] | range = frames
+        if page.present is not None:
+            positions = page.positions(frames).tolist()
+        try:
+            if page.feature in self._video:
+                self._video_reader(page, data).decode_into(positions, out)
+                return
+            codec, count = self._codecs[page.feature], page.num_present
+            if not codec.spec.is_raw and "offsets" not in page.memo:
+                page.memo["offsets"] = codec.offsets(data, count)
+            codec.decode_into(data, count, out, positions, page.memo.get("offsets"))
+        except (CodecError, FormatError) as error:
+            raise self._located(page, error) from error.__cause__
+
+    def num_decoded(self, page: Page) -> int:
+        """How many frames of a page of video were decoded, with those that only others need."""
+        reader: VideoReader | None = page.memo.get("video")
+        return 0 if reader is None else reader.num_decoded
+
+    def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
+        reader: VideoReader | None = page.memo.get("video")
+        if reader is None:
+            make = page.memo.get("open_video")  # a device has another one
+            reader = self._video[page.feature].reader(data, page.num_present, make)
+            page.memo["video"] = reader
+        return reader
+
+    def value_of(self, page: Page, data: memoryview, frame: int) -> Any:
+        """What users get of one frame that has the feature, counted from the chunk's first."""
+        shape = self.shapes(page, data)[int(page.positions(frame))]
+        array = np.empty(shape, self.features[page.feature].dtype)
+        self.decode(page, data, [frame], [array])
+        return self.value(page, array, frame)
+
+    def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
+        """Shapes of the frames in a page, in its order, as the index says of the largest."""
+        shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
+        if shapes is None and page.largest is None:
+            shapes = [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
+        elif shapes is None:
+            try:
+                shapes = self._codecs[page.feature].shapes(data, page.num_present)
+                self._check_largest(page, shapes, is_whole=True)
+            except FormatError as error:
+                raise self._located(page, error) from error.__cause__
+        page.memo["shapes"] = shapes
+        return shapes
+
+    def _check_largest(
+        self, page: Page, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
+    ) -> None:
+        """Raise `FormatError` for frames that are larger than memory was counted for."""
+        if page.largest is None or not shapes:
+            return
+        found = max(map(math.prod, shapes)) * self.features[page.feature].dtype.itemsize
+        if found > page.largest or (is_whole and found != page.largest):
+            raise FormatError(
+                "the largest frame of a page is not as large as the index says",
+                expected=f"{page.largest} bytes",
+                got=f"{found} bytes",
+            )
+
+    def value(self, page: Page, array: npt.NDArray[Any], frame: int) -> Any:
+        """What a frame's array is to users: itself, or `str` or `bytes`.
+
+        `frame` counts from the chunk's first. Raises `CodecError` for text that is not UTF-8.
+        """
+        kind = self.features[page.feature].value
+        if kind == "array":
+            return array
+        data = array.tobytes()
+        if kind == "bytes":
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            wrong = CodecError("text that is not UTF-8", expected="UTF-8", got=data[:50])
+            wrong.frame = page.chunk.first_frame + frame
+            raise self._located(page, wrong) from error
+
+    def _located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
+        return self.raw[page.chunk.group].located(error, page.chunk.row, page.feature)

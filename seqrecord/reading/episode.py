@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError, SchemaError
+from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
-from seqrecord.format.rows import WORD
 from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
-from seqrecord.reading.feature_tables import html_card
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.text import repr_of
+from seqrecord.text import codec_text, printable, repr_of, shape_text
 
-__all__ = ["Episode", "values_in_order"]
+__all__ = ["Episode", "html_card", "values_in_order"]
 
 _FRAMES_AT_ONCE = 32  # about what a chunk of images has
 _SMALL_BYTES = 1 << 20  # of frames so small that a chunk has many
 _SHOWN_METADATA = 20  # in a notebook
-
-FrameArray: TypeAlias = "npt.NDArray[Any]"
+_MOST_SHOWN = 200  # characters of a cell of HTML; what is longer is cut
 
 
 class Episode:
@@ -81,31 +79,24 @@ class Episode:
         if not -len(self) <= number < len(self):
             raise IndexError(f"frame {repr_of(number)} of an episode of {len(self)} frames")
         number %= len(self)
-        found = self._read(np.array([number]), self._having(number))
+        having = {n: spec for n, spec in self.features.items() if self._has(spec, number)}
+        found = self._read(np.array([number]), having)
         return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:
-        """Which frames have a feature: bool [frames]."""
-        reader = self._reader
-        if feature not in reader.features:
-            raise SchemaError(
-                "no such feature", expected=f"one of {', '.join(reader.features)}", got=feature
-            )
-        index, number = self._index, self._number
-        table = index.group_of(feature)
-        rows = table.rows_of(number)
+        """Which frames have a feature: bool [frames].
+
+        Raises `SchemaError` for one that the dataset was not opened with.
+        """
+        self.features.select([feature])  # raises for one that is not there
+        table, column = self._index.group_of(feature), self._index.schema.position(feature)
+        rows = table.rows_of(self._number)
         gaps = table.gaps_of(rows.start, rows.stop)
-        gaps = gaps[gaps["feature"] == index.schema.position(feature)]
-        present = np.ones(-(-len(self) // WORD) * WORD + WORD, np.bool_)
-        start = table.first_frame[gaps["chunk"]].astype(np.int64) + WORD * gaps["word"]
-        stop = np.minimum(
-            table.first_frame[gaps["chunk"]] + table.num_frames[gaps["chunk"]], start + WORD
-        )
-        bits = np.unpackbits(gaps["present"][:, None].view(np.uint8), axis=1, bitorder="little")
-        frame = start[:, None] + np.arange(WORD)
-        absent = (bits == 0) & (frame < stop[:, None])
-        present[frame[absent]] = False
-        return present[: len(self)]
+        present = np.ones(len(self), np.bool_)
+        for row in np.unique(gaps["chunk"][gaps["feature"] == column]).tolist():
+            first = int(table.first_frame[row])
+            present[first : first + int(table.num_frames[row])] = table.present(row, column)
+        return present
 
     def read(
         self, frames: Sequence[int] | range, *, features: Sequence[str] | None = None
@@ -138,72 +129,58 @@ class Episode:
             table, raw = self._index.groups[group], reader.raw[group]
             rows = table.chunks_of(self._number, numbers)
             inside = numbers - table.first_frame[rows]
-            straight = {name: arrays[name] for name in raw.specs if name in chosen}
-            are_raw = straight.keys() >= {n for n, spec in chosen.items() if spec.group == group}
-            is_read = np.ones(len(rows), np.bool_)
-            if not (reader.is_local or are_raw):  # then all of a chunk is asked for at once
+            names = {name for name, spec in chosen.items() if spec.group == group}
+            straight = {name: arrays[name] for name in raw.specs if name in names}
+            others = names - straight.keys()
+            is_read = np.full(len(rows), bool(straight))
+            if others and not reader.is_local:  # then all of a chunk is asked for at once
                 _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
-                is_read = counts[number] < table.num_frames[rows]
-            if straight:
-                alone = np.flatnonzero(is_read)
-                raw.read(FrameRuns.of(rows[alone], inside[alone], alone), straight, exact=True)
-            if are_raw:
-                continue
-            order = np.argsort(rows, kind="stable")
-            for places in np.split(order, np.flatnonzero(np.diff(rows[order])) + 1):
-                if len(places):
-                    chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
-                    pages, place = [], int(places[0])
-                    for page in reader.pages(chunk):
-                        name, frame = page.feature, int(inside[place])
-                        if name not in chosen or (name in straight and is_read[place]):
-                            continue
-                        is_blob = not (chosen[name].is_raw or chosen[name].is_video)
-                        if is_blob and len(places) == 1 and not reader.verify:
-                            array = reader.read_frame(page, frame)
-                            arrays[name][place] = reader.value(page, array, frame)
-                        else:
-                            pages.append(page)
-                    runs = followed(inside[places], places)
-                    for page, data in zip(pages, reader.read(pages), strict=True):
-                        name = page.feature
-                        self._fill(page, data, inside[places], runs, arrays[name], places)
+                is_read &= counts[number] < table.num_frames[rows]
+            alone = is_read.nonzero()[0]
+            raw.read(frame_runs(rows[alone], inside[alone], alone), straight, exact=True)
+            order = np.argsort(rows, kind="stable") if others else rows[:0]
+            for begin, stop in pairwise(followed(same=rows[order])):
+                places = order[begin:stop]
+                chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
+                wanted = others if is_read[places[0]] else names
+                pages = [page for page in reader.pages(chunk) if page.feature in wanted]
+                self._read_pages(pages, inside[places], arrays, places)
         return arrays
 
-    def _fill(
+    def _read_pages(
         self,
-        page: Page,
-        data: memoryview,
+        pages: Sequence[Page],
         inside: npt.NDArray[np.int64],
-        runs: Sequence[int],
-        target: FrameArray | list[Any],
+        arrays: dict[str, Any],
         places: npt.NDArray[np.int64],
     ) -> None:
-        reader = self._reader
-        if isinstance(target, list):
-            shapes, dtype = reader.shapes(page, data), reader.features[page.feature].dtype
-            found = [np.empty(shapes[i], dtype) for i in page.positions(inside).tolist()]
-            reader.decode(page, data, inside.tolist(), found)
-            for array, frame, place in zip(found, inside.tolist(), places.tolist(), strict=True):
-                target[place] = reader.value(page, array, frame)
-            return
-        if reader.features[page.feature].is_video:  # in one call, which finds the best order
-            reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
-            return
-        for start, stop in pairwise(runs):
-            frames = range(int(inside[start]), int(inside[stop - 1]) + 1)
-            reader.decode(page, data, frames, target[places[start] : places[stop - 1] + 1])
+        """Bring frames of a chunk's pages, counted from its first, to places of the arrays."""
+        reader, whole, runs = self._reader, [], followed(inside, places)
+        for page in pages:
+            spec = reader.features[page.feature]
+            if len(places) > 1 or reader.verify or spec.is_raw or spec.is_video:
+                whole.append(page)
+            else:
+                arrays[page.feature][int(places[0])] = reader.read_frame(page, int(inside[0]))
+        for page, data in zip(whole, reader.read(whole), strict=True):
+            target = arrays[page.feature]
+            if isinstance(target, list):
+                for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
+                    target[place] = reader.value_of(page, data, frame)
+            elif reader.features[page.feature].is_video:  # in one call: it finds the best order
+                reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
+            else:
+                for a, b in pairwise(runs):
+                    frames = range(int(inside[a]), int(inside[b - 1]) + 1)
+                    reader.decode(page, data, frames, target[places[a] : places[b - 1] + 1])
 
-    def _having(self, number: int) -> dict[str, FeatureSpec]:
-        """The features that a frame has."""
-        found, index = {}, self._index
-        for name, spec in self.features.items():
-            table = index.groups[spec.group]
-            [row] = table.chunks_of(self._number, np.array([number])).tolist()
-            present = table.present(row, index.schema.position(name))
-            if present is None or present[number - int(table.first_frame[row])]:
-                found[name] = spec
-        return found
+    def _has(self, spec: FeatureSpec, number: int) -> bool:
+        table = self._index.groups[spec.group]
+        if not len(table.gaps):
+            return True
+        [row] = table.chunks_of(self._number, np.array([number])).tolist()
+        present = table.present(row, self._index.schema.position(spec.name))
+        return present is None or bool(present[number - int(table.first_frame[row])])
 
     def _check_present(self, feature: str, frames: npt.NDArray[np.int64]) -> None:
         table = self._index.group_of(feature)
@@ -211,10 +188,9 @@ class Episode:
             return
         frame = int(frames[np.argmin(present)])
         [row] = table.chunks_of(self._number, np.array([frame])).tolist()
-        reader, group = self._reader, self.features[feature].group
         raise ClipError(
             "a frame lacks a feature; ask for other frames or features",
-            file=reader.path_of(reader.chunk_at(group, row, self._number)),
+            file=self._reader.raw[self.features[feature].group].place_of(row)["file"],
             episode=self.key,
             frame=frame,
             feature=feature,
@@ -239,12 +215,41 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
     Holds 32 frames, or 1 MiB of smaller ones of a fixed shape. Raises what `Episode.read` raises.
     """
     present, spec = episode.present(feature), episode.features[feature]
-    at_once = _FRAMES_AT_ONCE
-    if spec.is_fixed:
-        at_once = max(at_once, _SMALL_BYTES // max(1, spec.nbytes))
+    small = _SMALL_BYTES // max(1, spec.nbytes) if spec.is_fixed else 0
+    at_once = max(_FRAMES_AT_ONCE, small)
     for start in range(0, len(numbers), at_once):
         part = numbers[start : start + at_once]
         there = [number for number in part if present[number]]
-        values = iter(episode.read(there, features=[feature])[feature] if there else ())
+        values = iter(episode.read(there, features=[feature])[feature])
         for number in part:
             yield next(values) if present[number] else None
+
+
+def html_card(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    features: Iterable[FeatureSpec],
+    columns: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """`facts` as names and values, then a table with a row for each feature.
+
+    `columns` are further ones of the table, by their heading. All texts are escaped.
+    """
+    columns = columns or {}
+    head = ("feature", "dtype", "shape", "codec", *columns)
+    rows = [
+        (spec.name, spec.dtype.name, shape_text(spec.shape), codec_text(spec.codec), *further)
+        for spec, *further in zip(features, *columns.values(), strict=True)
+    ]
+    lines = "".join(f"<div>{_text(name)}: {_text(value)}</div>" for name, value in facts)
+    table = _row("th", head) + "".join(_row("td", row) for row in rows)
+    return f"<div><strong>{_text(title)}</strong>{lines}<table>{table}</table></div>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    style = ' style="text-align: left"'
+    return f"<tr>{''.join(f'<{tag}{style}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,20 +24,13 @@ class EpisodeFacts(dict[str, Any]):
     `key` and `num_frames`; `fps`, and `split`, the name of its split, are `None` where it has none.
     """
 
-    def __init__(
-        self,
-        metadata: dict[str, Any],
-        *,
-        key: str,
-        num_frames: int,
-        fps: float | None,
-        split: str | None,
-    ) -> None:
-        super().__init__(metadata)
-        self.key = key
-        self.num_frames = num_frames
-        self.fps = fps
-        self.split = split
+    def __init__(self, index: Index, splits: Sequence[str], episode: int) -> None:
+        super().__init__(index.episode_metadata(episode))
+        split = int(index.split[episode])
+        self.key = index.key(episode)
+        self.num_frames = int(index.num_frames[episode])
+        self.fps = float(index.fps[episode]) or None
+        self.split = None if split == NO_SPLIT else splits[split]
 
 
 EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[EpisodeFacts], bool] | None"
@@ -68,15 +61,13 @@ def find_episodes(
                 got=repr_of(split, 100),
             )
         inside = index.split == splits.index(split)
-    if episodes is None:
-        found = np.flatnonzero(inside)
-    elif isinstance(episodes, str):
+    numbers: Iterable[int] = np.flatnonzero(inside).tolist()
+    if isinstance(episodes, str):
         match = fnmatch.fnmatchcase
-        found = _numbers(i for key, i in index.positions.items() if match(key, episodes))
+        numbers = (i for key, i in index.positions.items() if match(key, episodes))
     elif callable(episodes):
-        some = np.flatnonzero(inside).tolist()
-        found = _numbers(i for i in some if episodes(_facts(index, splits, i)))
-    else:
+        numbers = (i for i in numbers if episodes(EpisodeFacts(index, splits, i)))
+    elif episodes is not None:
         unknown = [key for key in episodes if key not in index.positions]
         if unknown:
             raise ClipError(
@@ -85,7 +76,8 @@ def find_episodes(
                 expected=f"the keys of {shown_keys(index)}",
                 got=", ".join(unknown[:10]),
             )
-        found = _numbers(sorted({index.positions[key] for key in episodes}))
+        numbers = sorted({index.positions[key] for key in episodes})
+    found = np.fromiter(numbers, np.int64)
     found = found[inside[found]]
     if not len(found):
         asked = _shown(episodes) if split is None else f"{_shown(episodes)} of split {split}"
@@ -110,18 +102,3 @@ def _shown(episodes: EpisodeFilter) -> str:
         return "all episodes" if episodes is None else repr_of(episodes)
     name = getattr(episodes, "__name__", "<lambda>")
     return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
-
-
-def _numbers(found: Any) -> npt.NDArray[np.int64]:
-    return np.fromiter(found, np.int64)
-
-
-def _facts(index: Index, splits: Sequence[str], episode: int) -> EpisodeFacts:
-    split, fps = int(index.split[episode]), float(index.fps[episode])
-    return EpisodeFacts(
-        index.episode_metadata(episode),
-        key=index.key(episode),
-        num_frames=int(index.num_frames[episode]),
-        fps=fps or None,
-        split=None if split == NO_SPLIT else splits[split],
-    )

@@ -25,6 +25,7 @@ __all__ = [
     "check_text",
     "clip_nbytes",
     "mask_name",
+    "named",
 ]
 
 FrameTransform: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
@@ -82,45 +83,26 @@ def mask_name(feature: str) -> str:
     return f"{feature}_mask"
 
 
+def named(what: str, result: Any) -> dict[str, Any]:
+    """What a function of users gives. Raises `ClipError` unless that is something by name."""
+    if not (isinstance(result, Mapping) and result and all(isinstance(n, str) for n in result)):
+        raise ClipError(
+            f"{what} does not give arrays by name",
+            expected="a dict of arrays with at least one",
+            got=repr_of(result, 100),
+        )
+    return dict(result)
+
+
 def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[str, Any]:
     """What `transform` makes of a frame: arrays, `str` and `bytes`.
 
     Raises `ClipError` unless it gives such by name.
     """
-    result: Any = transform(frame)
-    if not (isinstance(result, Mapping) and result and all(isinstance(n, str) for n in result)):
-        raise ClipError(
-            "frame_transform does not give arrays by name",
-            expected="a dict of arrays with at least one",
-            got=repr_of(result, 100),
-        )
     return {
         name: value if isinstance(value, (str, bytes)) else np.asarray(value)
-        for name, value in result.items()
+        for name, value in named("frame_transform", transform(frame)).items()
     }
-
-
-def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, ArraySpec]) -> None:
-    """`ClipError` unless a transformed frame is like the first one, after which `specs` are."""
-    if arrays.keys() != specs.keys():
-        raise ClipError(
-            "frame_transform gives other features than for the first frame",
-            expected=", ".join(specs),
-            got=", ".join(arrays),
-        )
-    for name, spec in specs.items():
-        if spec.value != "array":
-            check_text("frame_transform", name, arrays[name], spec)
-            continue
-        array = np.asarray(arrays[name])
-        got = ArraySpec(array.dtype, array.shape)
-        if got != spec:
-            raise ClipError(
-                "frame_transform gives another dtype or shape than for the first frame",
-                feature=name,
-                expected=spec,
-                got=got,
-            )
 
 
 def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
@@ -141,6 +123,34 @@ def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
             expected=f"at most {spec.largest} bytes, which memory was counted for",
             got=f"{size} bytes",
         )
+
+
+def check_arrays(
+    what: str,
+    of: str,
+    arrays: Mapping[str, Any],
+    specs: Mapping[str, ArraySpec],
+    check_texts: Callable[[str, str, Any, ArraySpec], None] = check_text,
+) -> None:
+    """`ClipError` unless what a function makes is like that of the first, which `specs` tell."""
+    if arrays.keys() != specs.keys():
+        raise ClipError(
+            f"{what} gives other features than for the first {of}",
+            expected=", ".join(specs),
+            got=", ".join(arrays),
+        )
+    for name, spec in specs.items():
+        if spec.value != "array":
+            check_texts(what, name, arrays[name], spec)
+            continue
+        array = np.asarray(arrays[name])
+        if (got := ArraySpec(array.dtype, array.shape)) != spec:
+            raise ClipError(
+                f"{what} gives another dtype or shape than for the first {of}",
+                feature=name,
+                expected=spec,
+                got=got,
+            )
 
 
 def add_place(

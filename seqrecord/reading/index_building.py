@@ -1,24 +1,42 @@
-"""Builds the index from the footers of record files, whoever wrote them, in whatever order."""
+"""Builds the index from the footers of record files, whoever wrote them, in whatever order.
+
+A record file says which features it was written with. Those of the dataset continue these: some may
+have been dropped since, and others added behind them. Several record files may hold parts of an
+episode.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
-from seqrecord.format.rows import features_of
+from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
+from seqrecord.format.text import whole_metadata
 from seqrecord.lags import EpisodeLags, with_lags
-from seqrecord.reading.episode_parts import Piece, Rows, complete_rows, conformed, shifted
 from seqrecord.schema import Schema
 
-__all__ = ["BuiltIndex", "LostEpisode", "build_index", "complete_episodes"]
+__all__ = [
+    "BuiltIndex",
+    "LostEpisode",
+    "absent_chunks",
+    "build_index",
+    "complete_episodes",
+    "conformed",
+]
+
+_logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
@@ -73,9 +91,12 @@ def build_index(
     edits = edits or Edits()
     schema, fitting = conformed(list(footers.items()), edits.schema, committed)
     footers = dict(fitting)
-    _check_ids(footers)
+    by_id: dict[str, str] = {}
+    for path, footer in footers.items():
+        if (other := by_id.setdefault(footer.file_id, path)) != path:
+            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
-    complete = complete_rows([footers[path] for path in paths], schema)
+    complete = _complete_rows([footers[path] for path in paths], schema)
     for uid in edits.deleted:
         complete.pop(uid, None)
     for uid in (edits.keys.keys() | edits.metadata.keys()) & complete.keys():
@@ -88,15 +109,13 @@ def build_index(
         complete[uid] = replace(rows, episode=episode)
     in_dataset = np.array([path in committed for path in paths], bool)
     left_out = frozenset(left_out)
-    rank = {
-        uid: (
-            uid in left_out or not all(in_dataset[group.files].all() for group in rows.groups),
-            uid,
-        )
-        for uid, rows in complete.items()
-    }
+
+    def rank(uid: str) -> tuple[bool, str]:
+        files = (group.files for group in complete[uid].groups)
+        return uid in left_out or not all(in_dataset[some].all() for some in files), uid
+
     winners: dict[str, str] = {}
-    for uid in sorted(complete, key=rank.__getitem__):
+    for uid in sorted(complete, key=rank):
         winners.setdefault(complete[uid].episode.key, uid)
     if schema is None or not winners:
         raise FormatError(
@@ -106,9 +125,8 @@ def build_index(
     chosen = [complete[uid] for uid in winners.values()]
     chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
     names = tuple(dict.fromkeys((*splits, *edits.names)))
-    index, used = _index_of(
-        schema, chosen, [edits.splits.get(r.episode.uid) for r in chosen], names
-    )
+    of_splits = [edits.splits.get(rows.episode.uid) for rows in chosen]
+    index, used = _index_of(schema, chosen, of_splits, names)
     return BuiltIndex(
         index=index,
         files=tuple(paths[number] for number in (*used, *_telling(chosen, used))),
@@ -133,24 +151,31 @@ def complete_episodes(
     """
     schema, fitting = conformed(footers, schema)
     return {
-        uid: rows.episode for uid, rows in complete_rows([f for _, f in fitting], schema).items()
+        uid: rows.episode for uid, rows in _complete_rows([f for _, f in fitting], schema).items()
     }
 
 
 def _index_of(
-    schema: Schema, episodes: Sequence[Rows], splits: Sequence[str | None], names: Sequence[str]
+    schema: Schema, episodes: Sequence[_Rows], splits: Sequence[str | None], names: Sequence[str]
 ) -> tuple[Index, list[int]]:
     """The index, and the numbers of the files that it uses, in the order of their first use."""
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
-    used = _used_files(episodes)
+    files = np.concatenate([group.files for rows in episodes for group in rows.groups])
+    found, at = np.unique(files, return_index=True)
+    used: list[int] = found[np.argsort(at)].tolist()
     number = np.zeros(max(used) + 1, np.uint32)
     number[used] = np.arange(len(used))
     groups = tuple(
         _group_of(group, features, [rows.groups[at] for rows in episodes], number)
         for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
+    lags, timestamps = None, with_lags(schema)
+    if timestamps:
+        rows_of = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
+        most = max(part.num_frames or 1 for part in parts)
+        lags = EpisodeLags.of(rows_of, len(timestamps), most)
     place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
     place[None] = NO_SPLIT
     index = Index(
@@ -162,27 +187,12 @@ def _index_of(
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),
         groups=groups,
-        lags=_lags_of(parts, with_lags(schema)),
+        lags=lags,
     )
     return index, used
 
 
-def _lags_of(parts: Sequence[EpisodePart], timestamps: Sequence[str]) -> EpisodeLags | None:
-    if not timestamps:
-        return None
-    rows = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
-    return EpisodeLags.of(rows, len(timestamps), max(part.num_frames or 1 for part in parts))
-
-
-def _used_files(episodes: Sequence[Rows]) -> list[int]:
-    """The numbers of the files that episodes have chunks in, in the order of their first use."""
-    pieces = [group.files for rows in episodes for group in rows.groups]
-    found, at = np.unique(np.concatenate(pieces), return_index=True)
-    order: list[int] = found[np.argsort(at)].tolist()
-    return order
-
-
-def _telling(episodes: Sequence[Rows], used: Sequence[int]) -> list[int]:
+def _telling(episodes: Sequence[_Rows], used: Sequence[int]) -> list[int]:
     """The numbers of other files without which nothing would say how long an episode is."""
     known = dict.fromkeys(used)
     for rows in episodes:
@@ -194,14 +204,14 @@ def _telling(episodes: Sequence[Rows], used: Sequence[int]) -> list[int]:
 def _group_of(
     schema: Schema,
     features: npt.NDArray[np.int64],
-    episodes: Sequence[Piece],
+    episodes: Sequence[_Piece],
     number: npt.NDArray[np.uint32],
 ) -> GroupIndex:
     """The chunk table of one group; `number` are the new numbers of the files."""
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
     first = np.cumsum(counts) - counts
     chunks = np.concatenate([rows.chunks for rows in episodes])
-    gaps = [shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
+    gaps = [_shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
     return GroupIndex(
         schema=schema,
         features=features,
@@ -217,8 +227,264 @@ def _group_of(
     )
 
 
-def _check_ids(footers: Mapping[str, Footer]) -> None:
-    by_id: dict[str, str] = {}
-    for path, footer in footers.items():
-        if (other := by_id.setdefault(footer.file_id, path)) != path:
-            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
+class _Piece(NamedTuple):
+    """An episode's chunk and gap rows of one group; gaps count from the first of the chunks.
+
+    `files` says where each chunk is.
+    """
+
+    files: npt.NDArray[np.int64]
+    chunks: npt.NDArray[Any]
+    gaps: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one complete episode, by group. `pieces` are the files of any piece of it.
+
+    Of these `telling` say how many frames it has.
+    """
+
+    episode: EpisodePart
+    groups: tuple[_Piece, ...]
+    pieces: tuple[int, ...]
+    telling: tuple[int, ...]
+
+
+def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _Rows]:
+    """All episodes that are complete in these record files, by uid. `schema` is the dataset's."""
+    if schema is None:
+        return {}
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for file, footer in enumerate(footers):
+        for number, part in enumerate(footer.episodes):
+            parts.setdefault(part.uid, []).append((file, number))
+    groups = list(zip(schema.groups, features_of(schema), strict=True))
+    joined = {uid: _join(footers, places, groups) for uid, places in parts.items()}
+    return {uid: rows for uid, rows in joined.items() if rows is not None}
+
+
+def _join(
+    footers: Sequence[Footer],
+    parts: Sequence[tuple[int, int]],
+    schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
+) -> _Rows | None:
+    """An episode's rows from its parts in several files, `None` if one is not there.
+
+    `schemas` are the groups of the dataset, with the places of their features. All frames lack a
+    group that was dropped, and one that was added of which there is no chunk. The episode is as
+    long as the longest of its parts that is whole. Of copies of a chunk the first is taken; they
+    must be equal.
+    """
+    described = [footers[file].episodes[number] for file, number in parts]
+    lengths = {part.num_frames for part in described if part.num_frames is not None}
+    episode = _common(described, max(lengths, default=None))
+    written = [  # groups of the files that its writer made
+        len(footers[file].chunks)
+        for file, number in parts
+        if footers[file].file_id[:16] == footers[file].episodes[number].uid[:16]
+    ]
+    groups: dict[int, _Piece] = {}
+    for group, (schema, _) in enumerate(schemas):
+        if all(spec.is_dropped for spec in schema.values()):
+            continue
+        pieces = [
+            _rows_of(footers[file], file, number, group)
+            for file, number in parts
+            if group < len(footers[file].chunks)
+        ]
+        if any(len(piece.chunks) for piece in pieces):
+            groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
+        elif next(iter(schema.values())).added is None or any(group < n for n in written):
+            return None  # it may lack a group that was added after it was written
+    for length in sorted(lengths, reverse=True) if groups else ():
+        first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
+        if None not in first.values():
+            found = {group: rows for group, rows in first.items() if rows is not None}
+            at = next(iter(found.values()))  # what has no chunks is absent in those of this group
+            whole = tuple(
+                found[group]
+                if group in found
+                else _Piece(*absent_chunks(at.files, at.chunks, schema, features))
+                for group, (schema, features) in enumerate(schemas)
+            )
+            files = tuple(file for file, _ in parts)
+            says = [part.num_frames == length for part in described]
+            telling = tuple(file for file, is_told in zip(files, says, strict=True) if is_told)
+            # Of what says so, what ends it is whole; a flush there says that it is truncated.
+            ends = [part for part in described if part.num_frames == length]
+            metadata = {part.metadata for part in ends}
+            chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
+            lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
+            episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
+            return _Rows(episode, whole, files, telling)
+    return None
+
+
+def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
+    """What parts of an episode have in common, with this number of frames.
+
+    They may differ in that, and so in lags, and in whether they say that the episode is truncated.
+    """
+    texts = {part.metadata for part in parts}
+    whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
+    metadata = next(iter(texts & whole or whole))
+    episode = replace(parts[0], num_frames=num_frames, metadata=metadata, lags=())
+    same = {replace(part, num_frames=num_frames, metadata=metadata, lags=()) for part in parts}
+    if len(whole) > 1 or len(same) > 1:
+        raise _contradiction(episode)
+    return episode
+
+
+def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece | None:
+    """The chunks, in the order of their frames, of the first frames; `None` if one is not there.
+
+    Chunks may neither overlap nor hold frames on both sides of that end.
+    """
+    first = rows.chunks["first_frame"].astype(np.int64)
+    stop = int(np.searchsorted(first, num_frames))
+    ends = np.concatenate(([0], first + rows.chunks["num_frames"]))
+    if (first < ends[:-1]).any() or ends[stop] > num_frames:
+        raise _contradiction(episode)
+    if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
+        return None
+    gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
+    return _Piece(rows.files[:stop], rows.chunks[:stop], gaps)
+
+
+def _gathered(pieces: Sequence[_Piece], episode: EpisodePart, schema: Schema) -> _Piece:
+    """The chunks of one group of an episode in all files, front to back; of copies the first.
+
+    Copies are equal but for features that were dropped: `schema` is that of the group.
+    """
+    chunks = np.concatenate([piece.chunks for piece in pieces])
+    _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
+    if len(chosen) < len(chunks):
+        compared = _comparable(chunks, schema)
+        if (compared != compared[chosen][copy_of]).any():
+            raise _contradiction(episode)
+    first = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
+    gaps = np.concatenate([_shifted(piece.gaps, first[i]) for i, piece in enumerate(pieces)])
+    place = np.full(len(chunks), -1)
+    place[chosen] = np.arange(len(chosen))
+    gaps = gaps[place[gaps["chunk"]] >= 0]
+    gaps["chunk"] = place[gaps["chunk"]]
+    files = np.concatenate([piece.files for piece in pieces])
+    order = np.argsort(gaps["chunk"], kind="stable")
+    return _Piece(files[chosen], chunks[chosen], gaps[order])
+
+
+def _comparable(chunks: npt.NDArray[Any], schema: Schema) -> npt.NDArray[Any]:
+    """The chunk rows without their places, and without pages of features that were dropped."""
+    rows: npt.NDArray[Any] = chunks.copy()
+    rows["episode"], rows["offset"] = 0, 0
+    for column, spec in enumerate(schema.values()):
+        if spec.is_dropped:
+            rows["pages"][:, column] = 0
+    for column, spec in enumerate(schema.variable):
+        if spec.is_dropped:
+            rows["largest"][:, column] = 0
+    return rows
+
+
+def _contradiction(episode: EpisodePart) -> FormatError:
+    return FormatError(
+        "record files contradict each other about an episode",
+        episode=episode.key,
+        expected="parts of one uid that agree, and copies of a chunk that are equal",
+        got=f"uid {episode.uid}",
+    )
+
+
+def _rows_of(footer: Footer, file: int, number: int, group: int) -> _Piece:
+    """Chunk and gap rows of an episode in one file; gaps count from the first of the chunks."""
+    chunks, gaps = footer.chunks[group], footer.gaps[group]
+    start, stop = np.searchsorted(chunks["episode"], [number, number + 1])
+    of_gaps = slice(*np.searchsorted(gaps["chunk"], [start, stop]))
+    rows = chunks[start:stop]
+    return _Piece(np.full(len(rows), file), rows, _shifted(gaps[of_gaps], -start))
+
+
+def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
+    """Gap rows with their chunk numbers moved."""
+    moved: npt.NDArray[Any] = gaps.copy()
+    moved["chunk"] = gaps["chunk"].astype(np.int64) + by
+    return moved
+
+
+def conformed(
+    footers: Sequence[tuple[str, Footer]],
+    schema: Schema | None = None,
+    committed: Collection[str] = (),
+) -> tuple[Schema | None, list[tuple[str, Footer]]]:
+    """The schema of a dataset, and those of its record files that are of it, with their paths.
+
+    Without `schema` it is the longest of those files that have chunks of the first group. What an
+    interrupted edit has left of a feature that is in no dataset is left out, and named in the log:
+    a file without chunks of the first group that is not `committed`. Raises `FormatError` for any
+    other file whose schema the dataset's does not continue.
+    """
+    if schema is None:
+        whole = [footer.schema for _, footer in footers if len(footer.chunks[0])]
+        schema = max(whole, key=len, default=footers[0][1].schema if footers else None)
+    if schema is None:
+        return None, []
+    found = []
+    for path, footer in footers:
+        if schema.continues(footer.schema):
+            found.append((path, _renamed(footer, schema)))
+        elif len(footer.chunks[0]) or path in committed:
+            pairs = zip_longest(schema.values(), footer.schema.values())
+            want, got = next((want, got) for want, got in pairs if want != got)
+            raise FormatError(
+                "record files of different schemas",
+                file=path,
+                expected=want.to_json() if want else "no more",
+                got=got.to_json() if got else None,
+            )
+        else:
+            _logger.warning("%s: left out: of a feature that was not added to the end", path)
+    return schema, found
+
+
+def _renamed(footer: Footer, schema: Schema) -> Footer:
+    """The footer with lags of the features that are still there; a name may be another's now."""
+    now = dict(zip(footer.schema, schema, strict=False))
+    if all(name == new for name, new in now.items()):
+        return footer
+    episodes = [
+        replace(part, lags=tuple((name, lags) for name, lags in part.lags if now[name] == name))
+        for part in footer.episodes
+    ]
+    return replace(footer, episodes=tuple(episodes))
+
+
+def absent_chunks(
+    files: npt.NDArray[np.int64],
+    chunks: npt.NDArray[Any],
+    schema: Schema,
+    features: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Files, chunk rows and gap rows of a group of which no frame of an episode has a feature.
+
+    They lie, and end, where those of another group do: these are its `chunks`, in `files`. `schema`
+    is that of the absent group, and `features` are the places of its features.
+    """
+    most = MAX_GOP_FRAMES if any(s.is_video for s in schema.values()) else MAX_CHUNK_FRAMES
+    held = chunks["num_frames"].astype(np.int64)
+    pieces = -(-held // most)
+    source = np.repeat(np.arange(len(chunks)), pieces)
+    within = (np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+    rows = np.zeros(len(source), chunk_row(len(schema), len(schema.variable)))
+    rows["offset"] = chunks["offset"][source]
+    rows["first_frame"] = chunks["first_frame"][source] + within
+    rows["num_frames"] = np.minimum(held[source] - within, most)
+    words = -(-rows["num_frames"].astype(np.int64) // WORD)
+    count = words * len(features)
+    gaps = np.zeros(int(count.sum()), GAP_ROW)
+    chunk = np.repeat(np.arange(len(rows)), count)
+    at = np.arange(len(gaps)) - np.repeat(np.cumsum(count) - count, count)
+    gaps["chunk"] = chunk
+    gaps["feature"] = features[at // words[chunk]] if len(at) else 0
+    gaps["word"] = at % words[chunk]
+    return files[source], rows, gaps

@@ -1,17 +1,34 @@
-"""All that a dataset says of itself: manifest, index, edits, and the footers of record files."""
+"""All that a dataset says of itself: manifest, index, edits, and the footers of record files.
+
+A large file of the index is memory-mapped from its disk, or, if it is remote, from a copy in a
+temporary file, which has no name and goes with its last user. Mapped bytes take no memory of the
+process: the system keeps those that are used, and can drop them. But a file that is cut while it is
+mapped ends the process with SIGBUS, so a small file is read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, FormatError, NotFoundError, StateError
+from seqrecord.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    StateError,
+    StorageError,
+)
 from seqrecord.format import (
     HEADER_BYTES,
     RECORDS,
@@ -26,16 +43,19 @@ from seqrecord.format.index import Index
 from seqrecord.format.index_tables import most_table_bytes, table_names
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
 from seqrecord.reading.index_building import build_index
-from seqrecord.reading.mapped import Mapped, map_file
-from seqrecord.storage import Storage, forget_cached, map_files
+from seqrecord.storage import Storage, forget_cached, map_files, request_threads
+from seqrecord.storage.base import short_read
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
+    "Mapped",
+    "Sizes",
     "all_edits",
     "index_of",
     "load",
     "load_index",
     "load_version",
+    "map_file",
     "map_table",
     "read_edits",
     "read_file_id",
@@ -48,6 +68,19 @@ __all__ = [
 _logger = logging.getLogger("seqrecord")
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """In bytes; what they are by default was measured."""
+
+    small: int = 32 << 20  # of a file that is read
+    block: int = 32 << 20  # of a mapped file, checked at a time
+    piece: int = 8 << 20  # of a remote file, read at a time; a client may hold it two times more
+
+
+_SIZES = Sizes()
+_COPIES = 2  # pieces at a time
+
+
 def load(storage: Storage) -> tuple[Manifest, Index]:
     """The manifest and the index of a dataset; no record file is touched.
 
@@ -55,13 +88,12 @@ def load(storage: Storage) -> tuple[Manifest, Index]:
     and `FormatError` for one that is not as it should be.
     """
     manifest = read_manifest(storage)
-    try:
+    with contextlib.suppress(NotFoundError):
         return manifest, load_index(storage, manifest)
-    except NotFoundError:
-        # A writer may have committed, and dropped the old index, since the manifest was read.
-        manifest = read_manifest(storage)
-        with still_missing():
-            return manifest, load_index(storage, manifest)
+    # A writer may have committed, and dropped the old index, since the manifest was read.
+    manifest = read_manifest(storage)
+    with still_missing():
+        return manifest, load_index(storage, manifest)
 
 
 @contextlib.contextmanager
@@ -84,26 +116,29 @@ def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]
     Writers keep record files, but drop an index that is old: then it is built anew from the footers
     of the record files. Raises `StateError` where these, too, are not what they were.
     """
-    try:
+    with contextlib.suppress(NotFoundError):
         return manifest, load_index(storage, manifest, verify=False)
-    except NotFoundError:
-        pass
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
         if current.fingerprint == manifest.fingerprint:
             return current, index
+    cause: Exception | None = None
     try:
         _logger.info("%s: the index is gone; reading that of the record files", storage.url)
         paths = [file.path for file in manifest.record_files]
         footers = map_files(storage, lambda path: read_footer(storage, path), paths)
         edits = read_edits(storage, manifest.edits)
         index = index_of(footers, paths, manifest.left_out, edits, manifest.splits)
-        got = index.fingerprint()
+        if (got := index.fingerprint()) == manifest.fingerprint:
+            return manifest, index
     except (NotFoundError, FormatError) as error:
-        raise _changed(storage, manifest, str(error)) from error
-    if got != manifest.fingerprint:
-        raise _changed(storage, manifest, got)
-    return manifest, index
+        got, cause = str(error), error
+    raise StateError(
+        "the dataset has changed since it was opened; open it again",
+        file=storage.url,
+        expected=f"the record files of fingerprint {manifest.fingerprint}",
+        got=got,
+    ) from cause
 
 
 def index_of(
@@ -122,15 +157,6 @@ def index_of(
     files = np.array([number[path] for path in built.files], np.uint32)
     groups = (replace(group, file=files[group.file]) for group in built.index.groups)
     return replace(built.index, groups=tuple(groups))
-
-
-def _changed(storage: Storage, manifest: Manifest, got: str) -> StateError:
-    return StateError(
-        "the dataset has changed since it was opened; open it again",
-        file=storage.url,
-        expected=f"the record files of fingerprint {manifest.fingerprint}",
-        got=got,
-    )
 
 
 def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
@@ -198,18 +224,106 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
             got=size,
         )
     mapped, right = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
+    is_wrong = verify and mapped.crc32c != right
+    if is_wrong and forget_cached(storage, file.path, [ByteRange(0, size)]):
+        mapped = map_file(storage, file.path, size, checksum=True)
     if verify and mapped.crc32c != right:
-        if forget_cached(storage, file.path, [ByteRange(0, size)]):
-            mapped = map_file(storage, file.path, size, checksum=True)
-        if mapped.crc32c != right:
-            raise ChecksumError(
-                "an index file does not match its checksum",
-                file=shown,
-                offset=0,
-                expected=f"CRC32C {file.crc32c}",
-                got=f"{mapped.crc32c or 0:08x}",
-            )
+        raise ChecksumError(
+            "an index file does not match its checksum",
+            file=shown,
+            offset=0,
+            expected=f"CRC32C {file.crc32c}",
+            got=f"{mapped.crc32c or 0:08x}",
+        )
     return mapped
+
+
+class Mapped:
+    """The bytes of a file: `data`, read-only, and their CRC32C if it was asked for."""
+
+    def __init__(self, data: bytearray | mmap.mmap) -> None:
+        self.data = memoryview(data).toreadonly()
+        self.crc32c: int | None = None
+        self._map = data if isinstance(data, mmap.mmap) else None
+
+    def release(self) -> None:
+        """Free the memory of what was read so far; it is read again when it is needed."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def map_file(
+    storage: Storage, path: str, size: int, *, checksum: bool, sizes: Sizes = _SIZES
+) -> Mapped:
+    """The first `size` bytes of a file. Raises `StorageError` for one that is shorter."""
+    is_large = size > sizes.small
+    if is_large and (local := storage.local_path(path)) is not None:
+        mapped = _map_local(local, size)
+    elif is_large and (file := _temporary(size)) is not None:
+        with file:
+            _copy(storage, path, size, file, sizes.piece)
+            mapped = Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+    else:
+        try:
+            data = bytearray(size)
+        except MemoryError as error:
+            raise StorageError(
+                "no room for a copy of the file; set TMPDIR to a folder that has it",
+                file=f"{storage.url}/{path}",
+                expected=f"{size} bytes",
+            ) from error
+        storage.read_ranges(path, [ByteRange(0, size)], [memoryview(data)])
+        mapped = Mapped(data)
+    if checksum:
+        mapped.crc32c = 0
+        for at in range(0, size, sizes.block):
+            mapped.crc32c = crc32c(mapped.data[at : at + sizes.block], start=mapped.crc32c)
+            mapped.release()
+    return mapped
+
+
+def _map_local(path: str, size: int) -> Mapped:
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            if (actual := os.fstat(file.fileno()).st_size) < size:
+                raise short_read(path, ByteRange(0, size), actual)
+            return Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+    except FileNotFoundError:
+        raise NotFoundError("no such file", file=path) from None
+    except OSError as error:
+        raise StorageError(error.strerror or str(error), file=path) from error
+
+
+def _temporary(size: int) -> IO[bytes] | None:
+    """A temporary file with room for so many bytes; `None` where there is none."""
+    file = None
+    try:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - for the caller
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        if file is not None:
+            file.close()
+        return None
+    return file
+
+
+def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -> None:
+    """Copy the file's first `size` bytes, several pieces at a time.
+
+    A client's work on one piece goes on while the server sends another.
+    """
+    target = mmap.mmap(file.fileno(), size)
+    buffer = memoryview(target)
+
+    def copy(at: int) -> None:
+        item = ByteRange(at, min(at + piece, size))
+        storage.read_ranges(path, [item], [buffer[item.start : item.stop]])
+        target.madvise(mmap.MADV_DONTNEED)  # the file has them
+
+    with request_threads(_COPIES, "copy") as threads:
+        futures = [threads.submit(copy, at) for at in range(0, size, piece)]
+        for future in futures:
+            future.result()
 
 
 def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:

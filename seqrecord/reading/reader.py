@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -25,8 +25,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import read_statistics
 from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
-from seqrecord.reading.episode import Episode
-from seqrecord.reading.feature_tables import html_card
+from seqrecord.reading.episode import Episode, html_card
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
@@ -89,52 +88,29 @@ def open_dataset(
 
 
 def reader_of(
-    dataset: DatasetLike,
-    *,
-    features: Sequence[str] | None = None,
-    verify: bool | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | PathLike[str] | None = None,
-    cache_limit: int | str | None = None,
+    dataset: DatasetLike, *, features: Sequence[str] | None = None, **options: Any
 ) -> SeqRecordReader:
     """The reader of a dataset with these features; one that is open is used as it was opened.
 
-    Raises `ClipError` for an argument that does not go with an open dataset, and whatever
-    `open_dataset` raises.
+    `options` are those of `open_dataset`, and `None` for its defaults. Raises `ClipError` for one
+    that does not go with an open dataset, and whatever `open_dataset` raises.
     """
     if isinstance(dataset, SeqRecordReader):
-        refuse_ignored(
-            "an open dataset",
-            verify=verify,
-            storage_options=storage_options,
-            cache_dir=cache_dir,
-            cache_limit=cache_limit,
-        )
+        refuse_ignored("an open dataset", **options)
         return dataset if features is None else dataset.select(features)
-    return open_dataset(
-        dataset,
-        features=features,
-        verify=verify is not False,
-        storage_options=storage_options,
-        cache_dir=cache_dir,
-        cache_limit=cache_limit,
-    )
+    given = {name: value for name, value in options.items() if value is not None}
+    return open_dataset(dataset, features=features, **given)
 
 
-@contextmanager
 def opened(
     dataset: DatasetLike,
     *,
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[SeqRecordReader]:
+) -> AbstractContextManager[SeqRecordReader]:
     """`reader_of` for a `with` block, which closes what was opened for it."""
     reader = reader_of(dataset, features=features, storage_options=storage_options)
-    try:
-        yield reader
-    finally:
-        if not isinstance(dataset, SeqRecordReader):
-            reader.close()
+    return nullcontext(reader) if isinstance(dataset, SeqRecordReader) else reader
 
 
 def refuse_ignored(beside: str, **arguments: object) -> None:
@@ -166,33 +142,22 @@ class SeqRecordReader:
             self.features: Schema = manifest.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
-        self._storage = storage
-        self._manifest = manifest
-        self._index = index
+        self.storage = storage
+        """Where the dataset lies."""
+        self.url = storage.url
+        """Where that is, without credentials."""
+        self.manifest = manifest
+        """The manifest as it was when the dataset was opened."""
+        self.num_frames = manifest.num_frames
+        """Frames of all episodes."""
+        self.fingerprint = manifest.fingerprint
+        """SHA-256 of the content; equal datasets have the same, however they were written."""
+        self.index = index
+        """The tables of all episodes and chunks."""
         self._verify = verify
         paths = [file.path for file in manifest.record_files]
         self._chunks = ChunkReader(storage, paths, index, self.features, verify=verify)
         self.episodes = Episodes(index, self._chunks, url=storage.url)
-
-    @property
-    def url(self) -> str:
-        """Where the dataset lies, without credentials."""
-        return self._storage.url
-
-    @property
-    def num_frames(self) -> int:
-        """Frames of all episodes."""
-        return self._manifest.num_frames
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the content; equal datasets have the same, however they were written."""
-        return self._manifest.fingerprint
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest as it was when the dataset was opened."""
-        return self._manifest
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -202,36 +167,24 @@ class SeqRecordReader:
         it should be, and `NotFoundError` where writers have replaced it twice since the dataset was
         opened.
         """
-        file = self._manifest.statistics
-        if file is None:
+        if (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.url)
-        return read_statistics(self._storage, file, self._manifest.schema)
-
-    @property
-    def index(self) -> Index:
-        """The tables of all episodes and chunks."""
-        return self._index
-
-    @property
-    def storage(self) -> Storage:
-        """Where the dataset lies."""
-        return self._storage
+        return read_statistics(self.storage, file, self.manifest.schema)
 
     @cached_property
     def episode_table(self) -> EpisodeTable:
         """The integers of the episodes, for clips and plans."""
-        num_frames, grids = self._index.num_frames, []
+        num_frames, grids = self.index.num_frames, []
         for number in sorted({spec.group for spec in self.features.values()}):
-            table = self._index.groups[number]
+            table = self.index.groups[number]
             places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
             grids.append(ChunkGrid.given(*places, group=number))
         return EpisodeTable(num_frames, tuple(grids))
 
     def select(self, features: Sequence[str] | None) -> SeqRecordReader:
         """The same dataset with only these features, in this order; all of them for `None`."""
-        return SeqRecordReader(
-            self._storage, self._manifest, self._index, features=features, verify=self._verify
-        )
+        of = self.storage, self.manifest, self.index
+        return SeqRecordReader(*of, features=features, verify=self._verify)
 
     def chunk_reader(self) -> ChunkReader:
         """Reads the chunks of this dataset's features."""
@@ -244,9 +197,7 @@ class SeqRecordReader:
 
         Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
         """
-        return find_episodes(
-            self._index, self._manifest.splits, episodes, split=split, url=self.url
-        )
+        return find_episodes(self.index, self.manifest.splits, episodes, split=split, url=self.url)
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
         """All clips of the selected episodes whose frames have all of this dataset's features."""
@@ -255,7 +206,7 @@ class SeqRecordReader:
 
     def missing_frames(self) -> MissingFrames:
         """The frames that lack one of this dataset's features."""
-        index, found = self._index, []
+        index, found = self.index, []
         columns = [index.schema.position(name) for name in self.features]
         for grid in self.episode_table.groups:
             gaps = index.groups[grid.group].gaps
@@ -266,7 +217,7 @@ class SeqRecordReader:
 
     def close(self) -> None:
         """Close the dataset's files."""
-        self._storage.close()
+        self.storage.close()
 
     def __enter__(self) -> SeqRecordReader:
         return self
@@ -275,7 +226,8 @@ class SeqRecordReader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._storage, self._manifest, list(self.features), self._verify)
+        options = {"features": list(self.features), "verify": self._verify}
+        return _reopen, (self.storage, self.manifest, options)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -284,13 +236,13 @@ class SeqRecordReader:
 
     def _repr_html_(self) -> str:
         """What a notebook shows. Nothing is read for it."""
-        keys = self._index.keys[:_SHOWN_KEYS].to_pylist()
+        keys = self.index.keys[:_SHOWN_KEYS].to_pylist()
         more = ", …" if len(self.episodes) > len(keys) else ""
-        size = sum(file.size for file in self._manifest.record_files)
+        size = sum(file.size for file in self.manifest.record_files)
         facts = [
             ("episodes", f"{len(self.episodes):,}: {', '.join(keys)}{more}"),
             ("frames", f"{self.num_frames:,}"),
-            ("record files", f"{len(self._manifest.record_files):,}, {format_size(size)}"),
+            ("record files", f"{len(self.manifest.record_files):,}, {format_size(size)}"),
         ]
         return html_card(self.url, facts, self.features.values())
 
@@ -328,9 +280,6 @@ class Episodes(Mapping[str, "Episode"]):
         return f"Episodes({len(self)} of {self._url!r})"
 
 
-def _reopen(
-    storage: Storage, manifest: Manifest, features: list[str], verify: bool
-) -> SeqRecordReader:
+def _reopen(storage: Storage, manifest: Manifest, options: dict[str, Any]) -> SeqRecordReader:
     """A dataset in another process; its index has been verified in the first."""
-    manifest, index = load_version(storage, manifest)
-    return SeqRecordReader(storage, manifest, index, features=features, verify=verify)
+    return SeqRecordReader(storage, *load_version(storage, manifest), **options)

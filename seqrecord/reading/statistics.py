@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.cores import usable_cores
-from seqrecord.errors import ClipError
+from seqrecord.grids import followed
+from seqrecord.integers import check_integer
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics, num_channels
@@ -55,10 +57,9 @@ def compute_statistics(
     Raises `ClipError` for another number of frames or threads than 1 or more, and what reading
     raises.
     """
-    for name, value in (("max_frames", max_frames), ("num_threads", num_threads)):
-        if value is not None and value < 1:
-            raise ClipError(f"not a number for {name}", expected="1 or more", got=value)
-    threads = num_threads or usable_cores()
+    check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)
+    threads = usable_cores() if num_threads is None else num_threads
+    check_integer("num_threads", threads, least=1)
     step = 1 if max_frames is None else max(1, dataset.num_frames // max_frames)
     names = [n for n, spec in dataset.features.items() if num_channels(spec) is not None]
     total, done = len(names) * dataset.num_frames, 0
@@ -80,7 +81,7 @@ class _Task(NamedTuple):
     """One feature of some episodes, by their numbers."""
 
     feature: str
-    episodes: list[int]
+    episodes: range
     num_frames: int
     first_span: int  # how many spans of the feature come before it
 
@@ -89,13 +90,12 @@ def _tasks(dataset: SeqRecordReader, names: Sequence[str]) -> Iterator[_Task]:
     lengths = dataset.index.num_frames.astype(np.int64)
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
-    cuts = np.flatnonzero(np.diff(number)) + 1
     for name in names:
         spans = -(-lengths // _span_frames(dataset.features[name]))
         first = 0
-        for episodes in np.split(np.arange(len(lengths)), cuts):
-            yield _Task(name, episodes.tolist(), int(lengths[episodes].sum()), first)
-            first += int(spans[episodes].sum())
+        for a, b in pairwise(followed(same=number)):
+            yield _Task(name, range(a, b), int(lengths[a:b].sum()), first)
+            first += int(spans[a:b].sum())
 
 
 def _collect(dataset: SeqRecordReader, step: int, task: _Task) -> tuple[_Task, Statistics]:

@@ -6,8 +6,9 @@ No record file is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from seqrecord.clips import ClipSpec
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
-from seqrecord.reading.feature_tables import described
+from seqrecord.grids import followed
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import counted, printable, table_lines
+from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
 
 __all__ = [
@@ -100,8 +101,23 @@ class ClipSummary:
     num_incomplete: int  # clips left out: one of their frames lacks a feature
 
 
+class _WithFeatures:
+    """What holds features."""
+
+    features: tuple[Any, ...]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the features' pages."""
+        return sum(feature.stored_bytes for feature in self.features)
+
+    def to_json(self) -> dict[str, Any]:
+        features = [feature.to_json() for feature in self.features]
+        return {**vars(self), "stored_bytes": self.stored_bytes, "features": features}
+
+
 @dataclass(frozen=True)
-class Summary:
+class Summary(_WithFeatures):
     """What a dataset holds. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of the commit that made it so, `earlier_commits` are those of the last ones
@@ -128,11 +144,6 @@ class Summary:
     earlier_commits: tuple[str, ...]
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes of the features' pages."""
-        return sum(feature.stored_bytes for feature in self.features)
-
-    @property
     def raw_bytes(self) -> int | None:
         """Decoded bytes of the features, `None` where one of them does not tell."""
         known = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
@@ -146,12 +157,10 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **vars(self),
+            **super().to_json(),
             "groups": [vars(group) for group in self.groups],
-            "stored_bytes": self.stored_bytes,
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
-            "features": [feature.to_json() for feature in self.features],
             "clips": None if self.clips is None else vars(self.clips),
         }
 
@@ -173,13 +182,13 @@ class Summary:
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
         ]
-        what = described(feature.spec for feature in self.features)
-        rows = [("feature", *(head := next(what)), "raw", "stored", "ratio", "missing")]
-        for feature, cells in zip(self.features, what, strict=True):
-            missing = f"{feature.num_missing:,}"
-            rows.append((feature.spec.name, *cells, *_sizes(feature), missing))
+        rows = _table(
+            self.features,
+            ("raw", "stored", "ratio", "missing"),
+            lambda feature: (*_sizes(feature), f"{feature.num_missing:,}"),
+        )
         if len(self.features) > 1:
-            rows.append(("total", *("" for _ in head), *_sizes(self), ""))
+            rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
         clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
         return "\n".join([self.url, *_lines(facts, rows), *clips])
 
@@ -203,43 +212,35 @@ def summarize(
     Raises what `seqrecord.open` raises.
     """
     with opened(dataset, features=features, storage_options=storage_options) as reader:
-        return _summarize(reader, clip)
-
-
-def _summarize(dataset: SeqRecordReader, clip: ClipSpec | None) -> Summary:
-    index, manifest = dataset.index, dataset.manifest
-    missing = _count_missing(index)
-    fps = index.fps[index.fps > 0]
-    return Summary(
-        url=dataset.url,
-        created_by=manifest.created_by,
-        fingerprint=manifest.fingerprint,
-        num_episodes=manifest.num_episodes,
-        num_frames=manifest.num_frames,
-        shortest_episode=int(index.num_frames.min()),
-        median_episode=float(np.median(index.num_frames)),
-        longest_episode=int(index.num_frames.max()),
-        fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
-        groups=tuple(
-            _group(number, group)
-            for number, group in enumerate(index.groups)
-            if any(name in dataset.features for name in group.schema)
-        ),
-        splits={
-            name: int(np.count_nonzero(index.split == number))
-            for number, name in enumerate(manifest.splits)
-        },
-        num_record_files=len(manifest.record_files),
-        record_bytes=sum(file.size for file in manifest.record_files),
-        index_bytes=sum(file.size for file in manifest.index.values()),
-        features=tuple(
-            _feature(index, spec, int(missing[index.schema.position(spec.name)]))
-            for spec in dataset.features.values()
-        ),
-        clips=None if clip is None else _count_clips(dataset, clip),
-        commit=manifest.commit,
-        earlier_commits=manifest.earlier_commits,
-    )
+        index, manifest = reader.index, reader.manifest
+        fps = index.fps[index.fps > 0]
+        return Summary(
+            url=reader.url,
+            created_by=manifest.created_by,
+            fingerprint=manifest.fingerprint,
+            num_episodes=manifest.num_episodes,
+            num_frames=manifest.num_frames,
+            shortest_episode=int(index.num_frames.min()),
+            median_episode=float(np.median(index.num_frames)),
+            longest_episode=int(index.num_frames.max()),
+            fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
+            groups=tuple(
+                _group(number, group)
+                for number, group in enumerate(index.groups)
+                if any(name in reader.features for name in group.schema)
+            ),
+            splits={
+                name: int(np.count_nonzero(index.split == number))
+                for number, name in enumerate(manifest.splits)
+            },
+            num_record_files=len(manifest.record_files),
+            record_bytes=sum(file.size for file in manifest.record_files),
+            index_bytes=sum(file.size for file in manifest.index.values()),
+            features=tuple(_feature(index, spec) for spec in reader.features.values()),
+            clips=None if clip is None else _count_clips(reader, clip),
+            commit=manifest.commit,
+            earlier_commits=manifest.earlier_commits,
+        )
 
 
 def _group(number: int, group: GroupIndex) -> GroupSummary:
@@ -255,8 +256,10 @@ def _group(number: int, group: GroupIndex) -> GroupSummary:
     )
 
 
-def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummary:
-    lengths = index.lengths(spec.name)
+def _feature(index: Index, spec: FeatureSpec) -> FeatureSummary:
+    group, lengths = index.groups[spec.group], index.lengths(spec.name)
+    gaps = group.gaps[group.gaps["feature"] == index.schema.position(spec.name)]
+    num_missing = int(num_absent(gaps, group.num_frames).sum())
     stored = int(lengths.sum(dtype=np.uint64))
     num_frames = int(index.num_frames.sum()) - num_missing
     raw = None
@@ -268,14 +271,6 @@ def _feature(index: Index, spec: FeatureSpec, num_missing: int) -> FeatureSummar
         tables = table_bytes(spec, 1) - table_bytes(spec, 0)
         raw = stored - num_frames * tables - pages * table_bytes(spec, 0)
     return FeatureSummary(spec, num_frames, num_missing, stored, raw)
-
-
-def _count_missing(index: Index) -> npt.NDArray[np.int64]:
-    """Frames that lack each feature: int64 [F]."""
-    missing = np.zeros(len(index.schema), np.int64)
-    for group in index.groups:
-        np.add.at(missing, group.gaps["feature"], num_absent(group.gaps, group.num_frames))
-    return missing
 
 
 def _count_clips(dataset: SeqRecordReader, spec: ClipSpec) -> ClipSummary:
@@ -319,6 +314,29 @@ def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]
     yield from (f"  {line}" for line in table_lines(rows, left=4))
 
 
+def _table(
+    features: Sequence[Any], heads: Sequence[str], cells: Callable[[Any], Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """The heads of the columns, then the cells of each feature, of which `cells` gives the last.
+
+    dtype, shape and codec; group, kind and unit only where they tell anything.
+    """
+    specs = [feature.spec for feature in features]
+    columns = [
+        ("feature", [spec.name for spec in specs]),
+        ("dtype", [spec.dtype.name if spec.value == "array" else spec.value for spec in specs]),
+        ("shape", ["" if spec.value != "array" else shape_text(spec.shape) for spec in specs]),
+        ("codec", [codec_text(spec.codec) for spec in specs]),
+    ]
+    if len({spec.group for spec in specs}) > 1:
+        columns.append(("group", [str(spec.group) for spec in specs]))
+    kinds, units = [spec.kind or "" for spec in specs], [spec.unit or "" for spec in specs]
+    columns += [column for column in (("kind", kinds), ("unit", units)) if any(column[1])]
+    each = zip(features, *(texts for _, texts in columns), strict=True)
+    rows = [(*texts, *cells(feature)) for feature, *texts in each]
+    return [(*(name for name, _ in columns), *heads), *rows]
+
+
 def _json_of(feature: FeatureSummary | EpisodeFeature, **more: Any) -> dict[str, Any]:
     counts = {name: value for name, value in vars(feature).items() if name != "spec"}
     return {**feature.spec.to_json(), **counts, **more}
@@ -341,7 +359,7 @@ class EpisodeFeature:
 
 
 @dataclass(frozen=True)
-class EpisodeSummary:
+class EpisodeSummary(_WithFeatures):
     """What one episode holds. `num_clips` is `None` unless clips were asked for."""
 
     url: str
@@ -356,15 +374,6 @@ class EpisodeSummary:
     features: tuple[EpisodeFeature, ...]
     metadata: dict[str, Any]
 
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the features' pages."""
-        return sum(feature.stored_bytes for feature in self.features)
-
-    def to_json(self) -> dict[str, Any]:
-        features = [feature.to_json() for feature in self.features]
-        return {**vars(self), "stored_bytes": self.stored_bytes, "features": features}
-
     def __str__(self) -> str:
         chunks = " and ".join(f"{count:,}" for count in self.num_chunks)
         facts = [
@@ -377,11 +386,11 @@ class EpisodeSummary:
             ("stored", format_size(self.stored_bytes)),
             ("record files", ", ".join(self.record_files)),
         ]
-        what = described(feature.spec for feature in self.features)
-        rows = [("feature", *next(what), "stored", "missing")]
-        for feature, cells in zip(self.features, what, strict=True):
-            missing = _missing_text(feature, self.num_frames)
-            rows.append((feature.spec.name, *cells, format_size(feature.stored_bytes), missing))
+        rows = _table(
+            self.features,
+            ("stored", "missing"),
+            lambda each: (format_size(each.stored_bytes), _missing_text(each, self.num_frames)),
+        )
         metadata = json.dumps(self.metadata, indent=1, ensure_ascii=False).splitlines()
         metadata = [f"  {printable(line)}" for line in metadata]
         return "\n".join([printable(self.key), *_lines(facts, rows), "", "  metadata", *metadata])
@@ -426,8 +435,8 @@ def summarize_episode(
 
 def _runs(flags: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
     """The runs `[start, stop)` of true values."""
-    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).tolist()
-    return tuple(zip(edges[::2], edges[1::2], strict=True))
+    at = np.flatnonzero(flags)
+    return tuple((int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(followed(at)))
 
 
 def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:

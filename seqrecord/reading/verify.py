@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -115,10 +116,7 @@ def verify(
 
 
 def _verify(
-    storage: Storage,
-    deep: bool,
-    num_threads: int,
-    progress: Callable[[VerifyProgress], None] | None,
+    storage: Storage, deep: bool, num_threads: int, progress: Callable[..., None] | None
 ) -> VerifyReport:
     stored = _stored(storage)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
@@ -135,29 +133,23 @@ def _verify(
         del found
         groups = () if index is None else index.groups
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
-        page_bytes = num_frames = num_pages = num_chunks = 0
+        counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
         check: Any = None
         if index is not None:
             reader = ChunkReader(storage, [file.path for file in files], index, index.schema)
             check = partial(_check_chunk, reader, index, deep)
-        for chunk in threads.map(check, _places(groups, gone), ahead):
-            problems += chunk.problems
-            page_bytes += chunk.page_bytes
-            num_frames += chunk.num_frames
-            num_pages += chunk.num_pages
-            num_chunks += 1
+        for some, counted_there in threads.map(check, _places(groups, gone), ahead):
+            problems += some
+            counts.update(counted_there)
             if progress is not None:
-                progress(VerifyProgress(page_bytes, total, len(problems)))
+                progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
     return VerifyReport(
         url=storage.url,
         deep=deep,
         num_record_files=len(files) - len(gone),
-        num_chunks=num_chunks,
-        num_pages=num_pages,
-        num_frames=num_frames,
-        page_bytes=page_bytes,
         problems=tuple(problems),
         notes=tuple(notes),
+        **counts,
     )
 
 
@@ -302,58 +294,53 @@ def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tupl
             yield int(number[at]), int(row[at])
 
 
-@dataclass
-class _Chunk:
-    page_bytes: int
-    num_pages: int
-    num_frames: int = 0
-    problems: list[SeqRecordError] = field(default_factory=list)
-
-
-def _check_chunk(reader: ChunkReader, index: Index, deep: bool, place: tuple[int, int]) -> _Chunk:
+def _check_chunk(
+    reader: ChunkReader, index: Index, deep: bool, place: tuple[int, int]
+) -> tuple[list[SeqRecordError], dict[str, int]]:
     """Every page against its checksums; what a reader counts on or users are given, besides.
 
     If `deep`, every frame of those that match, decoded.
     """
-    chunk = reader.chunk_at(*place)
+    chunk, num_frames = reader.chunk_at(*place), 0
     pages = [page for page in reader.pages(chunk) if page.num_present]
-    found = _Chunk(sum(page.stop - page.start for page in pages), len(pages))
+    problems: list[SeqRecordError] = []
     sound: list[tuple[Page, memoryview]] = []
     try:
         sound += zip(pages, reader.read(pages), strict=True)
     except ChecksumError:
         for page in pages:  # one by one, for more than one may be broken
-            with _noting(found.problems):
+            with _noting(problems):
                 sound += [(page, data) for data in reader.read([page])]
     except SeqRecordError as error:
-        found.problems.append(error.located(episode=index.key(chunk.episode)))
+        problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:
         if page.sums is not None:
-            with _noting(found.problems):
+            with _noting(problems):
                 reader.check_slices(page, data)
     for page, data in sound:
-        if deep:
-            found.num_frames += page.num_present
-            _decode(reader, page, data, found.problems)
-        elif page.largest is not None:
-            with _noting(found.problems):
+        num_frames += page.num_present if deep else 0
+        with _noting(problems):
+            if deep:
+                _decode(reader, page, data, problems)
+            elif page.largest is not None:
                 reader.shapes(page, data)
-    return found
+    nbytes = sum(page.stop - page.start for page in pages)
+    return problems, Counter(
+        num_chunks=1, num_pages=len(pages), num_frames=num_frames, page_bytes=nbytes
+    )
 
 
 def _decode(
     reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
 ) -> None:
-    held = page.chunk.num_frames
-    frames = range(held) if page.present is None else np.flatnonzero(page.present).tolist()
+    there = filter(page.has, range(page.chunk.num_frames))
     out = np.empty(0, reader.features[page.feature].dtype)
-    with _noting(problems):
-        for frame, shape in zip(frames, reader.shapes(page, data), strict=True):
-            if out.shape != shape:
-                out = np.empty(shape, out.dtype)
-            with _noting(problems, frame=page.chunk.first_frame + frame):
-                reader.decode(page, data, [frame], [out])
-                reader.value(page, out, frame)
+    for frame, shape in zip(there, reader.shapes(page, data), strict=True):
+        if out.shape != shape:
+            out = np.empty(shape, out.dtype)
+        with _noting(problems, frame=page.chunk.first_frame + frame):
+            reader.decode(page, data, [frame], [out])
+            reader.value(page, out, frame)
 
 
 def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:

@@ -19,7 +19,7 @@ from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import parse_json
 from seqrecord.format.video_pages import KeptPage
-from seqrecord.reading.page import Chunk, Page
+from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
@@ -135,11 +135,10 @@ class DatasetSource:
         reader = self.reader.chunk_reader()
         spec = self.stored[page.feature]
         if self._keeps(spec):
-            place = page.position(frame) or 0
+            place = int(page.positions(frame))
             start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
             return EncodedImage(bytes(data[start:stop]))
-        [array] = reader.decode_frame([page], [data], frame).values()
-        return reader.value(page, array, frame)
+        return reader.value_of(page, data, frame)
 
     def _chunks(self, group: int, info: EpisodeInfo) -> Iterator[Chunk]:
         number, table = self.reader.index.positions[info.key], self.reader.index.groups[group]

@@ -18,7 +18,7 @@ from seqrecord.forks import cached_property
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
-from seqrecord.reading.episode_parts import conformed
+from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import (
     load_index,
     read_edits,

@@ -173,9 +173,9 @@ class _Exporter:
         for place in places:
             frame = self._frames[place]
             inside = frame - page.chunk.first_frame
-            position = page.position(inside)
-            if position is None:
+            if not page.has(inside):
                 continue
+            position = int(page.positions(inside))
             spec = self._reader.features[page.feature]
             stem = self._paths[page.feature] / frame_stem(frame)
             if spec.codec and spec.codec[0]["id"] == IMAGE:

@@ -20,7 +20,7 @@ from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.pages import chunk_bytes
-from seqrecord.reading.episode_parts import conformed
+from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import read_edits, read_footers
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import seqrecord
 from benchmarks.tartanair.throughput.data import VECTOR
-from seqrecord.reading.raw_frames import FrameRuns
+from seqrecord.reading.raw_frames import FrameRun
 
 __all__ = ["Arrays", "MakeEpoch", "copying", "taking"]
 
@@ -108,9 +108,9 @@ def _loads(
             chunk = reader.chunk_at(group, row)
             arrays = episodes[keys.index(dataset.index.key(chunk.episode))]
             count = min(chunk.num_frames, min(map(len, arrays.values())) - chunk.first_frame)
-            of = (np.array([n]) for n in (row, 0, count, chunk.first_frame))
+            run = FrameRun(row, 0, count, chunk.first_frame)
             names = reader.raw[group].specs
-            yield partial(reader.raw[group].read, FrameRuns(*of), {n: arrays[n] for n in names})
+            yield partial(reader.raw[group].read, [run], {n: arrays[n] for n in names})
 
 
 def taking(clip_len: int, batch_size: int) -> Callable[[Path], MakeEpoch]:

@@ -1,30 +1,267 @@
-"""The memory of an iteration on a device: arenas, staging, and batches that it gathers there."""
+"""The memory of an iteration on a device: rows of frames, and batches that are gathered there.
+
+Frames are decoded into staging, on the host, and copied from there into rows; clips are gathered
+from rows on the device. So a frame crosses the bus once, whatever the number of clips that it is
+in. All of that is queued on one side stream, in the order in which the engine asks for it::
+
+    loading threads    decode A    decode B     decode C
+    side stream                 copy A | gather | copy B | gather | copy C into rows of A
+    consumer's stream                        step 0           step 1
+
+Because it is one stream, a gather finds the rows that were stored before it was asked for, and
+rows that the plan has freed are written to only after the last gather that reads them: there is
+nothing to wait for. Two streams could gather while they copy, at the price of an event for each
+pair that must not; gathers run at the speed of the device's own memory, so there is little to win.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.engine.arena import Rows
+from seqrecord.engine.arena import Frames, FreshRows, ObjectRows, Rows
 from seqrecord.engine.batches import Copiers, Source
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.calls import Calls
-from seqrecord.engine.crops import Crop
-from seqrecord.engine.device.arena import DeviceArena, as_words, torch_dtype
-from seqrecord.engine.device.staging import Staging
-from seqrecord.engine.device.streams import RunAhead, SideStream, side_stream
-from seqrecord.engine.device.video import DeviceVideo
-from seqrecord.engine.ragged import Frames
+from seqrecord.engine.crops import Crop, runs
+from seqrecord.engine.device.streams import (
+    Mark,
+    RunAhead,
+    SideStream,
+    Staging,
+    side_stream,
+)
+from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.stats import EngineStats
+from seqrecord.grids import followed
 from seqrecord.reading.frames import ArraySpec
 
-__all__ = ["DeviceBatchBuilder", "DeviceBuffers"]
+__all__ = [
+    "CopySpan",
+    "DeviceArena",
+    "DeviceBatchBuilder",
+    "DeviceBuffers",
+    "as_words",
+    "torch_dtype",
+]
+
+
+class CopySpan(NamedTuple):
+    """When a device copied a load, in seconds of `perf_counter`, and how many bytes."""
+
+    begin: float
+    end: float
+    nbytes: int
+
+
+class DeviceArena:
+    """Rows of frames on the device of a stream; see `seqrecord.engine.arena.Arena` for the host's.
+
+    A feature of a fixed shape is a tensor of whole words, [rows, words]: copies are of bits, so a
+    device needs to know few dtypes. A feature with a variable shape is a list of tensors, and one
+    of texts a list of these.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, ArraySpec],
+        num_rows: int,
+        staging: Staging,
+        video: Mapping[str, DeviceVideo] | None = None,
+    ) -> None:
+        self.specs = dict(specs)
+        self._video = {n: decodes for n, decodes in (video or {}).items() if n in specs}
+        self.num_rows = num_rows
+        self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # see `Arena`
+        self.stream = stream = staging.stream
+        self._staging = staging  # which arenas of one stream share
+        # Copies of one load follow each other, so that their times are those of no other.
+        self._queueing = threading.Lock()
+        self._copying: deque[tuple[Mark, Mark, int]] = deque()
+        with stream.use():
+            self._rows: dict[str, Any] = {
+                name: torch.empty(
+                    (num_rows, spec.nbytes // _word(spec.nbytes).itemsize),
+                    dtype=_word(spec.nbytes),
+                    device=stream.device,
+                )
+                if spec.is_fixed
+                else [None] * num_rows
+                for name, spec in specs.items()
+            }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows of features with a fixed shape, on the device."""
+        return sum(rows.nbytes for rows in self._rows.values() if isinstance(rows, torch.Tensor))
+
+    @contextmanager
+    def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[Rows]:
+        """Memory of the host for the frames of these rows, one after the other, which are stored
+        after the block; and the rows themselves, of video that the device decodes."""
+        arrays: dict[str, Any] = {
+            name: DeviceFrames(video, self._frames(name), rows)
+            for name, video in self._video.items()
+            if video.works
+        }
+        staged = {name: spec for name, spec in self.specs.items() if name not in arrays}
+        stored: dict[str, torch.Tensor | list[Any]] = {}
+        count = len(rows)
+        fixed = [spec.nbytes * count for spec in staged.values() if spec.is_fixed]
+        with self._staging.acquire(fixed) as buffer:
+            for name, spec in staged.items():
+                if spec.is_fixed:
+                    shape: Any = (count, *spec.shape)
+                    memory, arrays[name] = buffer.array(shape, spec.dtype)
+                    if memory.numel():
+                        stored[name] = memory.view(count, -1)
+                elif spec.value != "array":
+                    stored[name] = arrays[name] = ObjectRows(count, spec)
+                else:
+                    stored[name] = arrays[name] = FreshRows(count, spec.dtype)
+            yield arrays
+            self._store(rows, stored)
+
+    def _frames(self, feature: str) -> torch.Tensor:
+        """The rows of a feature of a fixed shape of bytes, [rows, …]."""
+        whole = self._rows[feature].view(torch.uint8)
+        frames: torch.Tensor = whole.view(self.num_rows, *self.specs[feature].shape)
+        return frames
+
+    def _store(
+        self, rows: npt.NDArray[np.int64], staged: Mapping[str, torch.Tensor | list[Any]]
+    ) -> None:
+        """Queue copies of frames into rows, int64[n].
+
+        `staged` are bytes, uint8 [n, bytes], or lists of n arrays or texts by feature. A list may
+        hold `None`, for a frame that no clip needs. Texts stay on the host.
+        """
+        nbytes, is_late = 0, self.stream.pins_memory
+        with self._queueing, self.stream.use():
+            begin = self.stream.mark()
+            for name, frames in staged.items():
+                target = self._rows[name]
+                if isinstance(frames, list):
+                    for row, frame in zip(rows.tolist(), frames, strict=True):
+                        is_array = isinstance(frame, np.ndarray)
+                        target[row] = self._upload(frame) if is_array else frame
+                        nbytes += frame.nbytes if is_array else 0
+                    continue
+                for start, stop in pairwise(followed(rows)):
+                    first = int(rows[start])
+                    source = frames[start:stop].view(target.dtype)
+                    target[first : first + len(source)].copy_(source, non_blocking=is_late)
+                nbytes += frames.nbytes
+            self._copying.append((begin, self.stream.mark(), nbytes))
+
+    def copied(self, *, wait: bool = False) -> list[CopySpan]:
+        """The copies of loads that are done, each told once; with `wait`, all of them."""
+        spans: list[CopySpan] = []
+        while True:
+            with self._queueing:
+                if not self._copying or not (wait or self._copying[0][1].is_reached):
+                    return spans
+                begin, end, nbytes = self._copying.popleft()
+            end.wait()
+            spans.append(CopySpan(end.time - end.seconds_since(begin), end.time, nbytes))
+
+    def gather(
+        self,
+        rows: npt.NDArray[np.int64],
+        into: Mapping[str, torch.Tensor],
+        at: npt.NDArray[np.int64] | None = None,
+    ) -> int:
+        """Queue copies of rows, int64[n], into parts of a batch; how many bytes cross the bus.
+
+        `into` are words, [n, words], by feature: those that have a fixed shape. With `at`,
+        int64[n], they are those of the whole batch, and the copies go to these rows of it.
+        """
+        nbytes = rows.nbytes
+        with self.stream.use():
+            index = self._upload(rows)
+            if at is None:
+                for name, part in into.items():
+                    torch.index_select(self._rows[name], 0, index, out=part)
+                return nbytes
+            places = self._upload(at)
+            for name, whole in into.items():
+                found = torch.empty(
+                    (len(rows), whole.shape[1]), dtype=whole.dtype, device=index.device
+                )
+                torch.index_select(self._rows[name], 0, index, out=found)
+                whole.index_copy_(0, places, found)
+        return nbytes + at.nbytes
+
+    def gather_window(
+        self,
+        feature: str,
+        rows: npt.NDArray[np.int64],
+        out: torch.Tensor,
+        corner: tuple[int, int],
+        *,
+        flipped: bool,
+    ) -> None:
+        """Queue a copy of a window of the frames in these rows, int64[n], to `out` [n, h, w, …].
+
+        It begins at `corner`, which is top and left, and is mirrored if `flipped`. The feature has
+        a fixed shape [height, width, …].
+        """
+        (top, left), (height, width) = corner, out.shape[1:3]
+        with self.stream.use():
+            whole = self._rows[feature].view(torch.uint8)
+            pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
+            target = out.unsqueeze(-1).flatten(3).view(torch.uint8)
+            for there, here in runs(rows):
+                step = here.step or 1
+                if step < 0:  # torch has no views in reverse
+                    count = there.stop - there.start
+                    here = slice(here.start + (count - 1) * step, here.start + 1, -step)
+                window = pixels[here, top : top + height, left : left + width]
+                window = window if step > 0 else window.flip(0)
+                target[there].copy_(window.flip(2) if flipped else window)
+
+    def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
+        """Copies of the frames in these rows, for a feature with a variable shape; or texts."""
+        if self.specs[feature].value != "array":
+            return [self._rows[feature][row] for row in rows.tolist()]
+        with self.stream.use():
+            return [self._rows[feature][row].clone() for row in rows.tolist()]
+
+    def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """A tensor of an array that nobody writes to any more."""
+        host, is_late = torch.from_numpy(array), self.stream.pins_memory
+        if is_late:  # else this thread would wait for all that is queued
+            host = host.pin_memory()
+        return host.to(self.stream.device, non_blocking=is_late)
+
+
+def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
+    """The memory of a batch [clips, frames, …] as `gather` fills it, or `None` if it has none."""
+    if not batch.numel():
+        return None
+    frames = batch.view(batch.shape[0] * batch.shape[1], -1)
+    return frames.view(torch.uint8).view(_word(spec.nbytes))
+
+
+def torch_dtype(spec: ArraySpec) -> torch.dtype:
+    """The dtype of tensors of a feature."""
+    return torch.from_numpy(np.empty(0, spec.dtype)).dtype
+
+
+def _word(nbytes: int) -> torch.dtype:
+    """The widest integers that make up so many bytes."""
+    for word in (torch.int64, torch.int32, torch.int16):
+        if nbytes % word.itemsize == 0:
+            return word
+    return torch.uint8
 
 
 class DeviceBuffers:
@@ -68,8 +305,6 @@ class DeviceBuffers:
         self._stream.bind_thread()
         with target.stage(rows) as staged:
             yield staged, np.arange(len(rows))
-            nbytes = staged.store()
-        self._stats.add(device_bytes=nbytes)
         self._note_copies()
 
     def begin_batch(self, size: int) -> DeviceBatchBuilder:
@@ -89,7 +324,7 @@ class DeviceBuffers:
         track = f"{self._stream.device} copies"
         for arena in self.arenas:
             for span in arena.copied(wait=wait):
-                self._stats.add(device_seconds=span.end - span.begin)
+                self._stats.add(device_seconds=span.end - span.begin, device_bytes=span.nbytes)
                 self._stats.trace.add(
                     "device copy", span.begin, span.end, track=track, bytes=span.nbytes
                 )

@@ -10,8 +10,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from seqrecord.engine.device.staging import Staging, StagingBuffer
-from seqrecord.engine.device.streams import Mark, RunAhead, SideStream, find_device, side_stream
+from seqrecord.engine.device.streams import (
+    Mark,
+    RunAhead,
+    SideStream,
+    Staging,
+    StagingBuffer,
+    find_device,
+    side_stream,
+)
 from seqrecord.errors import ClipError, StateError
 
 __all__ = ["DevicePrefetcher", "find_tensors", "map_tensors", "prefetch_to_device"]

@@ -1,0 +1,207 @@
+"""Memory of batches on the host, which is used again.
+
+`multiprocessing` sends a tensor by copying it into shared memory that is new each time, whose pages
+must all be found and cleared first: for large batches that takes many times as long as filling
+them. So batches of a worker process are filled in memory that is shared from the beginning, which
+the consumer reads in place, and which comes back to be filled again: see `segments`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+
+from seqrecord.engine.segments import Lease, Segment, acquire
+from seqrecord.reading.frames import ArraySpec
+
+__all__ = ["BufferPool", "SharedBufferPool", "batch_pools", "can_share", "page_aligned"]
+
+_BYTE = np.dtype(np.uint8)
+_KEEP_SINGLE = 32  # clips with memory of their own: those of a batch are dropped at once
+
+
+def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Fresh memory that begins at a page: the kernel reads faster into it than to where large
+    NumPy arrays begin. See `python -m benchmarks.buffers`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
+    begin = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[begin : begin + nbytes].view(dtype).reshape(shape)
+
+
+class BufferPool:
+    """Arrays of one shape and dtype that are leased as tensors, and used again after that.
+
+    A lease ends when the last tensor, view or array on its memory is gone, wherever that happens.
+    The pool keeps at most `keep` arrays that nobody uses, and nothing once it is gone.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], keep: int) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        # A deque, not a lock: finalizers release arrays, which may run anywhere, even inside
+        # this class's own methods.
+        self._free: deque[npt.NDArray[Any]] = deque(maxlen=keep)
+
+    def acquire(self) -> npt.NDArray[Any]:
+        """An array to fill; fresh memory only if all are in use."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._allocate()
+
+    def lease(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
+        """The array, or its first `count` rows, as a tensor whose end releases the array."""
+        rows = array[:count]
+        # Every tensor and view on this memory refers to `rows`, in the end, and `rows` to `array`.
+        finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
+        finalizer.atexit = False
+        return torch.from_numpy(rows)
+
+    def release(self, array: npt.NDArray[Any]) -> None:
+        """Take back an array that was acquired."""
+        self._free.append(array)
+
+    def _allocate(self) -> npt.NDArray[Any]:
+        return page_aligned(self._shape, self._dtype)
+
+
+def _release(pool: weakref.ref[BufferPool], array: npt.NDArray[Any]) -> None:
+    # Not a bound method: what the user holds must not keep a pool and its other arrays alive.
+    if (alive := pool()) is not None:
+        alive.release(array)
+
+
+def can_share() -> bool:
+    """Whether this system has such memory: Linux does."""
+    return hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
+
+
+class _SharedArray(np.ndarray[Any, Any]):
+    """An array in a segment, which lives as long as any array on it."""
+
+    segment: Segment | None = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.segment = getattr(other, "segment", None)
+
+
+class SharedBufferPool(BufferPool):
+    """A pool for a process whose tensors are sent to others: they arrive without being copied.
+
+    A lease ends when the tensor is unused here and wherever it was sent. What others hold does not
+    count among the `keep`.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], keep: int) -> None:
+        super().__init__(shape, dtype, keep)
+        self._away: deque[_SharedArray] = deque()  # unused here; others may have them
+        ForkingPickler.register(torch.Tensor, _reduce)
+
+    def acquire(self) -> npt.NDArray[Any]:
+        """An array to fill; fresh memory only if all are in use."""
+        for _ in range(len(self._away)):
+            array = self._away.popleft()
+            assert array.segment is not None, "made by this pool"
+            (self._away if array.segment.is_leased else self._free).append(array)
+        return super().acquire()
+
+    def release(self, array: npt.NDArray[Any]) -> None:
+        """Take back an array that was acquired."""
+        assert isinstance(array, _SharedArray), "made by this pool"
+        self._away.append(array)
+
+    def _allocate(self) -> npt.NDArray[Any]:
+        segment = Segment(math.prod(self._shape) * self._dtype.itemsize)
+        array = segment.data.view(_SharedArray)
+        array.segment = segment
+        _segments[array.ctypes.data] = segment
+        return array.view(self._dtype).reshape(self._shape)
+
+
+_segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+"""By the address of their data, where the storage of tensors on them begins."""
+
+
+def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """How a tensor is pickled for another process: as a lease, or as torch does it."""
+    if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad:
+        segment = _segments.get(tensor.untyped_storage().data_ptr())
+        if segment is not None and (lease := segment.lease()) is not None:
+            view = tensor.size(), tensor.stride(), tensor.storage_offset()
+            lazily = tensor.is_conj(), tensor.is_neg()
+            return _rebuild, (lease, tensor.dtype, *view, *lazily)
+    reduced: tuple[Callable[..., Any], tuple[Any, ...]]
+    reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    return reduced
+
+
+def _rebuild(
+    lease: Lease,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    is_conj: bool,
+    is_neg: bool,
+) -> torch.Tensor:
+    made = torch.from_numpy(acquire(lease)).view(dtype).as_strided(size, stride, offset)
+    if is_conj:
+        made = made.conj()
+    return torch._neg_view(made) if is_neg else made
+
+
+def batch_pools(
+    specs: Mapping[str, ArraySpec],
+    size: int,
+    lengths: Mapping[str, int],
+    keep: int,
+    *,
+    shared: bool = False,
+) -> dict[str, BufferPool]:
+    """A pool for each feature, of memory for `size` clips; `lengths` are their frames by feature.
+
+    Texts need none.
+
+    With `shared`, batches can be sent to another process without being copied. Frames of a variable
+    shape are copied even so, and their memory is not used again.
+    """
+    pool = SharedBufferPool if shared and can_share() else BufferPool
+    pools: dict[str, BufferPool] = {}
+    if size == 1:
+        keep = max(keep, _KEEP_SINGLE)
+    for name, spec in specs.items():
+        length = lengths[name]
+        if spec.value != "array":
+            continue
+        if spec.is_fixed:
+            shape: Any = (size, length, *spec.shape)
+            pools[name] = pool(shape, spec.dtype, keep)
+        else:
+            assert spec.largest is not None, "the largest frame is known"
+            room = (size * length * spec.largest,)
+            pools[name] = _FreshPool(room, _BYTE, 0) if shared else BufferPool(room, _BYTE, keep)
+    return pools
+
+
+class _FreshPool(BufferPool):
+    """Leases memory once, and then it goes back to the system, all of it."""
+
+    def lease(self, array: npt.NDArray[np.generic], count: int | None = None) -> torch.Tensor:
+        return torch.from_numpy(array[:count])
+
+    def _allocate(self) -> npt.NDArray[np.generic]:
+        (nbytes,) = self._shape
+        return np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)[:nbytes]
