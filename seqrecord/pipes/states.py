@@ -156,21 +156,6 @@ class State:
     sources: tuple[SourceState, ...]
     rest: Rest | None = None
 
-    @classmethod
-    def of(
-        cls,
-        loader: BatchSource[PlanT],
-        epoch: int,
-        batch: int,
-        sharing: Sharing,
-        rest: Rest | None,
-    ) -> State:
-        """That of a loader, of which `sharing` has given so many batches of an epoch."""
-        rests = (None,) * len(loader.sources) if rest is None else rest.sources
-        pairs = zip(loader.sources, rests, strict=True)
-        sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
-        return cls(epoch, batch, sharing, loader.asked(), sources, rest)
-
     def check(self, loader: BatchSource[PlanT]) -> None:
         """Raise `StateError` where it is not of such a loader, and say what differs.
 
