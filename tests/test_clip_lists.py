@@ -224,7 +224,7 @@ def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
         ({"episode": EPISODES, "start": STARTS, "score": STARTS}, "not known: score"),
         (
             {"episode": EPISODES, "start": STARTS[:-1]},
-            r"different lengths.*episode \[6\], start \[5\]",
+            r"clips is no table: .*length 6 but got length 5",
         ),
         ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
         ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "not there, in row 1.*'set/9'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 from collections.abc import Iterator
@@ -160,6 +161,7 @@ def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
         return clips_of(path, rank=number, world_size=world_size)
 
     settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
+    multiprocessing.forkserver.ensure_running()  # without a rank: it stays
     rank(1, 2)
     streams = [
         SeqRecordStream(path, **settings),

@@ -740,14 +740,11 @@ def test_workers_that_are_told_an_epoch() -> None:
     assert shared.begin(3, 1) == (9, None, None)
 
 
-def test_what_is_too_long_ago_is_an_error() -> None:
+def test_a_worker_may_be_many_turns_behind_others() -> None:
     shared = SharedEpochs()
     for turn in range(1, 40):
         shared.begin(1, turn)
-    assert shared.begin(1, 30)[0] == 29
-    for group in range(3, 400):
+    for group in range(2, 200):
         shared.begin(group, 1)
-    assert shared.begin(399, 2)[0] == 436
-    for group in (1, 2):
-        with pytest.raises(ClipError, match="not known any more"):
-            shared.begin(group, 1)
+    assert [shared.begin(1, turn)[0] for turn in (1, 30)] == [0, 29]
+    assert shared.begin(200, 1)[0] == 39 + 198

@@ -176,7 +176,10 @@ class Epochs(Generic[PlanT]):
         if is_over:
             epoch, batch = epoch + 1, 0
         rest = None if place.rest is None or epoch < place.rest.epoch else place.rest
-        return State.of(self.loader, epoch, batch, sharing, rest).to_json()
+        rests = (None,) * len(self.loader.sources) if rest is None else rest.sources
+        pairs = zip(self.loader.sources, rests, strict=True)
+        sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
+        return State(epoch, batch, sharing, self.loader.asked(), sources, rest).to_json()
 
     def load(self, state: Mapping[str, Any], part: Part) -> None:
         """Load a position: the next iteration starts right after the batches delivered.

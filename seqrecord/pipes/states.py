@@ -156,21 +156,6 @@ class State:
     sources: tuple[SourceState, ...]
     rest: Rest | None = None
 
-    @classmethod
-    def of(
-        cls,
-        loader: BatchSource[PlanT],
-        epoch: int,
-        batch: int,
-        sharing: Sharing,
-        rest: Rest | None,
-    ) -> State:
-        """That of a loader, of which `sharing` has given so many batches of an epoch."""
-        rests = (None,) * len(loader.sources) if rest is None else rest.sources
-        pairs = zip(loader.sources, rests, strict=True)
-        sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
-        return cls(epoch, batch, sharing, loader.asked(), sources, rest)
-
     def check(self, loader: BatchSource[PlanT]) -> None:
         """Raise `StateError` where it is not of such a loader, and say what differs.
 
@@ -301,10 +286,10 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     """What the JSON `value` of a field is, by the annotation of this; `StateError` for others."""
     is_list = isinstance(value, (list, tuple))
     if isinstance(kind, UnionType):
-        if value is None and NoneType in get_args(kind):
+        one, other = get_args(kind)
+        if value is None and other is NoneType:
             return None
-        kinds = [one for one in get_args(kind) if one is not NoneType]
-        kind = next((one for one in kinds if (get_origin(one) is tuple) == is_list), kinds[0])
+        kind = other if is_list and other is not NoneType else one
     if is_dataclass(kind) or get_origin(kind) is Mapping:
         _check(isinstance(value, Mapping), f"no dict in {name}", "a dict", value)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -335,9 +320,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _integer(name: str, value: Any, bounds: range) -> int:
-    is_right = type(value) is int and value in bounds
-    expected = f"an integer of {repr_of(bounds[0])} to {repr_of(bounds[-1])}"
-    _check(is_right, f"a number out of range in {name}", expected, value)
+    if type(value) is not int or value not in bounds:
+        expected = f"an integer of {repr_of(bounds[0])} to {repr_of(bounds[-1])}"
+        _check(False, f"a number out of range in {name}", expected, value)
     return int(value)
 
 

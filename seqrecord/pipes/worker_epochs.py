@@ -29,7 +29,7 @@ from seqrecord.pipes.distributed import find_starting
 
 __all__ = ["SharedEpochs", "group_given", "own_group"]
 
-_KEPT_TURNS = 256
+_KEPT_TURNS = 256  # no worker begins so many later than others
 _lock = PerProcess(threading.Lock)  # threads are all one owner of the lock of a file
 
 
@@ -44,14 +44,14 @@ class SharedEpochs:
     newest turn since `set_next`, which was called so many `calls`; `loaded` is the state that was
     loaded last, whose settings hold from then on. `turns` are the newest ones of all groups: the
     epoch, its state, and whether the workers were told of the epoch, `None` as long as none has
-    begun. `lost` is the last group of a turn that is left out.
+    begun.
     """
 
     def __init__(self) -> None:
         self.owner = os.getpid()
         """The process whose workers these are."""
         self._open(os.memfd_create("seqrecord-epochs"))
-        self._write({"calls": 0, "turns": [], "lost": 0})
+        self._write({"calls": 0, "turns": []})
         self.set_next(0)
 
     def __reduce__(self) -> tuple[Callable[..., SharedEpochs], tuple[Any, ...]]:
@@ -87,8 +87,8 @@ class SharedEpochs:
         The epoch is the next one, or the one that the worker was `told`; then `loaded` is what it
         has loaded last.
 
-        Raises `ClipError` where not all of the workers were told the same, where nothing is known
-        of the turn any more, and in a process of no group.
+        Raises `ClipError` where not all of the workers were told the same, and in a process of no
+        group.
         """
         if group is None:
             raise ClipError(
@@ -98,12 +98,12 @@ class SharedEpochs:
             )
         with self._changed() as record:
             turn = _turn(record, group, number)
-            if turn["told"] is None and told is not None:
-                turn.update(epoch=told, state=None)
-                if turn["calls"] == record["calls"]:
-                    record.update(next=told + 1, begun=told, state=None, loaded=loaded)
             if turn["told"] is None:
                 turn["told"] = told is not None
+                if told is not None:
+                    turn.update(epoch=told, state=None)
+                if told is not None and turn["calls"] == record["calls"]:
+                    record.update(next=told + 1, begun=told, state=None, loaded=loaded)
             if turn["told"] != (told is not None) or told not in (None, turn["epoch"]):
                 raise ClipError(
                     "the workers of a DataLoader were told to begin different epochs",
@@ -119,35 +119,27 @@ class SharedEpochs:
         with _lock.get():
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
             try:
-                record = json.loads(os.pread(self._file, os.fstat(self._file).st_size, 0))
+                text = os.pread(self._file, os.fstat(self._file).st_size, 0).decode()
+                record, _ = json.JSONDecoder().raw_decode(text)  # behind it the end of a longer one
                 yield record
                 self._write(record)
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _write(self, record: dict[str, Any]) -> None:
-        os.ftruncate(self._file, os.pwrite(self._file, json.dumps(record).encode(), 0))
+        os.pwrite(self._file, json.dumps(record).encode(), 0)
 
 
 def _turn(record: dict[str, Any], group: int, number: int) -> dict[str, Any]:
     """A turn of a group; a new one is of the next epoch."""
     turns: list[dict[str, Any]] = record["turns"]
-    own = [turn for turn in turns if turn["group"] == group]
-    for turn in own:
-        if turn["number"] == number:
+    for turn in turns:
+        if (turn["group"], turn["number"]) == (group, number):
             return turn
-    if not own and group <= record["lost"]:
-        raise ClipError(
-            "it is not known any more which epoch a DataLoader's worker is to begin",
-            expected=f"fewer than {_KEPT_TURNS} later iterations in workers",
-            got=f"iterators over {record['lost'] - group + 1} DataLoaders that came later",
-        )
     turn = {"group": group, "number": number, "epoch": record["next"], "state": record["state"]}
     turn |= {"told": None, "calls": record["calls"]}
     record.update(next=turn["epoch"] + 1, state=None, begun=turn["epoch"])
-    turns.append(turn)
-    if len(turns) > _KEPT_TURNS:
-        record["lost"] = max(record["lost"], turns.pop(0)["group"])
+    record["turns"] = [*turns, turn][-_KEPT_TURNS:]
     return turn
 
 
