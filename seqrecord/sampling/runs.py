@@ -104,11 +104,6 @@ class Window:
         found: IntArray = np.clip(start + (self.offset + self.reach), 0, last)
         return np.maximum(found - self.reach, 0) if self.reach else found
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether a clip uses all frames that are loaded for it alone."""
-        return (self.span - 1) // self.frame_step + 1 == self.length
-
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
