@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 
 from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
@@ -30,6 +30,7 @@ from seqrecord.sampling import Part
 __all__ = [
     "Ranks",
     "find_filter",
+    "find_holder",
     "find_loader",
     "find_starting",
     "items_beside",
@@ -243,6 +244,22 @@ def find_filter() -> int | None:
     return None if found is None else int(found.num_of_instances)
 
 
+def find_holder() -> str | None:
+    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
+
+    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
+    `.batch()` and `.filter()` hold none between two of their items.
+    """
+    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
+    for frame in _frames():
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
+            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
+            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
+                return type(pipe).__name__
+    return None
+
+
 def find_starting() -> tuple[object, DataLoader[Any]] | None:
     """The iterator over a DataLoader that is being made, which starts workers, and the DataLoader.
 
@@ -264,8 +281,12 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
     all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
     """
-    codes = {inspect.unwrap(method).__code__ for method in methods}
+    codes = _codes(*methods)
     return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
+
+
+def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
+    return {inspect.unwrap(method).__code__ for method in methods}
 
 
 def _frames() -> Iterator[FrameType]:

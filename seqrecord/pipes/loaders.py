@@ -15,11 +15,17 @@ from torchdata.nodes import BaseNode
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips import ClipTable, IntArray
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import find_filter, find_loader, find_starting, items_beside
+from seqrecord.pipes.distributed import (
+    find_filter,
+    find_holder,
+    find_loader,
+    find_starting,
+    items_beside,
+)
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
@@ -45,10 +51,12 @@ class WithEpochs(Generic[PlanT]):
     """What streams epochs: their length, which one is next, and the position in them."""
 
     _epochs: Epochs[PlanT]
+    _holder: str | None = None  # of items of this iteration, behind this pipe
 
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
     # all that is done for a small one.
     def __iter__(self) -> Iterator[Clip]:
+        self._holder = find_holder()
         return self._epochs.iterate(self._part())
 
     def __len__(self) -> int:
@@ -84,8 +92,18 @@ class WithEpochs(Generic[PlanT]):
 
         It is JSON of about 1 kB, and the same on every rank. Raises `StateError` where worker
         processes iterate, because this process does not know their position: a
-        `StatefulDataLoader` around a `SeqRecordStream` does.
+        `StatefulDataLoader` around a `SeqRecordStream` does. And where a pipe behind this one holds
+        items, which is any but `.map()`, `.collate()`, `.batch()` and `.filter()`: what this one
+        has given is not what the end of the chain has. `set_epoch` ends that.
         """
+        if self._holder is not None and self._epochs.is_begun:
+            raise StateError(
+                f"the {self._holder} behind this pipe holds items, or skips some, so the "
+                "position of this pipe is not that of the chain",
+                expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() "
+                "behind it, for it shuffles and shares out by itself; or one between two epochs, "
+                "after set_epoch()",
+            )
         return self._epochs.state(self._part())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -207,8 +225,6 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
 
     Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
     leaves no batch; `MemoryLimitError` for a limit that is too small.
-    A state says what this pipe has given: what a pipe behind it holds, as `.shuffle()` does, or
-    skips, is not in it. `.map()`, `.collate()`, `.batch()` and `.filter()` hold nothing.
     Episodes too short for a clip and clips that lack a feature are left out: a warning of the
     logger `seqrecord` says how many, once, and `repr` and `stats` do.
     """
