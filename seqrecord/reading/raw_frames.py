@@ -95,7 +95,7 @@ class _Piece:
     rows: IntArray | None = None
     of: IntArray | None = None
     slice_bytes: int = 0
-    sums_at: int = -1  # where the checksums of its slices lie; or it is the whole page
+    sums_range: ByteRange | None = None  # of the checksums of its slices; or it is the whole page
     sums: Sequence[int] = ()  # CRC32C of each slice, or of the page
     seen: int = 0  # bytes of what was read so far
     crc: int = 0  # of the last slice of these
@@ -118,20 +118,15 @@ class _Piece:
         if stop > done:
             self.parts.append(stop - done)
 
-    @property
-    def sums_range(self) -> ByteRange:
-        count = -(-self.nbytes // self.slice_bytes)
-        return ByteRange(self.sums_at, self.sums_at + 4 * count)
-
     def is_right(self, data: memoryview) -> bool:
         """Whether what was read next is as it was written, as far as slices have ended."""
         while len(data):
-            inside = self.seen % self.slice_bytes
+            at, inside = divmod(self.seen, self.slice_bytes)
             part = data[: self.slice_bytes - inside]
             self.crc = crc32c(part, start=self.crc if inside else 0)
             self.seen += len(part)
-            is_end = self.seen == self.nbytes or inside + len(part) == self.slice_bytes
-            if is_end and self.crc != self.sums[self.last_slice]:
+            is_end = inside + len(part) == self.slice_bytes or self.seen == self.nbytes
+            if is_end and self.crc != self.sums[at]:
                 return False
             data = data[len(part) :]
         return True
@@ -294,7 +289,9 @@ class RawFrames:
                     piece.sums = (int(table.page_crc32c[chunk, column]),)
                 elif self._verify:
                     piece.slice_bytes = size * nbytes
-                    piece.sums_at = sums[column] + 4 * (low // piece.slice_bytes)
+                    begin, count = low // piece.slice_bytes, -(-piece.nbytes // piece.slice_bytes)
+                    at = sums[column] + 4 * begin
+                    piece.sums_range = ByteRange(at, at + 4 * count)
                 yield piece
 
     def _positions(self, chunk: int, column: int, runs: Sequence[FrameRun]) -> Iterator[FrameRun]:
@@ -319,30 +316,28 @@ class RawFrames:
         padding: int,
     ) -> int:
         """Read pieces of one file, again where a cache had damaged bytes; how many bytes."""
-        sums = [piece for piece in pieces if piece.sums_at >= 0]
-        every = [piece.sums_range for piece in sums]
-        every += [ByteRange(piece.start, piece.start + piece.nbytes) for piece in pieces]
+        sums = {piece: found for piece in pieces if (found := piece.sums_range)}
         for is_again in (False, True):
             broken = self._fill(path, pieces, sums, rows, lender, padding)
             if broken is None:
                 break
+            every = [*sums.values(), *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
             if is_again or not forget_cached(self._storage, path, every):
                 raise self._broken(broken)
-        return sum(item.length for item in every)
+        return sum(item.length for item in sums.values()) + sum(piece.nbytes for piece in pieces)
 
     def _fill(
         self,
         path: str,
         pieces: Sequence[_Piece],
-        with_sums: Sequence[_Piece],
+        sums: Mapping[_Piece, ByteRange],
         rows: Mapping[str, npt.NDArray[Any]],
         lender: Lender | None,
         padding: int,
     ) -> _Piece | None:
         """Read pieces of one file; the first of which a slice is not as it was written."""
-        tables = [np.empty(piece.sums_range.length // 4, "<u4") for piece in with_sums]
-        ranges = [piece.sums_range for piece in with_sums]
-        views = [table.view(np.uint8).data for table in tables]
+        tables = {piece: np.empty(item.length // 4, "<u4") for piece, item in sums.items()}
+        ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
         for piece in pieces:
             piece.seen = 0
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
@@ -361,7 +356,7 @@ class RawFrames:
                     views.append(view)
                     read.append(view)
                 self._storage.read_ranges(path, ranges, views)
-                for piece, table in zip(with_sums, tables, strict=False):
+                for piece, table in tables.items():
                     piece.sums = table.tolist()
                 for (piece, _, _), data in zip(block, read, strict=True):
                     if self._verify and not piece.is_right(data):
@@ -372,14 +367,14 @@ class RawFrames:
                         array[piece.rows] = frames[piece.of]
                 del read
             finally:
-                ranges, views, tables = [], [], []
+                ranges, views, tables = [], [], {}
                 if lender is not None:
                     lender.release(scratch)
         return None
 
     def _broken(self, piece: _Piece) -> SeqRecordError:
         text, offset = "a page does not match its checksum", 0
-        if piece.sums_at >= 0:
+        if piece.sums_range is not None:
             text = "frames of a page do not match their checksum"
             offset = piece.skipped + piece.last_slice * piece.slice_bytes
         error = ChecksumError(
