@@ -19,7 +19,7 @@ from seqrecord.version import __version__
 if TYPE_CHECKING:
     from seqrecord.clip_transforms import CenterCrop, HorizontalFlip, RandomCrop
     from seqrecord.clips import ClipSpec
-    from seqrecord.engine.device import prefetch_to_device
+    from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
         SeqRecordDataset,
@@ -127,7 +127,7 @@ _IMPORTED_LATER = {
     "export": "writing.export",
     "open": "reading.reader:open_dataset",
     "open_source": "sources.registry",
-    "prefetch_to_device": "engine.device",
+    "prefetch_to_device": "engine.device.prefetch",
     "reindex": "writing.commits",
     "summarize": "reading.summary",
     "verify": "reading.verify",

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, IntArray
-from seqrecord.frame_keys import frame_keys
-from seqrecord.grids import followed
+from seqrecord.grids import followed, frame_keys
 
 __all__ = ["ChosenClips"]
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.grids import IntArray
-from seqrecord.integers import MOST
 from seqrecord.text import repr_of
+from seqrecord.units import MOST
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_uses import ClipUse, MissingFrames, Starts, excluded, reach_of, united
+from seqrecord.clip_frames import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
-from seqrecord.frame_keys import frame_keys, split_keys
-from seqrecord.grids import ChunkGrid, IntArray
+from seqrecord.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.text import repr_of
 
 __all__ = [

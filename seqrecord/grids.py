@@ -5,6 +5,15 @@ arithmetic. Another one has chunks of any lengths, which are looked up::
 
     regular      |       |       |       |   |      chunk_frames 8
     irregular    |   |           | |         |      chunk_frames 0
+
+Each frame of an episode, or of a run, has one integer as its key. An episode is given by its row of
+the index, a run by its number in a plan; both are owners here::
+
+    bit       63    62 ...... 32     31 ...... 0
+               0    owner            frame
+
+No owner has frame 2^32 - 1. So there is a key between the frames of one owner and those of the
+next: it stands for what lies behind the one's last frame, and before the other's first.
 """
 
 from __future__ import annotations
@@ -15,9 +24,18 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.forks import cached_property
-from seqrecord.frame_keys import frame_keys, split_keys
 
-__all__ = ["ChunkGrid", "IntArray", "followed", "numbered"]
+__all__ = [
+    "MAX_FRAMES",
+    "MAX_OWNERS",
+    "ChunkGrid",
+    "IntArray",
+    "followed",
+    "frame_keys",
+    "numbered",
+    "sought_keys",
+    "split_keys",
+]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -246,3 +264,32 @@ def followed(*columns: IntArray, same: IntArray | None = None) -> list[int]:
     for column in columns:
         breaks = breaks | (column[1:] - column[:-1] != 1)
     return [0, *(np.flatnonzero(breaks) + 1).tolist(), count]
+
+
+_FRAME_BITS = 32
+_FRAME = (1 << _FRAME_BITS) - 1
+MAX_FRAMES = _FRAME  # of an owner: numbered from 0 on, they leave out the last number
+MAX_OWNERS = 1 << 63 - _FRAME_BITS  # so that no key is negative
+
+
+def frame_keys(owner: IntArray, frame: IntArray) -> IntArray:
+    """A number for each frame of each owner, which ascends with both.
+
+    Owners are in `[0, MAX_OWNERS)`, frames in `[0, MAX_FRAMES]`: the last one is past the end. Keys
+    of frames in a row follow each other; those of two owners never do.
+    """
+    return (owner << _FRAME_BITS) + frame
+
+
+def sought_keys(owner: IntArray, frame: IntArray) -> IntArray:
+    """As `grids`, of frames that may lie anywhere: to search among keys of frames.
+
+    The key of a frame outside `[0, MAX_FRAMES)` lies before, or behind, all of its owner's frames,
+    and between these and other owners'.
+    """
+    return frame_keys(owner, np.minimum(np.maximum(frame, -1), MAX_FRAMES))
+
+
+def split_keys(keys: IntArray) -> tuple[IntArray, IntArray]:
+    """Inverse of `grids`: owners and frames."""
+    return keys >> _FRAME_BITS, keys & _FRAME

@@ -16,7 +16,7 @@ import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import AccessError, DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
-from seqrecord.storage.stopping import check_wanted
+from seqrecord.storage.ranges import check_wanted
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 from tests.storage_doubles import Failure, FaultyStorage, Operation

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter, StorageError, reindex, verify
 from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
-from seqrecord.format.index_tables import most_table_bytes
 from seqrecord.format.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_RECORD_FILES,
@@ -26,7 +25,7 @@ from seqrecord.format.manifest import (
     RecordFile,
     read_manifest,
 )
-from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row
+from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
 from seqrecord.format.text import (
     MAX_JSON_DEPTH,
     MAX_JSON_VALUES,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clip_uses import ClipUse
+from seqrecord.clip_frames import ClipUse
 from seqrecord.clips import (
     ClipTable,
     EpisodeTable,

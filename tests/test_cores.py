@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import seqrecord
-from seqrecord.cores import usable_cores, usable_memory
 from seqrecord.pipes.distributed import worker_threads
+from seqrecord.threads import usable_cores, usable_memory
 from tests.torch_workers import be_worker
 
 CGROUP = "sys/fs/cgroup"

@@ -18,17 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clip_frames import ClipFrames, OffsetWindow
-from seqrecord.clip_uses import ClipUse, MissingFrames
+from seqrecord.clip_frames import ClipFrames, ClipUse, MissingFrames, OffsetWindow
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.engine.executor import Executor
-from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import AllFrames, FrameStore, Rings, first_rows
+from seqrecord.engine.stores import AllFrames, FrameStore, Load, Rings, first_rows
 from seqrecord.engine.workers import WorkerPool
 from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.reading.frames import ArraySpec

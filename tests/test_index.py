@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import FormatError
-from seqrecord.format import group_index
+from seqrecord.format import index as index_module
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
-from seqrecord.format.index_tables import (
+from seqrecord.format.rows import (
+    GAP_ROW,
     MAX_INDEX_TEXT,
     decode_table,
     encode_table,
     episodes_schema,
 )
-from seqrecord.format.rows import GAP_ROW
 from seqrecord.reading.metadata import load
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
@@ -175,7 +175,7 @@ def test_chunks_of_any_length(
         assert [table.episode_of(row + i) for i in range(len(cut))] == [episode] * len(cut)
         row += len(cut)
     regular = [e[0] if set(e[:-1]) <= {e[0]} and e[-1] <= e[0] else 0 for e in lengths]
-    with mock.patch.object(group_index, "BLOCK_PAGES", block):
+    with mock.patch.object(index_module, "BLOCK_PAGES", block):
         assert table.chunk_frames.tolist() == regular
 
 

@@ -25,10 +25,9 @@ from seqrecord.format.edits import (
     parse_edit,
 )
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.index_tables import table_names
 from seqrecord.format.manifest import IndexFile, Manifest
 from seqrecord.format.pages import chunk_bytes
-from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
+from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows, table_names
 from seqrecord.reading.index_building import build_index
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage

@@ -39,7 +39,7 @@ import torch
 import seqrecord
 from seqrecord import SeqRecordError, SeqRecordPipe
 from seqrecord.storage import LocalStorage
-from seqrecord.storage.stopping import check_wanted
+from seqrecord.storage.ranges import check_wanted
 
 def is_wanted(path):
     try:

@@ -25,10 +25,10 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.storage import Storage
-from seqrecord.storage.local.handle import Handle
+from seqrecord.storage.local.storage import find_remote_mount
+from seqrecord.storage.local.upload import Handle
 from seqrecord.storage.mounts.storage import MountStorage
 from seqrecord.storage.mounts.streams import Streams
-from seqrecord.storage.mounts.table import find_remote_mount
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy

@@ -30,7 +30,7 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.stopping import unwanted_if
+from seqrecord.storage.ranges import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
 from tests.own_threads import own_threads

@@ -12,7 +12,7 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.mounts.storage import MountStorage
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.options import StorageSettings, split_options
+from seqrecord.storage.opening import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
 

@@ -16,10 +16,9 @@ from seqrecord import NotFoundError, StorageError
 from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.ranges import MAX_GAP, ByteRange, plan
+from seqrecord.storage.ranges import MAX_GAP, ByteRange, check_wanted, plan
 from seqrecord.storage.requests import RequestReader, fill, hurried
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.storage.stopping import check_wanted
 from tests.own_threads import own_threads
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import CountingStorage, FailTransiently, FaultyStorage

@@ -16,8 +16,8 @@ from seqrecord import SeqRecordPipe, SeqRecordWriter
 from seqrecord.engine.arena import Arena
 from seqrecord.engine.buffers import GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.loading import ChunkLoader
-from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.stores import Load
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.storage.local import LocalStorage

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.clips import ClipSpec, ClipTable
-from seqrecord.frame_keys import frame_keys
-from seqrecord.grids import ChunkGrid
+from seqrecord.grids import ChunkGrid, frame_keys
 from seqrecord.sampling.runs import Cuts, Runs, joined_pieces
 
 

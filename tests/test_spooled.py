@@ -27,10 +27,9 @@ from seqrecord.errors import (
 from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.parts import Content, WholeFiles, encode_part, kept_uploads
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.ranges import ByteRange, unwanted_if
 from seqrecord.storage.spare_files import Hold
 from seqrecord.storage.spooled import Keeping, SpooledUpload
-from seqrecord.storage.stopping import unwanted_if
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 

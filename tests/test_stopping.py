@@ -33,10 +33,9 @@ from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.parts import WholeFiles
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.spooled import Keeping, SpooledUpload
-from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.storage.wrappers import StorageWrapper
 from tests.clip_data import effective, leaves_nothing
 from tests.own_threads import own_threads

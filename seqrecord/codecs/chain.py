@@ -44,8 +44,7 @@ from seqrecord.codecs.video.config import VIDEO, named_video, video_config
 from seqrecord.codecs.zigzag import Zigzag
 from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
-from seqrecord.feature_checks import MAX_CODECS
-from seqrecord.schema import CodecConfig, EncodedImage
+from seqrecord.schema import MAX_CODECS, CodecConfig, EncodedImage
 from seqrecord.text import repr_of
 
 __all__ = [

@@ -314,10 +314,12 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
 
 def _chunks(dataset: SeqRecordReader) -> dict[int, GroupIndex]:
     """The chunk tables of groups of which chunks are read whole."""
-    reader, features = dataset.chunk_reader(), dataset.features.values()
-    groups = {spec.group for spec in features if spec.name not in reader.raw[spec.group].specs}
-    if not reader.is_local:
-        groups = {spec.group for spec in features}
+    reader = dataset.chunk_reader()
+    groups = {
+        spec.group
+        for name, spec in dataset.features.items()
+        if not reader.is_local or name not in reader.raw[spec.group].specs
+    }
     return {group: dataset.index.groups[group] for group in groups}
 
 

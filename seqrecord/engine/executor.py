@@ -24,8 +24,15 @@ from typing import Any, NamedTuple, TypeAlias
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch, Source
 from seqrecord.engine.calls import DrawClips, Drawn
-from seqrecord.engine.loads import Load, Placed, Waiting, each_load, loads_of_round
-from seqrecord.engine.stores import FoundRows, FrameStore
+from seqrecord.engine.stores import (
+    FoundRows,
+    FrameStore,
+    Load,
+    Placed,
+    Waiting,
+    each_load,
+    loads_of_round,
+)
 from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.grids import followed
 from seqrecord.sampling import Clips, Plan, Round

@@ -26,8 +26,8 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.arena import Padded, Rows, clear_rows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.device.video import DeviceFrames
-from seqrecord.engine.loads import Load
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.stores import Load
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
 from seqrecord.grids import followed, numbered
@@ -42,7 +42,7 @@ from seqrecord.reading.frames import (
 )
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.storage.stopping import check_wanted
+from seqrecord.storage.ranges import check_wanted
 
 __all__ = ["ChunkLoader", "Fetched", "Transform"]
 

@@ -1,5 +1,5 @@
-"""Which rows of arenas hold which frames: what is loaded where, where clips' frames are, and what
-is freed.
+"""Which rows of arenas hold which frames: what a plan says to load of which chunk, where that goes,
+where clips' frames are, and what is freed.
 
 Each group of features has an arena. `Rings` gives every cursor of a plan a ring of its rows. Frames
 enter a ring in the order in which they are loaded and leave it in the same order, so a row is found
@@ -31,13 +31,25 @@ import numpy.typing as npt
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Source
-from seqrecord.engine.loads import Load, Placed, Waiting
 from seqrecord.format.index import GroupIndex
-from seqrecord.frame_keys import frame_keys
-from seqrecord.grids import followed
-from seqrecord.sampling import Clips, GroupPlan, Plan, Round
+from seqrecord.grids import MAX_FRAMES, followed, frame_keys, sought_keys
+from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round, Window
 
-__all__ = ["AllFrames", "FoundRows", "FrameStore", "Ring", "Rings", "find_rows", "first_rows"]
+__all__ = [
+    "AllFrames",
+    "FoundRows",
+    "FrameStore",
+    "Load",
+    "Placed",
+    "Ring",
+    "Rings",
+    "Waiting",
+    "each_load",
+    "find_rows",
+    "first_rows",
+    "first_uses",
+    "loads_of_round",
+]
 
 
 class FrameStore(Protocol):
@@ -190,19 +202,17 @@ class AllFrames:
             group.group: _Group(group, clip_frames, arena)
             for group, arena in zip(plan.groups, arenas, strict=True)
         }
-        self._first_row = first_row
+        self._first_row, self._chunks = first_row, chunks
         # Read, or loads under way bring it.
         self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
         self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
-        self._chunks = chunks
         self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
         for place, group in enumerate(plan.groups):
             if group.group in chunks:
-                change = np.zeros(len(self._asked[group.group]) + 1, np.int64)
                 episode, begin, stop = plan.used(place)
-                np.add.at(change, first_row[episode] + begin, 1)
-                np.add.at(change, first_row[episode] + stop, -1)
-                self._used[group.group] = np.cumsum(change[:-1]) > 0
+                row, size = first_row[episode], len(self._asked[group.group]) + 1
+                begins, stops = (np.bincount(row + at, minlength=size) for at in (begin, stop))
+                self._used[group.group] = np.cumsum((begins - stops)[:-1]) > 0
 
     @property
     def nbytes(self) -> int:
@@ -216,33 +226,31 @@ class AllFrames:
     def place(self, waiting: list[Waiting]) -> list[Placed]:
         placed: list[Placed] = []
         for use, load in sorted(waiting, key=lambda item: item.first_use):
-            group, asked = self._groups[load.group], self._asked[load.group]
-            first, rows, missing = self._missing(load, group.window.frame_step)
-            for a, b in pairwise(followed(missing)):
-                some = rows[missing[a] : missing[b - 1] + 1]
-                begin = first + int(missing[a]) * group.window.frame_step
-                placed.append(group.placed(use, replace(load, first=begin, count=len(some)), some))
-            asked[rows[missing]] = True
-            self._counts[load.group] += len(missing)
+            group, step = self._groups[load.group], self._groups[load.group].window.frame_step
+            frames, rows = self._missing(load, step)
+            for a, b in pairwise(followed(frames // step)):
+                part = replace(load, first=int(frames[a]), count=b - a)
+                placed.append(group.placed(use, part, rows[a:b]))
+            self._asked[load.group][rows] = True
+            self._counts[load.group] += len(rows)
         waiting.clear()
         return placed
 
-    def _missing(self, load: Load, step: int) -> tuple[int, IntArray, IntArray]:
-        """The first frame of the load, or of its chunk; the rows of every `step`th frame from there
-        on; and which of them are to be loaded, by their places."""
+    def _missing(self, load: Load, step: int) -> tuple[IntArray, IntArray]:
+        """The frames to load, of those of a load, or of its chunk; and their rows."""
         first, stop = load.first, load.first + load.count * step
         if (chunks := self._chunks.get(load.group)) is not None:
             begin = int(chunks.first_frame[load.chunk])
             first = begin + (first - begin) % step
             stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
-        rows = self._first_row[load.episode] + np.arange(first, stop, step)
+        frames = np.arange(first, stop, step)
+        rows = self._first_row[load.episode] + frames
         missing = ~self._asked[load.group][rows]
-        if chunks is not None:
-            used, own = np.flatnonzero(self._used[load.group][rows]), (load.first - first) // step
-            begin = min(own, int(used.min(initial=own)))
-            missing[:begin] = False
-            missing[max(own + load.count, int(used.max(initial=0)) + 1) :] = False
-        return first, rows, np.flatnonzero(missing)
+        if chunks is not None:  # from the first to the last that is used
+            used = frames[self._used[load.group][rows]]
+            missing &= frames >= min(load.first, int(used.min(initial=load.first)))
+            missing &= frames <= max(load.first + (load.count - 1) * step, int(used.max(initial=0)))
+        return frames[missing], rows[missing]
 
     def find(self, clips: Clips) -> list[FoundRows]:
         first = self._first_row[clips.episode]
@@ -343,3 +351,93 @@ def find_rows(
     keys = frame_keys(table[:, 0], table[:, 1])
     at = np.searchsorted(keys, frame_keys(run, start), side="right") - 1
     return table[at, 2], table[at, 3], table[at, 4]
+
+
+@dataclass(unsafe_hash=True, slots=True)  # to make a frozen one takes three times as long
+class Load:
+    """One row of a plan's `Loads`, those of a group of features. It is not changed."""
+
+    group: int
+    cursor: int
+    run: int
+    episode: int
+    chunk: int
+    first: int
+    count: int
+
+
+class Waiting(NamedTuple):
+    """A load that waits for room, and the number of the first clip of its round that needs it."""
+
+    first_use: int
+    load: Load
+
+
+class Placed(NamedTuple):
+    """A load that has room: its frames, of so many bytes, go to rows of an arena, int64[count]."""
+
+    first_use: int
+    load: Load
+    target: Any
+    rows: IntArray
+    nbytes: int
+
+
+def loads_of_round(
+    current: Round, groups: Sequence[GroupPlan], num_frames: IntArray
+) -> list[Waiting]:
+    """The loads of a round, those of a cursor in the order in which it needs them; none of one that
+    has clips alone.
+
+    Episodes have `num_frames`, int64[episodes].
+    """
+    if not current.groups:
+        return []
+    waiting: list[Waiting] = []
+    for group, todo in zip(groups, current.groups, strict=True):
+        uses = first_uses(todo.loads, current.clips, group.window, num_frames)
+        in_order = _ordered_uses(uses, todo.loads, group)
+        waiting += map(Waiting, in_order, each_load(group.group, todo.loads))
+    return waiting
+
+
+def each_load(group: int, loads: Loads) -> list[Load]:
+    """The rows of `loads`, which are those of this group of features."""
+    columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
+    return [Load(group, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:
+    """The number in `clips` of the first clip that needs a load, int64[loads].
+
+    The loads are those of a group of which clips use frames in this window, of episodes that have
+    `num_frames` by the index's rows; int64[rows]. A load that no clip of the round needs gets
+    `len(clips)`.
+    """
+    place = frame_keys(clips.run, clips.start)
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    first = loads.first - window.offset
+    last = first + (loads.count - 1) * window.frame_step
+    # An episode's first and last frame are also those of windows that begin before or end behind.
+    begins = loads.first == 0
+    ends = last + window.offset == num_frames[loads.episode] - 1
+    least = np.where(begins, 0, first - window.span + 1)
+    most = np.where(ends, MAX_FRAMES, last)
+    low = np.searchsorted(place, sought_keys(loads.run, least))
+    high = np.searchsorted(place, sought_keys(loads.run, most), side="right")
+    # The least number in each of the ranges [low, high): every second of these.
+    bounds = np.stack((low, high), axis=1).ravel()
+    found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
+    return np.where(high > low, found, len(clips))
+
+
+def _ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
+    """Of a group whose loads go on where the cursor's load before ended, the first uses such that
+    none comes before that of a load before it; `uses` themselves of others."""
+    found: list[int] = uses.tolist()
+    if group.in_pieces:
+        least: dict[int, int] = {}
+        for i, cursor in reversed(list(enumerate(loads.cursor.tolist()))):
+            found[i] = least[cursor] = min(found[i], least.get(cursor, found[i]))
+    return found

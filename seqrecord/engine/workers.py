@@ -26,8 +26,8 @@ import numpy as np
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, Copy
 from seqrecord.engine.loading import ChunkLoader, Fetched
-from seqrecord.engine.loads import Load, Placed
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.stores import Load, Placed
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ResourceError
 from seqrecord.sampling.memory import Memory

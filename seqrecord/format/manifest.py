@@ -23,7 +23,7 @@ from seqrecord.errors import (
     VersionError,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
-from seqrecord.format.index_tables import table_names
+from seqrecord.format.rows import table_names
 from seqrecord.format.text import ID, parse_json
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage

@@ -16,9 +16,8 @@ from seqrecord.chosen import ChosenClips
 from seqrecord.clip_transforms import is_probability
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
-from seqrecord.integers import MOST, check_integer
 from seqrecord.text import repr_of
-from seqrecord.units import parse_size
+from seqrecord.units import MOST, check_integer, parse_size
 
 __all__ = [
     "ClipList",

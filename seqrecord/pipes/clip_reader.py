@@ -36,8 +36,7 @@ from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
 from seqrecord.forks import PerProcess
 from seqrecord.format.pages import slice_frames
-from seqrecord.frame_keys import frame_keys, split_keys
-from seqrecord.grids import followed, numbered
+from seqrecord.grids import followed, frame_keys, numbered, split_keys
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import is_small

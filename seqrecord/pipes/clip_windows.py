@@ -10,17 +10,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_frames import ClipFrames, ClipWindow, KnownWindow, OffsetWindow, TimedWindow
-from seqrecord.clip_uses import ClipUse, MissingFrames, reach_of
+from seqrecord.clip_frames import (
+    ClipFrames,
+    ClipUse,
+    ClipWindow,
+    KnownWindow,
+    MissingFrames,
+    OffsetWindow,
+    TimedWindow,
+    reach_of,
+)
 from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError, located
-from seqrecord.integers import check_integer
 from seqrecord.lags import has_lags, with_lags
 from seqrecord.pipes.checks import are_names, check, check_names
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Window
 from seqrecord.seconds import Seconds
 from seqrecord.text import repr_of
+from seqrecord.units import check_integer
 
 if TYPE_CHECKING:
     from seqrecord.pipes.options import ClipOptions

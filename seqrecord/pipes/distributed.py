@@ -22,10 +22,10 @@ import torch.distributed
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 
-from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError
 from seqrecord.forks import PerProcess
 from seqrecord.sampling import Part
+from seqrecord.threads import usable_cores
 
 __all__ = [
     "Ranks",

@@ -18,10 +18,10 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.forks import PerProcess, at_fork, check_fork
-from seqrecord.integers import MOST, check_integer
 from seqrecord.pipes.states import BatchSource, Clip, PlanT, Rest, Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
 from seqrecord.sampling import Part
+from seqrecord.units import MOST, check_integer
 
 __all__ = ["Epochs", "share_all"]
 

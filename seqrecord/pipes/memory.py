@@ -14,12 +14,10 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips import IntArray
-from seqrecord.cores import local_ranks, usable_memory
 from seqrecord.errors import MemoryLimitError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
-from seqrecord.frame_keys import frame_keys
-from seqrecord.grids import ChunkGrid
+from seqrecord.grids import ChunkGrid, frame_keys
 from seqrecord.pipes.arrays import bytes_by_group, groups_of, video_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
@@ -27,6 +25,7 @@ from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
+from seqrecord.threads import local_ranks, usable_memory
 from seqrecord.units import format_size, parse_size
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.integers import MOST, check_integer
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
@@ -33,6 +32,7 @@ from seqrecord.pipes.mix_sources import check_source
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.states import Clip
 from seqrecord.text import repr_of
+from seqrecord.units import MOST, check_integer
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.clip_transforms import ClipTransform, chain_of
 from seqrecord.clips import ClipSpec
-from seqrecord.integers import check_seed
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import (
     ClipList,
@@ -32,6 +31,7 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
+from seqrecord.units import check_seed
 
 if TYPE_CHECKING:
     import torch
@@ -190,6 +190,8 @@ class ClipOptions:
             "clip_len too",
             self.dilation,
         )
+        for dilation in self.dilations:
+            ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
         drawn = f"dilation={self.dilation}, reverse={self.reverse:g}"
         refuse(
             self.has_drawn_steps and self.windows is not None,
@@ -197,8 +199,6 @@ class ClipOptions:
             "no windows",
             drawn,
         )
-        for dilation in self.dilations:
-            ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
         refuse(
             self.clips is not None and self.stride not in (None, 1),
             "clips has the starts",

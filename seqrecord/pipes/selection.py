@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from seqrecord.chosen import ChosenClips
-from seqrecord.clip_frames import ClipFrames
+from seqrecord.clip_frames import ClipFrames, ClipUse
 from seqrecord.clip_transforms import chain_of
-from seqrecord.clip_uses import ClipUse
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
 from seqrecord.engine.calls import Drawn
 from seqrecord.errors import ClipError, located

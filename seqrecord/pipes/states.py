@@ -22,11 +22,11 @@ from typing import (
 )
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.integers import SEED_LIMIT
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
 from seqrecord.text import repr_of
+from seqrecord.units import SEED_LIMIT
 
 if TYPE_CHECKING:
     from seqrecord.engine.batches import Batch

@@ -40,8 +40,8 @@ from seqrecord.format import (
 )
 from seqrecord.format.edits import MAX_EDIT_BYTES, Edit, Edits, parse_edit
 from seqrecord.format.index import Index
-from seqrecord.format.index_tables import most_table_bytes, table_names
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
+from seqrecord.format.rows import most_table_bytes, table_names
 from seqrecord.reading.index_building import build_index
 from seqrecord.storage import Storage, forget_cached, map_files, request_threads
 from seqrecord.storage.base import short_read

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.cores import usable_cores
 from seqrecord.grids import followed
-from seqrecord.integers import check_integer
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics, num_channels
 from seqrecord.storage import request_threads
+from seqrecord.threads import usable_cores
+from seqrecord.units import check_integer
 
 __all__ = ["StatisticsProgress", "compute_statistics"]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.cores import usable_cores
 from seqrecord.errors import (
     ChecksumError,
     FormatError,
@@ -22,10 +21,9 @@ from seqrecord.errors import (
 )
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
-from seqrecord.format.group_index import GroupIndex
-from seqrecord.format.index import Index
-from seqrecord.format.index_tables import table_names
+from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
+from seqrecord.format.rows import table_names
 from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.metadata import (
@@ -39,6 +37,7 @@ from seqrecord.reading.metadata import (
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, refuse_ignored
 from seqrecord.storage import Storage, open_storage, request_threads
 from seqrecord.text import counted
+from seqrecord.threads import usable_cores
 from seqrecord.units import format_size
 
 __all__ = ["VerifyProgress", "VerifyReport", "verify"]

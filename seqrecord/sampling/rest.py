@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.clips import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
-from seqrecord.frame_keys import frame_keys
-from seqrecord.grids import followed, numbered
+from seqrecord.grids import followed, frame_keys, numbered
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.epoch import Layout, key_of_stage

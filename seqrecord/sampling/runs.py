@@ -38,8 +38,7 @@ import numpy as np
 
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.frame_keys import MAX_OWNERS, split_keys
-from seqrecord.grids import ChunkGrid, numbered
+from seqrecord.grids import MAX_OWNERS, ChunkGrid, numbered, split_keys
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
 __all__ = [
@@ -260,7 +259,7 @@ class Runs:
 def joined_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTable:
     """The clips of some pieces of a table: `count[i]` of them from that of the key `first[i]` on.
 
-    int64[n] each, in any order; keys are `frame_keys` of clips' starts. Pieces that touch are one.
+    int64[n] each, in any order; keys are `grids` of clips' starts. Pieces that touch are one.
     """
     order = np.argsort(first, kind="stable")
     first, count = first[order], count[order]

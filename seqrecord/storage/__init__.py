@@ -8,8 +8,7 @@ from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
-from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.stopping import unwanted_if
+from seqrecord.storage.ranges import ByteRange, unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
 from seqrecord.storage.wrappers import StorageWrapper
 

@@ -13,8 +13,15 @@ from typing import Any, TypeVar
 
 from seqrecord.forks import PerProcess
 from seqrecord.storage.base import Storage, check_buffers
-from seqrecord.storage.ranges import MAX_GAP, MAX_REQUEST_BYTES, ByteRange, Part, plan
-from seqrecord.storage.stopping import check_wanted, unwanted_if
+from seqrecord.storage.ranges import (
+    MAX_GAP,
+    MAX_REQUEST_BYTES,
+    ByteRange,
+    Part,
+    check_wanted,
+    plan,
+    unwanted_if,
+)
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.threads import ThreadPool
 

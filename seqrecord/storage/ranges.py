@@ -1,12 +1,26 @@
-"""Byte ranges, and how several become the reads or the requests of a call; no I/O."""
+"""Byte ranges, how several become the reads or the requests of a call, and whether anybody still
+wants what is read; no I/O."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
-__all__ = ["MAX_GAP", "MAX_REQUEST_BYTES", "ByteRange", "Part", "coalesce", "plan"]
+from seqrecord.errors import StorageError
+
+__all__ = [
+    "MAX_GAP",
+    "MAX_REQUEST_BYTES",
+    "ByteRange",
+    "Part",
+    "check_wanted",
+    "coalesce",
+    "plan",
+    "unwanted_if",
+]
 
 MAX_REQUEST_BYTES = 16 << 20
 MAX_GAP = 256 << 10  # unwanted bytes that cost less than another request
@@ -96,3 +110,27 @@ def _pieces(
         cuts = [item.length * i // count for i in range(count + 1)]
         for start, stop in itertools.pairwise(cuts):
             yield ByteRange(item.start + start, item.start + stop), view[start:stop]
+
+
+_is_unwanted: ContextVar[Callable[[], bool]] = ContextVar("is_unwanted", default=lambda: False)
+
+
+@contextmanager
+def unwanted_if(condition: Callable[[], bool]) -> Iterator[None]:
+    """In this context, requests to a storage are cancelled once `condition()` is true.
+
+    A cancelled request raises `StorageError` soon, instead of being repeated until its deadline.
+    Requests of other users of the storage continue. Any thread may call the condition, and often.
+    """
+    outer = _is_unwanted.get()
+    token = _is_unwanted.set(lambda: condition() or outer())
+    try:
+        yield
+    finally:
+        _is_unwanted.reset(token)
+
+
+def check_wanted(file: str) -> None:
+    """Raise `StorageError` if nobody waits for what this thread reads or writes."""
+    if _is_unwanted.get()():
+        raise StorageError("given up, since nobody waits for it any more", file=file)

@@ -21,8 +21,7 @@ from seqrecord.errors import (
 from seqrecord.forks import PerProcess
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Storage, Unfinished, Upload
 from seqrecord.storage.pacing import Pace
-from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.stopping import check_wanted
+from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.text import counted
 

@@ -19,8 +19,8 @@ from seqrecord.checksum import Buffer
 from seqrecord.errors import ResourceError, StorageError
 from seqrecord.storage.base import check_rewind
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
+from seqrecord.storage.ranges import check_wanted, unwanted_if
 from seqrecord.storage.spare_files import SPARE_FILES
-from seqrecord.storage.stopping import check_wanted, unwanted_if
 from seqrecord.threads import start
 
 __all__ = ["Keeping", "SpooledUpload"]

@@ -18,12 +18,11 @@ from seqrecord.errors import (
 from seqrecord.forks import PerProcess
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
 from seqrecord.storage.parts import PARTS, Content, WholeFiles, kept_uploads
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.spare_files import Hold
 from seqrecord.storage.spooled import Keeping, SpooledUpload
-from seqrecord.storage.stopping import check_wanted
 
 __all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
 

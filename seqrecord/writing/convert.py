@@ -7,7 +7,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from seqrecord.cores import usable_cores
 from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
@@ -16,6 +15,7 @@ from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
 from seqrecord.statistics import Statistics
 from seqrecord.storage import StorageLike, open_storage
+from seqrecord.threads import usable_cores
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs

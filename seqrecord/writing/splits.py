@@ -21,9 +21,9 @@ from seqrecord.errors import ClipError
 from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
-from seqrecord.integers import check_seed
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted, repr_of
+from seqrecord.units import check_seed
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, put_version
 from seqrecord.writing.committing import read_indexed

@@ -29,7 +29,7 @@ from pathlib import Path
 from seqrecord.errors import ConflictError, TransientError
 from seqrecord.storage.base import MAX_PUT_BYTES, too_large
 from seqrecord.storage.local.folders import sync_folder
-from seqrecord.storage.local.handle import Handle
+from seqrecord.storage.local.upload import Handle
 
 __all__ = ["put_file", "read_file"]
 

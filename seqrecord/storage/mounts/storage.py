@@ -14,9 +14,9 @@ from seqrecord.storage.base import Upload, check_buffers, check_path
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.local.folders import make_folder
-from seqrecord.storage.local.handle import Handle
+from seqrecord.storage.local.storage import find_remote_mount
+from seqrecord.storage.local.upload import Handle
 from seqrecord.storage.mounts.streams import Streams
-from seqrecord.storage.mounts.table import find_remote_mount
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["MountStorage"]

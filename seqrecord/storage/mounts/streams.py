@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from seqrecord.storage.local.handle import Handle
+from seqrecord.storage.local.upload import Handle
 
 __all__ = ["Streams"]
 

@@ -19,7 +19,7 @@ from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.source import Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.objects.web import WebServer
-from seqrecord.storage.options import StorageSettings
+from seqrecord.storage.opening import StorageSettings
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location

@@ -11,16 +11,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from seqrecord.cores import usable_cores
 from seqrecord.engine.stats import STAGES, bottleneck
 from seqrecord.errors import ClipError
-from seqrecord.integers import check_integer
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.reading.reader import DatasetLike
 from seqrecord.text import repr_of
+from seqrecord.threads import usable_cores
 from seqrecord.tools.bench.advice import advise
 from seqrecord.tools.bench.measured import BenchReport, StepTimes
+from seqrecord.units import check_integer
 
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordStream
