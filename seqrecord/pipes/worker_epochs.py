@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing.reduction import DupFd
+from struct import Struct
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -30,6 +31,8 @@ from seqrecord.pipes.distributed import find_starting
 __all__ = ["SharedEpochs", "group_given", "own_group"]
 
 _KEPT_TURNS = 256  # no worker begins so many later than others
+_PLACE = Struct("<QQ")  # of the record that holds: where it begins, and its length
+_SLOTS = (1 << 12, 1 << 32)  # memory is taken by what is written
 _lock = PerProcess(threading.Lock)  # threads are all one owner of the lock of a file
 
 
@@ -51,7 +54,7 @@ class SharedEpochs:
         self.owner = os.getpid()
         """The process whose workers these are."""
         self._open(os.memfd_create("seqrecord-epochs"))
-        self._write({"calls": 0, "turns": []})
+        self._write({"calls": 0, "turns": []}, _SLOTS[0])
         self.set_next(0)
 
     def __reduce__(self) -> tuple[Callable[..., SharedEpochs], tuple[Any, ...]]:
@@ -119,15 +122,18 @@ class SharedEpochs:
         with _lock.get():
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
             try:
-                text = os.pread(self._file, os.fstat(self._file).st_size, 0).decode()
-                record, _ = json.JSONDecoder().raw_decode(text)  # behind it the end of a longer one
+                place, length = _PLACE.unpack(os.pread(self._file, _PLACE.size, 0))
+                record = json.loads(os.pread(self._file, length, place))
                 yield record
-                self._write(record)
+                self._write(record, sum(_SLOTS) - place)
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _write(self, record: dict[str, Any]) -> None:
-        os.pwrite(self._file, json.dumps(record).encode(), 0)
+    def _write(self, record: dict[str, Any], place: int) -> None:
+        """Write the record beside the one that holds, and then, in one step, that it holds now."""
+        text = json.dumps(record).encode()
+        os.pwrite(self._file, text, place)
+        os.pwrite(self._file, _PLACE.pack(place, len(text)), 0)
 
 
 def _turn(record: dict[str, Any], group: int, number: int) -> dict[str, Any]:
