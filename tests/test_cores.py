@@ -180,7 +180,7 @@ def test_nothing_else_counts_cores() -> None:
         for path in package.rglob("*.py")
         if "sched_getaffinity" in path.read_text() or "cpu_count" in path.read_text()
     }
-    assert found == {"cores.py"}
+    assert found == {"threads.py"}
 
 
 @pytest.mark.parametrize(
