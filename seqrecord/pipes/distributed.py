@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import multiprocessing
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.context import get_spawning_popen
 from types import CodeType, FrameType
 from typing import Any
 
@@ -63,12 +63,13 @@ class Ranks:
             it does, a process cannot tell.
 
     A process started by this one, such as a DataLoader's worker, may have no process group, nor
-    this process's environment: the rank found here goes with what is pickled to start it.
+    this process's environment: the rank found here goes with the pickled object, and holds there.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
         self._given = None if world_size is None else Rank(rank or 0, world_size)
-        self._sent: Rank | None = None  # found by the process that has started this one
+        self._sent: Rank | None = None  # found by the process that pickled this
+        self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
     def __getstate__(self) -> dict[str, Any]:
         found = None
@@ -76,8 +77,8 @@ class Ranks:
             found = self._find()
         if self._given is None:
             _refuse_accelerate(found)
-        is_started = get_spawning_popen() is not None
-        return {**self.__dict__, "_sent": found if is_started else self._sent}
+        senders = self._senders if self._is_sent() else frozenset()
+        return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Rank:
         """This process's rank.
@@ -126,7 +127,14 @@ class Ranks:
         return Part()
 
     def _find(self) -> Rank | None:
-        return _of_process_group() or self._sent or _of_environment(os.environ)
+        if (rank := _of_process_group()) is not None:
+            return rank
+        return self._sent if self._is_sent() else _of_environment(os.environ)
+
+    def _is_sent(self) -> bool:
+        """Whether a process that has started this one has sent its rank."""
+        parent = multiprocessing.parent_process()
+        return self._sent is not None and parent is not None and parent.pid in self._senders
 
 
 def items_beside(num_items: int, num_workers: int) -> int | None:
