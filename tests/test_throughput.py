@@ -99,4 +99,4 @@ def test_a_step_is_timed_alone_and_beside_the_loader(tmp_path: Path, where: str)
     assert found["beside"] > 0
     assert 0 <= found["waiting"] < 1
     text = training_page({row: [{"alone": 0.008, "beside": 0.01, "waiting": 0.25}]})
-    assert f"| {row} | 8.0 | 10.0 | 1.25 | 25% |" in text
+    assert f"| {row} | 8.0 | 10.0 | 13.3 | 1.25 | 25% |" in text

@@ -74,9 +74,11 @@ def page(results: Results) -> str:
             statistics.median(run[key] for run in runs) for key in ("alone", "beside", "waiting")
         )
         ratio = statistics.median(run["beside"] / run["alone"] for run in runs)
-        times = (f"{1e3 * seconds:.1f}" for seconds in (alone, beside))
+        whole = statistics.median(run["beside"] / (1 - run["waiting"]) for run in runs)
+        times = (f"{1e3 * seconds:.1f}" for seconds in (alone, beside, whole))
         lines.append([name, *times, f"{ratio:.2f}", f"{waiting:.0%}"])
-    return markdown(("data, step, loader", "alone, ms", "beside, ms", "ratio", "waiting"), lines)
+    columns = ("alone, ms", "beside, ms", "with waiting, ms", "beside / alone", "waiting")
+    return markdown(("data, step, loader", *columns), lines)
 
 
 def _calls(seconds: float) -> int:
