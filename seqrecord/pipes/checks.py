@@ -8,7 +8,6 @@ from dataclasses import field
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -91,12 +90,11 @@ def check_count(name: str, value: Any) -> int:
 
 def check_size(name: str, value: Any) -> Any:
     """A number of bytes, or its text."""
+    expected = 'bytes, or text such as "2GiB"'
     try:
         parse_size(value)
     except ValueError as error:
-        raise ClipError(
-            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr_of(value)
-        ) from None
+        raise ClipError(f"{name}: {error}", expected=expected, got=repr_of(value)) from None
     return value
 
 
@@ -135,12 +133,9 @@ def check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
     given = list(value) if many and not _is_scalar(value) else [value]
     expected = "an integer, or several"
     several = sorted(check_integer(name, one, least=1, expected=expected) for one in given)
-    refuse(
-        not several or len(set(several)) < len(several),
-        f"{name} has the same number twice, or none at all",
-        "a number of frames, or several such as (1, 2, 4)",
-        repr_of(value),
-    )
+    is_wrong = not several or len(set(several)) < len(several)
+    problem = f"{name} has the same number twice, or none at all"
+    refuse(is_wrong, problem, "a number of frames, or several such as (1, 2, 4)", repr_of(value))
     return tuple(several) if len(several) > 1 else several[0]
 
 
@@ -160,11 +155,7 @@ ClipList: TypeAlias = Mapping[str, Any] | Any
 _COLUMNS: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
     "episode": ("keys", "text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
     "start": ("frames", "integers", pa.types.is_integer),
-    "weight": (
-        "numbers",
-        "numbers",
-        lambda t: pa.types.is_integer(t) or pa.types.is_floating(t),
-    ),
+    "weight": ("numbers", "numbers", lambda t: pa.types.is_integer(t) or pa.types.is_floating(t)),
 }
 """Of each column what it has, what that is called in a table, and whether a type is that."""
 
@@ -173,12 +164,7 @@ _MOST_TIMES = 1 << 20  # of one clip in an epoch
 
 
 def read_clip_list(
-    clips: ClipList,
-    keys: pa.StringArray,
-    num_frames: IntArray,
-    *,
-    reach: IntArray,
-    url: str,
+    clips: ClipList, keys: pa.StringArray, num_frames: IntArray, reach: IntArray
 ) -> ChosenClips:
     """The clips that a table names; `keys` and `num_frames` are of all episodes.
 
@@ -188,17 +174,14 @@ def read_clip_list(
     type, an episode that is not there, a start at which no clip lies in its episode, and
     a weight below 0.
     """
-    columns = _columns(clips, url)
+    columns = _columns(clips)
     named = columns["episode"]
 
-    def check_rows(
-        wrong: Any, problem: str, expected: Callable[[int], str], got: npt.NDArray[Any]
-    ) -> None:
+    def check_rows(wrong: Any, problem: str, expected: Callable[[int], str], got: Any) -> None:
         for row in np.flatnonzero(wrong)[:1].tolist():
             (given,) = got[row : row + 1].tolist()
             raise ClipError(
                 f"clips {problem}, in row {row}",
-                file=url,
                 episode=named[row].as_py(),
                 expected=expected(row),
                 got=repr_of(given) if isinstance(given, str) else given,
@@ -226,12 +209,11 @@ def read_clip_list(
         wrong = ~((weight >= 0) & (weight <= _MOST_TIMES))
         problem = "has a weight that makes no sense"
         check_rows(wrong, problem, lambda _: f"0 to {_MOST_TIMES}", weight)
-    if not len(episode):
-        raise ClipError("clips has no rows", file=url, expected="at least one clip", got="none")
+    refuse(not len(episode), "clips has no rows", "at least one clip", "none")
     return ChosenClips.of(episode, np.asarray(start, np.int64), weight)
 
 
-def _columns(clips: Any, url: str) -> dict[str, pa.Array]:
+def _columns(clips: Any) -> dict[str, pa.Array]:
     """Those of a table, each one array without nulls."""
     try:
         if isinstance(clips, Mapping):
@@ -242,19 +224,18 @@ def _columns(clips: Any, url: str) -> dict[str, pa.Array]:
         if len(columns) < table.num_columns:
             raise ValueError("a column is there twice")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ClipError(f"clips is no table: {error}", file=url, expected=_EXPECTED) from error
+        raise ClipError(f"clips is no table: {error}", expected=_EXPECTED) from error
     columns.pop("__index_level_0__", None)  # of a pandas table that is a part of another
     wrong = [name for name in columns if name not in _COLUMNS]
-    if lacking := wrong or [name for name in ("episode", "start") if name not in columns]:
-        problem = f"clips {'has a column that is not known' if wrong else 'lacks a column'}"
-        problem += f": {', '.join(lacking)[:100]}"
-        raise ClipError(problem, file=url, expected=_EXPECTED, got=", ".join(columns)[:200])
+    lacking = wrong or [name for name in ("episode", "start") if name not in columns]
+    problem = f"clips {'has a column that is not known' if wrong else 'lacks a column'}: "
+    problem += ", ".join(lacking)[:100]
+    refuse(bool(lacking), problem, _EXPECTED, ", ".join(columns)[:200])
     for name, column in columns.items():
         what, expected, is_right = _COLUMNS[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if len(column) and not is_right(kind):
-            problem = f"clips has no {what} in the column {name}"
-            raise ClipError(problem, file=url, expected=expected, got=str(kind))
+        is_wrong = len(column) > 0 and not is_right(kind)
+        refuse(is_wrong, f"clips has no {what} in the column {name}", expected, str(kind))
         for row in np.flatnonzero(column.is_null())[:1].tolist():
-            raise ClipError(f"clips has no {name} in row {row}", file=url, expected="a value")
+            raise ClipError(f"clips has no {name} in row {row}", expected="a value")
     return columns
