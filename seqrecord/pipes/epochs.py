@@ -69,24 +69,20 @@ class Epochs(Generic[PlanT]):
         self._last: Iteration[PlanT] | None = None  # the one that was begun last
         self._shared: SharedEpochs | None = None  # with worker processes
         self._turns = 0  # that this worker has begun
-        _alive.add(self)
+        _alive[self] = None
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
         # A copy for a process that is being started shares the record; other copies do not.
         if starts := get_spawning_popen() is not None:
             self.share()
-        return {
-            **self.__dict__,
-            "_place": replace(self._place, batch=self._delivered),
-            "_offer": None,
-            "_last": None,
-            "_shared": self._shared if starts else None,
-        }
+        shared, place = self._shared if starts else None, self._place
+        of_copy = {"_place": replace(place, batch=self._delivered), "_shared": shared}
+        return {**self.__dict__, **of_copy, "_offer": None, "_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _alive.add(self)
+        _alive[self] = None
 
     @property
     def current(self) -> int:
@@ -225,7 +221,7 @@ class Epochs(Generic[PlanT]):
         batch = min(place.batch, plan.num_batches)
         iteration = Iteration(self.loader, plan, place.rest, batch=batch)
         self._last = iteration
-        yield from iteration.clips()
+        yield from iteration.clips(plan)
         if self._last is iteration and self._phase is Phase.RUNNING:
             self._phase = Phase.ENDED
 
@@ -358,7 +354,6 @@ class Iteration(Generic[PlanT]):
         self, loader: BatchSource[PlanT], plan: PlanT, rest: Rest | None, *, batch: int
     ) -> None:
         self._present, self._counts = loader.present, plan.counts
-        self._plan: PlanT | None = plan
         self._number = batch  # of the batch that is made next
         self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
         self._forgotten = 0  # … and that nobody will get
@@ -377,11 +372,10 @@ class Iteration(Generic[PlanT]):
         """Whether its engine runs."""
         return self._engine is not None
 
-    def clips(self) -> Iterator[Clip]:
-        """The batches, or single clips; once."""
-        engine, plan, trace = self._engine, self._plan, self._trace
+    def clips(self, plan: PlanT) -> Iterator[Clip]:
+        """The batches, or single clips, of its plan; once."""
+        engine, trace = self._engine, self._trace
         assert engine is not None
-        assert plan is not None
         try:
             for batch in engine:
                 clips = self._present(batch, plan, self._number)
@@ -394,7 +388,7 @@ class Iteration(Generic[PlanT]):
         finally:
             engine.drop()
             trace.close()
-            self._engine = self._plan = None
+            self._engine = None
             self.forget()
 
     def end(self) -> None:
@@ -429,7 +423,7 @@ def _failed(error: SeqRecordError) -> Iterator[Clip]:
     yield {}
 
 
-_alive: weakref.WeakSet[Epochs[Any]] = weakref.WeakSet()
+_alive: weakref.WeakKeyDictionary[Epochs[Any], None] = weakref.WeakKeyDictionary()
 _lock = PerProcess(threading.Lock)  # of records that are made
 
 
@@ -440,9 +434,8 @@ def share_all() -> None:
 
 
 def _living() -> list[Epochs[Any]]:
-    while True:
-        with suppress(RuntimeError):  # another thread has made one meanwhile
-            return list(_alive)
+    # Another thread may make one meanwhile, which the list of references does not mind.
+    return [epochs for one in _alive.keyrefs() if (epochs := one()) is not None]
 
 
 def _after_in_child() -> None:
