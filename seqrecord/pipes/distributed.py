@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from traceback import walk_stack
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 
 from seqrecord.errors import ClipError
-from seqrecord.forks import PerProcess
 from seqrecord.sampling import Part
 from seqrecord.threads import usable_cores
 
@@ -40,8 +38,7 @@ __all__ = [
 ]
 
 _logger = logging.getLogger("seqrecord")
-_lock = PerProcess(threading.Lock)
-_said: set[str] = set()
+_said: dict[str, object] = {}  # by the notice, of the thread that says it
 
 
 class Ranks:
@@ -154,11 +151,9 @@ def say_once(notice: str) -> None:
     rank = Part()
     with suppress(ClipError):  # raised where the rank is needed
         rank = _of_process_group() or _of_environment(os.environ) or rank
-    with _lock.get():
-        if rank.index or this_worker()[0] or notice in _said:
-            return
-        _said.add(notice)
-    _logger.warning("%s", notice)
+    own = object()
+    if not rank.index and not this_worker()[0] and _said.setdefault(notice, own) is own:
+        _logger.warning("%s", notice)
 
 
 def this_worker() -> tuple[int, int]:

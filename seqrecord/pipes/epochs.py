@@ -112,7 +112,7 @@ class Epochs(Generic[PlanT]):
         except SeqRecordError as error:
             if get_worker_info() is None:
                 raise
-            return _failed(error)
+            return map(_failed, [error])
 
     def _begin(self, part: Part) -> Iterator[Clip]:
         """See `iterate`."""
@@ -217,10 +217,7 @@ class Epochs(Generic[PlanT]):
         self._place, self._phase = replace(place, is_loaded=False), Phase.RUNNING
         self._publish()
         plan = self.loader.plan(place.epoch, part, place.rest)
-        # Without `equal`, another rank may have had a batch more than this one has.
-        batch = min(place.batch, plan.num_batches)
-        iteration = Iteration(self.loader, plan, place.rest, batch=batch)
-        self._last = iteration
+        self._last = iteration = Iteration(self.loader, plan, place)
         yield from iteration.clips(plan)
         if self._last is iteration and self._phase is Phase.RUNNING:
             self._phase = Phase.ENDED
@@ -343,24 +340,20 @@ class Epochs(Generic[PlanT]):
 
 
 class Iteration(Generic[PlanT]):
-    """Runs a plan from `batch` on. What the engine has made waits here until it is taken.
-
-    Args:
-        plan: one of the loader's, of an epoch with this `rest`.
-        batch: the first batch, or single clip.
+    """Runs a plan of a loader from a place in its epoch on. What the engine has made waits here
+    until it is taken.
     """
 
-    def __init__(
-        self, loader: BatchSource[PlanT], plan: PlanT, rest: Rest | None, *, batch: int
-    ) -> None:
+    def __init__(self, loader: BatchSource[PlanT], plan: PlanT, place: Place) -> None:
         self._present, self._counts = loader.present, plan.counts
-        self._number = batch  # of the batch that is made next
+        # Without `equal`, another rank may have had a batch more than this one has.
+        self._number = batch = min(place.batch, plan.num_batches)  # of the batch that is made next
         self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
         self._forgotten = 0  # … and that nobody will get
         self._trace = loader.trace()
         self._stats = EngineStats(trace=self._trace)
         self._engine: Engine | None
-        self._engine = loader.start(plan, rest, batch=batch, stats=self._stats)
+        self._engine = loader.start(plan, place.rest, batch=batch, stats=self._stats)
 
     @property
     def delivered(self) -> int:
@@ -416,11 +409,9 @@ class Iteration(Generic[PlanT]):
         return self._forgotten + len(self._waiting)
 
 
-def _failed(error: SeqRecordError) -> Iterator[Clip]:
-    """An iteration that could not begin: a generator, so that the first `next` says so."""
-    for problem in (error,):
-        raise problem
-    yield {}
+def _failed(error: SeqRecordError) -> Clip:
+    """The first item of an iteration that could not begin."""
+    raise error
 
 
 _alive: weakref.WeakKeyDictionary[Epochs[Any], None] = weakref.WeakKeyDictionary()

@@ -307,9 +307,9 @@ _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
 def _integer(name: str, value: Any, bounds: range) -> int:
-    if type(value) is not int or value not in bounds:
-        expected = f"an integer of {repr_of(bounds[0])} to {repr_of(bounds[-1])}"
-        _check(False, f"a number out of range in {name}", expected, value)
+    is_right = type(value) is int and value in bounds
+    expected = f"an integer of {bounds[0]} to {bounds[-1]}"
+    _check(is_right, f"a number out of range in {name}", expected, value)
     return int(value)
 
 
