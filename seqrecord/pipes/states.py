@@ -278,7 +278,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     kind = next((one for one in kinds if isinstance(value, _json_of(one)[0])), kinds[0])
     types, called = _json_of(kind)
     _check(isinstance(value, types), f"another type in {name}", called, value)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         _check(value.keys() == hints.keys(), f"other entries in {name}", [*hints], [*value])
         try:
