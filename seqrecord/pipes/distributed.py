@@ -124,17 +124,15 @@ class Ranks:
         return self._sent if parent is not None and parent.pid in self._senders else None
 
 
-def items_beside(num_items: int, num_workers: int) -> int | None:
+def items_beside(num_items: int) -> int | None:
     """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
 
     `None` where it distributes to workers only, for `torch.distributed` is not initialized. A
     DataLoader numbers the workers of all ranks so: the first one of each rank, then the second …
+    So the workers of rank r of n have together every n-th item from r on.
     """
-    if (rank := _of_process_group()) is None:
-        return None
-    numbers = [worker * rank.count + rank.index for worker in range(max(1, num_workers))]
-    step = rank.count * len(numbers)
-    return sum(len(range(number, num_items, step)) for number in numbers)
+    rank = _of_process_group()
+    return None if rank is None else len(range(rank.index, num_items, rank.count))
 
 
 def worker_threads() -> int:

@@ -244,16 +244,13 @@ class Epochs(Generic[PlanT]):
 
         Raises `StateError` where other parts have begun the epoch, of which too little is known.
         """
-        base, place, batch = self._loaded, self._place, 0
-        if base is None or not (place.is_loaded or self.loader.goes_on):
-            return replace(place, sharing=sharing, rest=None, batch=0)
-        worker = base.sharing.worker
-        is_own = not place.is_loaded or worker in (None, sharing.worker)
-        if not (is_own and self._continues(base, sharing)):
-            rest = self.loader.rest_after(base)
-        else:
-            rest = base.rest
-            if place.is_loaded:
+        base, place, rest, batch = self._loaded, self._place, None, 0
+        if base is not None and (place.is_loaded or self.loader.goes_on):
+            worker, rest = base.sharing.worker, base.rest
+            is_own = not place.is_loaded or worker in (None, sharing.worker)
+            if not (is_own and self._continues(base, sharing)):
+                rest = self.loader.rest_after(base)
+            elif place.is_loaded:
                 batch = base.batches[0 if worker is not None else sharing.worker or 0]
         return replace(place, sharing=sharing, rest=rest, batch=batch)
 
