@@ -1,10 +1,9 @@
-"""Checks of arguments, of the table `clips` too: errors name the argument, what was expected, and
-what came."""
+"""Checks that several modules need, and of the table `clips`: errors name the argument, what was
+expected, and what came."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,43 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seqrecord.chosen import ChosenClips
-from seqrecord.clip_transforms import is_probability
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer, parse_size
 
-__all__ = [
-    "ClipList",
-    "are_names",
-    "check",
-    "check_count",
-    "check_dilation",
-    "check_flag",
-    "check_names",
-    "check_rank",
-    "check_reverse",
-    "check_size",
-    "checked",
-    "one_of",
-    "only",
-    "read_clip_list",
-    "refuse",
-    "such",
-]
-
-_MOST_RANKS = 1 << 31  # exclusive
-
-Check: TypeAlias = Callable[[str, Any], Any]
-"""From an argument's name and what was given to what is kept; raises `ClipError`."""
-
-
-def checked(default: Any, check: Check, **more: Any) -> Any:
-    """A dataclass field of an argument, with its check; `None` needs none where it is the default.
-
-    `more` is as of `dataclasses.field`.
-    """
-    return field(default=default, metadata={"check": check}, **more)
+__all__ = ["ClipList", "are_names", "check", "check_names", "read_clip_list", "refuse"]
 
 
 def refuse(is_wrong: bool, problem: str, expected: object = None, got: object = None) -> None:
@@ -64,57 +31,6 @@ def check(name: str, value: Any, is_right: bool, expected: str) -> Any:
     return value
 
 
-def such(is_right: Callable[[Any], bool], expected: str) -> Check:
-    """Checks that an argument is right."""
-    return lambda name, value: check(name, value, is_right(value), expected)
-
-
-def one_of(*texts: str) -> Check:
-    """Checks that an argument is one of these."""
-    expected = " or ".join(map(repr, texts))
-    return such(lambda value: isinstance(value, str) and value in texts, expected)
-
-
-def only(function: Callable[[Any], object]) -> Check:
-    """Checks an argument by a function that raises, and keeps it as it is."""
-    return lambda _, value: (function(value), value)[1]
-
-
-def check_flag(name: str, value: Any) -> bool:
-    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
-
-
-def check_count(name: str, value: Any) -> int:
-    return check_integer(name, value, least=1, most=MOST)
-
-
-def check_size(name: str, value: Any) -> Any:
-    """A number of bytes, or its text."""
-    expected = 'bytes, or text such as "2GiB"'
-    try:
-        parse_size(value)
-    except ValueError as error:
-        raise ClipError(f"{name}: {error}", expected=expected, got=repr_of(value)) from None
-    return value
-
-
-def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Both as integers. Raises `ClipError` for numbers that make no sense."""
-    try:
-        count = check_integer("world_size", world_size)
-        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
-    except ClipError:
-        number, count = 0, 0
-    refuse(
-        not 0 <= number < count < _MOST_RANKS,
-        "rank and world_size make no sense",
-        "both, with 0 <= rank < world_size; or world_size=1 alone, for the whole epoch; or "
-        "neither, to find them",
-        f"rank={repr_of(rank)} world_size={repr_of(world_size)}",
-    )
-    return number, count
-
-
 def check_names(name: str, value: Any, expected: str = "a list of names") -> Any:
     """`None`, or a collection of `str`."""
     refuse(isinstance(value, str), f"{name} is a list of names", [value], value)
@@ -123,30 +39,9 @@ def check_names(name: str, value: Any, expected: str = "a list of names") -> Any
 
 def are_names(value: object) -> bool:
     """Whether an argument is a collection of `str`."""
-    is_list = isinstance(value, Collection) and not _is_scalar(value)
+    # An array without dimensions says that it is one, too.
+    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) > 0
     return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
-
-
-def check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
-    """A dilation, or several in ascending order."""
-    many = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-    given = list(value) if many and not _is_scalar(value) else [value]
-    expected = "an integer, or several"
-    several = sorted(check_integer(name, one, least=1, expected=expected) for one in given)
-    is_wrong = not several or len(set(several)) < len(several)
-    problem = f"{name} has the same number twice, or none at all"
-    refuse(is_wrong, problem, "a number of frames, or several such as (1, 2, 4)", repr_of(value))
-    return tuple(several) if len(several) > 1 else several[0]
-
-
-def check_reverse(name: str, value: Any) -> float:
-    refuse(not is_probability(value), f"{name} is not a probability", "0 to 1", repr_of(value))
-    return float(value)
-
-
-def _is_scalar(value: object) -> bool:
-    """Whether this is an array without dimensions, which is no collection though it says so."""
-    return getattr(value, "ndim", 1) == 0
 
 
 ClipList: TypeAlias = Mapping[str, Any] | Any
