@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -45,9 +45,13 @@ _kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 class SingleClip(dict[str, Any]):
     """A clip of which `collate` makes lists of some values, though they may be numbers."""
 
-    def __init__(self, items: Any = (), as_lists: frozenset[str] = frozenset()) -> None:
-        super().__init__(items)
-        self.as_lists = as_lists
+    as_lists: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, as_lists: frozenset[str], items: Iterable[tuple[str, Any]]) -> SingleClip:
+        made = cls(items)  # without an `__init__` of its own, which takes as long again
+        made.as_lists = as_lists
+        return made
 
 
 def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

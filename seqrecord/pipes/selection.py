@@ -204,7 +204,7 @@ class ClipSelection:
         """The clips of a batch, of its features and `columns`, each a sequence of clips."""
         self._memory.get()  # a copy in another process keeps some, too
         values = {**features, **columns, "start": columns["start"].tolist()}
-        make = partial(SingleClip, as_lists=frozenset(self.metadata)) if self.metadata else dict
+        make = partial(SingleClip.of, frozenset(self.metadata)) if self.metadata else dict
         # No loop in Python: it would take as long again.
         rows = zip(*values.values(), strict=True)
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
