@@ -358,9 +358,7 @@ class ClipSelection:
     def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index = self.dataset.index
-        listed = read_clip_list(
-            clips, index.keys, index.num_frames, reach=self.windows.reaches, url=self.dataset.url
-        )
+        listed = read_clip_list(clips, index.keys, index.num_frames, self.windows.reaches)
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
         some = [[(rows[np.isin(rows, self.selected)], of) for rows, of in use] for use in uses]
