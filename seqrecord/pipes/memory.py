@@ -66,7 +66,8 @@ def settle(
     """
     on_host, in_worker = not on_device and not of_mix, get_worker_info() is not None
     is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
-    memory = fit.memory(plan, fixed=is_fixed and on_host)
+    frames = [group.max_resident_frames for group in plan.groups]
+    memory = fit.memory(frames, fixed=is_fixed and on_host)
     if of_mix:
         return memory
     if in_worker and selection.dataset.chunk_reader().is_local:

@@ -348,12 +348,12 @@ class MixLoader:
         if num_workers not in self._limits:
             batch, limit = self._bytes_of_batch, self.options.memory_limit
             if limit is None:
-                wanted = sum(loader.wanted_limit() for loader in self.loaders.values())
+                wanted = sum(loader.demand().wanted_limit for loader in self.loaders.values())
                 limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
             self._limits[num_workers] = share_out(
                 limit,
                 batch,
-                {name: loader.least_limit() for name, loader in self.loaders.items()},
+                {name: loader.demand().least_limit for name, loader in self.loaders.items()},
                 {
                     name: float(share) * _batch_bytes(*_memory(self.loaders[name]), 1)
                     for name, share in self.shares.items()

@@ -26,16 +26,7 @@ from seqrecord.sampling import (
     check_drop_last,
 )
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.memory import (
-    Fit,
-    FrameSizes,
-    fit,
-    fit_given,
-    least_limit,
-    limit_to_mix,
-    usual_limit,
-    wanted_limit,
-)
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
 from seqrecord.sampling.rest import rest_of
 from seqrecord.text import repr_of
 from seqrecord.units import format_size, parse_size
@@ -158,13 +149,8 @@ class Planner:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            _key(num_parts, *epoch): fit_given(
-                self._facts(*epoch),
-                settings,
-                self._sizes,
-                memory_limit=self._limit(num_parts),
-                url=self.selection.dataset.url,
-                may_stay=self._may_stay,
+            _key(num_parts, *epoch): self.demand(num_parts, *epoch).fit_given(
+                settings, self._limit(num_parts)
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -255,19 +241,29 @@ class Planner:
 
     # ---- memory
 
-    def least_limit(self) -> int:
-        """The least memory limit that would do, in bytes."""
-        return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
-
-    def wanted_limit(self) -> int:
-        """A memory limit with which batches are mixed well, in bytes."""
-        return wanted_limit(self._facts(), self._settings, self._sizes)
+    def demand(self, num_parts: int = 1, epoch: int = 0, stages: Stages = ()) -> Demand:
+        """What memory has to hold for epochs in so many parts, or for what some stages have left of
+        one."""
+        what, workers = "these clips", self._workers(num_parts)
+        if workers > 1 and self.options.memory_limit is None:
+            what += f" in each of {workers} workers, which by default share what a rank has"
+        return Demand(
+            self._facts(epoch, stages),
+            self._settings,
+            self._sizes,
+            num_parts,
+            self.options.num_cursors,
+            self.options.shuffle_buffer,
+            frames_to_stay(self.selection),
+            self.selection.dataset.url,
+            what,
+        )
 
     def most_bytes(self, num_parts: int) -> int:
         """The most that an epoch in so many parts takes, in bytes, whichever it is."""
         fitted = self._fit(num_parts)
         held = resident_bounds(self._facts(), fitted.settings)
-        return fitted.nbytes(fitted.memory_of(held, fixed=True))
+        return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def limit(self, limit_in: Callable[[int], int]) -> None:
         """Have so many bytes in each of so many workers of a rank. A limit that is too small is an
@@ -281,7 +277,9 @@ class Planner:
         workers, given = self._workers(num_parts), self.options.memory_limit
         if self._limit_in is not None:
             return self._limit_in(workers)
-        return usual_limit(self.wanted_limit(), workers) if given is None else parse_size(given)
+        if given is not None:
+            return parse_size(given)
+        return usual_limit(self.demand().wanted_limit, workers)
 
     def _workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""
@@ -294,7 +292,7 @@ class Planner:
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
-            enough = limit_to_mix(self._facts(), self._settings, self._sizes, num_parts=num_parts)
+            enough = self.demand(num_parts).limit_to_mix
             whose = " of each worker" if self._workers(num_parts) > 1 else ""
             whose += " for this source" if self._of_mix else ""
             _logger.warning(
@@ -317,10 +315,6 @@ class Planner:
         sizes = frame_sizes(self.selection, self.batch_size)
         return replace(sizes, batch=0) if self._of_mix else sizes
 
-    @cached_property
-    def _may_stay(self) -> int:
-        return frames_to_stay(self.selection)
-
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
         make = SequencePlan if self._follows else EpochPlan
@@ -336,21 +330,8 @@ class Planner:
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := _key(num_parts, epoch, stages)) not in self._fits:
-            what, workers = "these clips", self._workers(num_parts)
-            if workers > 1 and self.options.memory_limit is None:
-                what += f" in each of {workers} workers, which by default share what a rank has"
-            self._fits[key] = fit(
-                self._facts(epoch, stages),
-                self._settings,
-                self._sizes,
-                memory_limit=self._limit(num_parts),
-                shuffle_buffer=self.options.shuffle_buffer,
-                num_cursors=self.options.num_cursors,
-                num_parts=num_parts,
-                url=self.selection.dataset.url,
-                what=what,
-                may_stay=self._may_stay,
-            )
+            demand = self.demand(num_parts, epoch, stages)
+            self._fits[key] = demand.fit(self._limit(num_parts))
         return self._fits[key]
 
     def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
