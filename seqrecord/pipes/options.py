@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["ClipOptions", "DatasetOptions", "LoaderOptions"]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _check_secrets(name: str, value: Any) -> Any:
     """It is not shown, for it may hold secrets."""
     is_dict = isinstance(value, Mapping)
@@ -50,11 +46,10 @@ def _check_secrets(name: str, value: Any) -> Any:
     return value
 
 
-def _check_device(_: str, value: Any) -> Any:
+def _check_device(value: Any) -> None:
     from seqrecord.engine.device.streams import check_device  # torch takes seconds
 
     check_device(value)
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +153,9 @@ class ClipOptions:
             "a list of keys, a glob, or a function of an episode's metadata",
         ),
     )
-    split: str | None = checked(None, such(_is_text, "the name of a split"))
+    split: str | None = checked(
+        None, such(lambda value: isinstance(value, str), "the name of a split")
+    )
     clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = checked(
         None, such(callable, "a function from a dict of arrays to a dict of arrays")
@@ -345,7 +342,7 @@ class LoaderOptions(ClipOptions):
     memory_limit: int | str | None = checked(None, check_size)
     rank: int | None = None
     world_size: int | None = None
-    device: str | torch.device | None = checked(None, _check_device)
+    device: str | torch.device | None = checked(None, only(_check_device))
     video_decoder: str = checked("pyav", one_of("pyav", "torchcodec"))
     num_threads: int | None = checked(None, check_count)
     trace: str | PathLike[str] | None = checked(None, only(lambda at: local_path(at, "trace")))
