@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.pipes.mix_sources import MixPlan, count_batches
+from seqrecord.pipes.mix_sources import MixPlan
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares, whole_shares
 
@@ -131,7 +131,9 @@ def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataO
     total = sum(shares.counts)
     each = zip(lengths, shares.counts, strict=True)
     slots = [Fraction(length * total, count) for length, count in each]
-    first, longest = (count_batches(stop, slots, batch_size, 0, 1) for stop in ("first", "longest"))
+    first, longest = (
+        MixPlan.count_batches(stop, slots, batch_size, 0, 1) for stop in ("first", "longest")
+    )
     assert first == 1 or (shares.given(first * batch_size) <= lengths).all()
     assert (shares.given(longest * batch_size) >= lengths).all()
     # A batch more would begin a source again, and a batch less would leave out a clip.
@@ -140,5 +142,5 @@ def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataO
 
 
 def test_a_number_of_batches_is_shared_among_workers() -> None:
-    found = [count_batches(11, [Fraction(1)], 4, w, 3) for w in range(3)]
+    found = [MixPlan.count_batches(11, [Fraction(1)], 4, w, 3) for w in range(3)]
     assert found == [4, 4, 3]

@@ -208,8 +208,8 @@ def _checked_sources(sources: Any) -> dict[str, _Datasets]:
             check_source(name, replace(mix.options, batch_size=None))
             what = f"stop of source {name!r}"
             check(what, mix.stop, mix.stop == "first", "no stop: that of the mix")
-            each = zip(mix.loaders, mix.loaders.values(), mix.shares.values(), strict=True)
-            found[name] = {f"{name}/{inner}": (loader, share) for inner, loader, share in each}
+            each = mix.loaders.items()
+            found[name] = {f"{name}/{inner}": (one, mix.shares[inner]) for inner, one in each}
             continue
         if not isinstance(source, Streaming):
             raise ClipError(

@@ -25,16 +25,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.memory import check_machine, share_out
-from seqrecord.pipes.mix_sources import (
-    Done,
-    Features,
-    Join,
-    MixPlan,
-    SourceLoader,
-    Stop,
-    count_batches,
-    source_seed,
-)
+from seqrecord.pipes.mix_sources import Done, Features, Join, MixPlan, SourceLoader, Stop
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.states import Clip, Rest, State
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
@@ -104,19 +95,12 @@ class MixLoader:
         size = self.batch_size
         self.loaders = {
             name: SourceLoader(
+                name,
                 loader,
                 common,
+                options,
+                size if self.alternate else ceil(size * self.shares[name]),
                 partial(self._limit_of, name),
-                seed=source_seed(options.seed, name),
-                batch_size=size if self.alternate else ceil(size * self.shares[name]),
-                device=options.device,
-                video_decoder="pyav"
-                if loader.options.frame_transform is not None  # it is called on the host
-                else options.video_decoder,
-                num_threads=options.num_threads,
-                rank=options.rank,
-                world_size=options.world_size,
-                trace=options.trace,
             )
             for name, (loader, _) in sources.items()
         }
@@ -176,7 +160,7 @@ class MixLoader:
         worker, size = part.index % workers, self.batch_size
         each = zip(self.sources, self.shares.values(), strict=True)
         slots = [max(1, loader.length(0, part.count)) / share for loader, share in each]
-        num_batches = whole = count_batches(self.stop, slots, size, worker, workers)
+        num_batches = whole = MixPlan.count_batches(self.stop, slots, size, worker, workers)
         first = epoch * whole
         if rest is not None:
             left = whole
@@ -205,7 +189,7 @@ class MixLoader:
             stages = own.stages(0)
             is_over = own.following and not stages
             slots.append((0 if is_over else loader.length(0, part.count, stages)) / share)
-        return count_batches(stop, slots, self.batch_size, part.index % workers, workers, least=0)
+        return MixPlan.count_batches(stop, slots, self.batch_size, part.index % workers, workers, 0)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -389,12 +373,11 @@ def _begin(
 
         def build() -> BatchBuilder[Any]:
             first = int(sources[0]) if len(kept) > 1 else 0
-            builder: Any = kept[first].begin_batch(len(sources))
+            builder = kept[first].begin_batch(len(sources))
             for name, without in missing.items():
                 if len(slots := np.flatnonzero(np.isin(sources, without))):
                     builder.clear(name, slots)
-            found: BatchBuilder[Any] = builder
-            return found
+            return builder
 
         return OpenBatch(len(sources), build, lock, sources)
 

@@ -29,22 +29,13 @@ from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.rest import Stage
 from seqrecord.sampling.shares import Shares
 
-__all__ = [
-    "Done",
-    "Features",
-    "Join",
-    "MixPlan",
-    "SourceLoader",
-    "Stop",
-    "check_source",
-    "count_batches",
-    "source_seed",
-]
+__all__ = ["Done", "Features", "Join", "MixPlan", "SourceLoader", "Stop", "check_source"]
 
 _OF_THE_MIX = (
     *("batch_size", "drop_last", "equal", "seed", "memory_limit", "rank", "world_size"),
     *("device", "video_decoder", "num_threads", "trace"),
 )
+_GIVEN = ("rank", "world_size", "device", "num_threads", "trace")  # to each source
 _EPOCHS = range(1 << 62)  # those that a state may name
 
 Join: TypeAlias = Literal["union", "intersection"]
@@ -130,6 +121,23 @@ class MixPlan:
     first: int
     rest: Rest | None = None
 
+    @staticmethod
+    def count_batches(
+        stop: Stop, slots: Sequence[Fraction], size: int, worker: int, workers: int, least: int = 1
+    ) -> int:
+        """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
+
+        A source of `n` clips with a share `p` gives its last one within `n / p` slots; there are
+        these of each source: "first" ends before the batch in which the first source would begin
+        again, "longest" with the batch in which the last one has given all. An integer is shared
+        among a rank's workers. "first" gives `least` batches at least.
+        """
+        if isinstance(stop, int):
+            return (stop + workers - 1 - worker) // workers
+        if stop == "first":
+            return max(least, int(min(slots) // size))
+        return int(-(-max(slots) // size))
+
     @property
     def counts(self) -> dict[str, int]:
         """See `Plan.counts`: what sources repeat is told of each."""
@@ -167,23 +175,6 @@ class MixPlan:
         return batches[own - first] - self.first, slot
 
 
-def count_batches(
-    stop: Stop, slots: Sequence[Fraction], size: int, worker: int, workers: int, *, least: int = 1
-) -> int:
-    """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
-
-    A source of `n` clips with a share `p` gives its last one within `n / p` slots; there are these
-    of each source: "first" ends before the batch in which the first source would begin again,
-    "longest" with the batch in which the last one has given all. An integer is shared among a
-    rank's workers. "first" gives `least` batches at least.
-    """
-    if isinstance(stop, int):
-        return (stop + workers - 1 - worker) // workers
-    if stop == "first":
-        return max(least, int(min(slots) // size))
-    return int(-(-max(slots) // size))
-
-
 def check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source that sets what belongs to the mix."""
     defaults = {field.name: field.default for field in fields(LoaderOptions)}
@@ -202,12 +193,6 @@ def check_source(name: str, options: LoaderOptions) -> None:
         )
 
 
-def source_seed(seed: int, name: str) -> int:
-    """The seed of a source: its own, whatever other sources there are."""
-    digest = hashlib.sha256(name.encode()).digest()
-    return key_of(seed, int.from_bytes(digest[:8], "little")) >> 1
-
-
 @dataclass
 class Done:
     """What a source has done in one iteration of a mix."""
@@ -220,18 +205,24 @@ class Done:
 class SourceLoader(ClipLoader):
     """Plans and executes the epochs of a source; the batches are the mix's.
 
-    Its `batch_size` is about how many clips it has in a batch. It reads `features`, by default all
-    that `loader` reads. The mix leaves it `limit_in(n)` bytes in each of `n` workers of a rank.
+    Args:
+        name: in the mix; its seed depends on that, not on what other sources there are.
+        loader: says which clips; of these are read `features`, by default all.
+        mix: what belongs to the mix.
+        batch_size: about how many clips it has in a batch.
+        limit_in: the bytes that the mix leaves to it in each of so many workers of a rank.
     """
 
     of_mix = True
 
     def __init__(
         self,
+        name: str,
         loader: ClipLoader,
         features: list[str] | None,
+        mix: LoaderOptions,
+        batch_size: int,
         limit_in: Callable[[int], int],
-        **options: Any,
     ) -> None:
         selection, own = loader.selection, loader.options
         can_choose = own.frame_transform is None and selection.draws.functions is None
@@ -240,7 +231,12 @@ class SourceLoader(ClipLoader):
             if names != list(selection.dataset.features):
                 own = _of_features(own, names, selection)
                 selection = ClipSelection(selection.dataset, own)
-        super().__init__(selection, replace(own, **options))
+        digest = hashlib.sha256(name.encode()).digest()
+        seed = key_of(mix.seed, int.from_bytes(digest[:8], "little")) >> 1
+        given = {one: getattr(mix, one) for one in _GIVEN}
+        if own.frame_transform is None:  # else video is decoded on the host
+            given["video_decoder"] = mix.video_decoder
+        super().__init__(selection, replace(own, seed=seed, batch_size=batch_size, **given))
         self._limit_in = limit_in
         self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
 
@@ -253,7 +249,7 @@ class SourceLoader(ClipLoader):
         return -(-self._left[key] // num_parts)
 
     def locate(self, clip: int, num_parts: int, rest: SourceRest) -> tuple[int, int]:
-        """The epoch that has a part's clip, and the first one there; both counted over all epochs
+        """The epoch that has a part's clip, and the first one there; both counted over the epochs
         that `rest` has.
         """
         first = 0
