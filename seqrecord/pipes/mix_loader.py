@@ -120,7 +120,7 @@ class MixLoader:
             self._check_columns()
         # Of one batch; where sources alternate, of one of each.
         self._batch_bytes = sum(size * max(1, clip_nbytes(*kind)) for kind in self._kinds)
-        # By what is divided which memory batches leave.
+        # The memory that batches leave is divided in this ratio.
         self._weights = {
             name: float(share) * max(1, clip_nbytes(one.made, one.lengths))
             for (name, share), one in zip(self.shares.items(), selections, strict=True)
@@ -363,9 +363,10 @@ def _begin(
     kept: list[HostBuffers | DeviceBuffers],
     missing: Mapping[str, Sequence[int]],
 ) -> Callable[[int], OpenBatch]:
-    """What begins a batch of this number; a slot whose source lacks a feature is 0 there.
+    """What begins a batch, by its number: a slot whose source lacks a feature is 0 there.
 
-    It does not refer to the loader."""
+    It does not refer to the loader, which may be dropped.
+    """
     lock = threading.Lock()
 
     def begin(number: int) -> OpenBatch:
