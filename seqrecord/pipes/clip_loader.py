@@ -49,16 +49,14 @@ class ClipLoader(Planner):
 
     goes_on = False
 
-    def __init__(
-        self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
-    ) -> None:
+    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
         _check(selection, options)
         self.device = None if options.device is None else check_device(options.device)
         self._trace = None
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
         self._buffers = KeptBuffers()
-        super().__init__(selection, options, of_mix=of_mix)
+        super().__init__(selection, options)
 
     @property
     def sources(self) -> Sequence[Planner]:
@@ -125,7 +123,7 @@ class ClipLoader(Planner):
         """What an epoch gets, and the first row of each episode where all frames stay."""
         fitted, selection = self._fit(plan.part.count, plan.epoch, stages), self.selection
         on_device = self._find_device() is not None
-        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self._of_mix)
+        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self.of_mix)
         if fitted.staying is None:
             return memory, None
         return memory, first_rows(selection.episodes.num_frames, selection.selected)

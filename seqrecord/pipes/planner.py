@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
@@ -26,16 +26,7 @@ from seqrecord.sampling import (
     check_drop_last,
 )
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.memory import (
-    Fit,
-    FrameSizes,
-    fit,
-    fit_given,
-    least_limit,
-    limit_to_mix,
-    usual_limit,
-    wanted_limit,
-)
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
 from seqrecord.sampling.rest import rest_of
 from seqrecord.text import repr_of
 from seqrecord.units import format_size, parse_size
@@ -55,14 +46,12 @@ class Planner:
     An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
 
     Raises `MemoryLimitError` for a memory limit that is too small, with the least that would do.
-
-    Args:
-        of_mix: the batches are those of a mix, which says by `limit` what memory is left.
     """
 
-    def __init__(
-        self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
-    ) -> None:
+    of_mix = False
+    """Whether the batches are those of a mix, which has their memory."""
+
+    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
         self.selection, self.options = selection, options
         self.batch_size = options.batch_size
         asked: dict[str, Any] = {
@@ -76,13 +65,11 @@ class Planner:
         }
         self._asked = tuple(asked)  # the other settings are chosen
         self._settings = PlanSettings(**asked)
-        self._of_mix = of_mix
         self.ranks = Ranks(options.rank, options.world_size)
-        self._limit_in: Callable[[int], int] | None = None  # a mix says it, see `limit`
         self._fits: Fits = {}
         self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
-        if not of_mix:
+        if not self.of_mix:
             self._fit(1)  # a limit that is too small is an error here and now
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,13 +145,8 @@ class Planner:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            _key(num_parts, *epoch): fit_given(
-                self._facts(*epoch),
-                settings,
-                self._sizes,
-                memory_limit=self._limit(num_parts),
-                url=self.selection.dataset.url,
-                may_stay=self._may_stay,
+            _key(num_parts, *epoch): self.demand(num_parts, *epoch).fit_given(
+                settings, self._limit(num_parts)
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -255,35 +237,37 @@ class Planner:
 
     # ---- memory
 
-    def least_limit(self) -> int:
-        """The least memory limit that would do, in bytes."""
-        return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
-
-    def wanted_limit(self) -> int:
-        """A memory limit with which batches are mixed well, in bytes."""
-        return wanted_limit(self._facts(), self._settings, self._sizes)
+    def demand(self, num_parts: int = 1, epoch: int = 0, stages: Stages = ()) -> Demand:
+        """What memory has to hold for epochs in so many parts, or for what some stages have left of
+        one."""
+        what, workers = "these clips", self.workers(num_parts)
+        if workers > 1 and self.options.memory_limit is None:
+            what += f" in each of {workers} workers, which by default share what a rank has"
+        return Demand(
+            self._facts(epoch, stages),
+            self._settings,
+            self._sizes,
+            num_parts,
+            self.options.num_cursors,
+            self.options.shuffle_buffer,
+            frames_to_stay(self.selection),
+            self.selection.dataset.url,
+            what,
+        )
 
     def most_bytes(self, num_parts: int) -> int:
         """The most that an epoch in so many parts takes, in bytes, whichever it is."""
         fitted = self._fit(num_parts)
         held = resident_bounds(self._facts(), fitted.settings)
-        return fitted.nbytes(fitted.memory_of(held, fixed=True))
-
-    def limit(self, limit_in: Callable[[int], int]) -> None:
-        """Have so many bytes in each of so many workers of a rank. A limit that is too small is an
-        error here and now."""
-        self._limit_in = limit_in
-        self._fits.clear()
-        self._fit(1)
+        return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def _limit(self, num_parts: int) -> int:
         """Bytes of each of so many parts."""
-        workers, given = self._workers(num_parts), self.options.memory_limit
-        if self._limit_in is not None:
-            return self._limit_in(workers)
-        return usual_limit(self.wanted_limit(), workers) if given is None else parse_size(given)
+        if self.options.memory_limit is not None:
+            return parse_size(self.options.memory_limit)
+        return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
 
-    def _workers(self, num_parts: int) -> int:
+    def workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""
         ranks = 1 if num_parts == 1 else self.ranks.current().count
         return num_parts // ranks if num_parts % ranks == 0 else 1
@@ -294,9 +278,9 @@ class Planner:
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
-            enough = limit_to_mix(self._facts(), self._settings, self._sizes, num_parts=num_parts)
-            whose = " of each worker" if self._workers(num_parts) > 1 else ""
-            whose += " for this source" if self._of_mix else ""
+            enough = self.demand(num_parts).limit_to_mix
+            whose = " of each worker" if self.workers(num_parts) > 1 else ""
+            whose += " for this source" if self.of_mix else ""
             _logger.warning(
                 "%s: %s; a memory_limit%s of %d (%s) would do",
                 *(url, fitted.limited, whose, enough, format_size(enough)),
@@ -314,12 +298,7 @@ class Planner:
 
     @cached_property
     def _sizes(self) -> FrameSizes:
-        sizes = frame_sizes(self.selection, self.batch_size)
-        return replace(sizes, batch=0) if self._of_mix else sizes
-
-    @cached_property
-    def _may_stay(self) -> int:
-        return frames_to_stay(self.selection)
+        return frame_sizes(self.selection, 0 if self.of_mix else self.batch_size or 1)
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
@@ -336,21 +315,8 @@ class Planner:
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := _key(num_parts, epoch, stages)) not in self._fits:
-            what, workers = "these clips", self._workers(num_parts)
-            if workers > 1 and self.options.memory_limit is None:
-                what += f" in each of {workers} workers, which by default share what a rank has"
-            self._fits[key] = fit(
-                self._facts(epoch, stages),
-                self._settings,
-                self._sizes,
-                memory_limit=self._limit(num_parts),
-                shuffle_buffer=self.options.shuffle_buffer,
-                num_cursors=self.options.num_cursors,
-                num_parts=num_parts,
-                url=self.selection.dataset.url,
-                what=what,
-                may_stay=self._may_stay,
-            )
+            demand = self.demand(num_parts, epoch, stages)
+            self._fits[key] = demand.fit(self._limit(num_parts))
         return self._fits[key]
 
     def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
