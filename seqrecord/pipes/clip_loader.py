@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.calls import DrawClips
-from seqrecord.engine.device.streams import check_device, find_device
-from seqrecord.engine.engine import Engine, Job, Resources, run_plan
+from seqrecord.engine.device.streams import SideStream, find_device
+from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
@@ -29,7 +28,6 @@ from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Rest, SourceRest, Stages, State
 from seqrecord.sampling import Part, Plan, PlanSettings, frames_left_out
-from seqrecord.sampling.memory import Memory
 from seqrecord.sampling.rest import Stage
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
@@ -53,7 +51,6 @@ class ClipLoader(Planner):
         self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
     ) -> None:
         _check(selection, options)
-        self.device = None if options.device is None else check_device(options.device)
         self._trace = None
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
@@ -113,50 +110,43 @@ class ClipLoader(Planner):
     ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
         self.selection.times_without_frame = 0
-        stages = _stages(plan.epoch, rest)
-        memory, first_row = self._memory(plan, stages)
-        if self.device is None:
-            nbytes = self._fit(plan.part.count, plan.epoch, stages).nbytes(memory)
-            check_machine(nbytes, self.selection.dataset.url)
-        resources = self._resources(memory, first_row=first_row)
-        return run_plan(self._job(plan), resources, stats, batch=batch)
+        execution = self.execution(plan, stages=_stages(plan.epoch, rest), stats=stats)
+        return run_plan(execution, stats, batch=batch)
 
-    def _memory(self, plan: Plan, stages: Stages) -> tuple[Memory, IntArray | None]:
-        """What an epoch gets, and the first row of each episode where all frames stay."""
-        fitted, selection = self._fit(plan.part.count, plan.epoch, stages), self.selection
-        on_device = self._find_device() is not None
+    def execution(
+        self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None = None
+    ) -> Execution:
+        """What executes a plan, of an epoch of which these stages are over; for batches of a mix on
+        the `stream` of these."""
+        selection, device = self.selection, self._find_device()
+        fitted, first_row = self._fit(plan.part.count, plan.epoch, stages), None
+        if fitted.staying is not None:
+            first_row = first_rows(selection.episodes.num_frames, selection.selected)
+        on_device = device is not None
         memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self._of_mix)
-        if fitted.staying is None:
-            return memory, None
-        return memory, first_rows(selection.episodes.num_frames, selection.selected)
-
-    def _job(self, plan: Plan) -> Job:
-        """What to do for a plan."""
-        selection = self.selection
-        return Job(
+        if not on_device and not self._of_mix:
+            check_machine(fitted.nbytes(memory), selection.dataset.url)
+        job = Job(
             selection.dataset,
             plan,
-            self._frames(plan.epoch),
+            selection.drawn_frames(self._settings.seed, plan.epoch),
             selection.arrays,
             selection.made,
             selection.lengths,
             selection.frame_transform,
             self._draw_of(plan.epoch) if selection.draws.is_any else None,
         )
-
-    def _resources(self, memory: Memory, **more: Any) -> Resources:
-        return Resources(
+        resources = Resources(
             memory,
             self.options.num_threads or worker_threads(),
             self._buffers,
-            self._find_device(),
+            device,
+            stream,
             shared=get_worker_info() is not None,
             decode_there=self.options.video_decoder == "torchcodec",
-            **more,
+            first_row=first_row,
         )
-
-    def _frames(self, epoch: int) -> ClipFrames:
-        return self.selection.drawn_frames(self._settings.seed, epoch)
+        return Execution(job, resources, stats)
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
@@ -170,25 +160,19 @@ class ClipLoader(Planner):
         memory, which is sent without a copy, and of which each piece takes file descriptors.
         """
         columns = self.columns(batch.episode, batch.start, plan.epoch)
-        if self.batch_size is None and len(batch) > 1:
-            divide = _rows if get_worker_info() is not None else _copies
-            # Only tensors are made together.
-            given = {
-                name: divide(one)
-                for name, one in batch.features.items()
-                if isinstance(one, torch.Tensor)
-            }
-            clips = self.selection.singles(given, columns)
-            clips.reverse()
-            return clips
         nested = self.selection.nested
-        features = for_users(batch.features, nested)
-        for name, column in plan.columns(number).items():
-            columns[name] = torch.from_numpy(column)
+        features: dict[str, Any] = for_users(batch.features, nested)
         if self.batch_size is not None:
+            for name, column in plan.columns(number).items():
+                columns[name] = torch.from_numpy(column)
             return [{**features, **columns}]
-        alone = {n: [item] if n in nested else item for n, item in features.items()}
-        return self.selection.singles(alone, columns)
+        are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together
+        for name, item in features.items():
+            if name in nested:
+                features[name] = [item]
+            elif are_copied:
+                features[name] = [torch.from_numpy(row.copy()) for row in item.numpy()]
+        return self.selection.singles(features, columns)[::-1]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """See `BatchSource`."""
@@ -209,7 +193,8 @@ class ClipLoader(Planner):
         """What is said of clips beside their features, each a list or tensor of clips. They are of
         these rows of the index, and begin at these frames; int64[clips] each."""
         drawn = self._draw_of(epoch)(episode, start)
-        return self.selection.columns(episode, start, self._frames(epoch), drawn)
+        frames = self.selection.drawn_frames(self._settings.seed, epoch)
+        return self.selection.columns(episode, start, frames, drawn)
 
     def left_out(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
@@ -238,16 +223,17 @@ class ClipLoader(Planner):
         return partial(self.selection.draws.draw, self._settings.seed, epoch, sequences=sequences)
 
     def _find_device(self) -> torch.device | None:
-        if self.device is None:
+        if self.options.device is None:
             return None
-        if self.device.type != "cpu" and get_worker_info() is not None:
+        device = torch.device(self.options.device)
+        if device.type != "cpu" and get_worker_info() is not None:
             raise ClipError(
                 "a DataLoader's worker process cannot deliver what is on a device",
                 expected="num_workers=0, for this loader has threads of its own, or "
                 "seqrecord.prefetch_to_device around the DataLoader",
-                got=self.device,
+                got=device,
             )
-        return find_device(self.device)
+        return find_device(device)
 
 
 def _stages(epoch: int, rest: Rest | None) -> Stages:
@@ -259,14 +245,6 @@ def _settings(state: State) -> PlanSettings:
     """Those of the state's epoch."""
     source = state.sources[0]
     return source.left[0] if source.left else source.settings
-
-
-def _rows(batch: torch.Tensor) -> Sequence[torch.Tensor]:
-    return batch.unbind()
-
-
-def _copies(batch: torch.Tensor) -> Sequence[torch.Tensor]:
-    return [torch.from_numpy(row.copy()) for row in batch.numpy()]
 
 
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:

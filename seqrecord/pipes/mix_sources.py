@@ -12,7 +12,6 @@ from typing import Any
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
-from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
@@ -20,7 +19,7 @@ from seqrecord.pipes.mix_plan import MixPlan
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import SourceRest, SourceState, Stages
-from seqrecord.sampling import Clips, Part, Plan
+from seqrecord.sampling import Clips, Part
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.rest import Stage
 
@@ -153,14 +152,6 @@ class SourceLoader(ClipLoader):
         """How many clips each of so many parts has of all epochs before one."""
         seed, shuffle = self._settings.seed, self._settings.shuffle
         return self.selection.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
-
-    def execution(
-        self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None
-    ) -> Execution:
-        """What executes a plan, for batches of the mix."""
-        memory, first_row = self._memory(plan, stages)
-        resources = self._resources(memory, stream=stream, first_row=first_row)
-        return Execution(self._job(plan), resources, stats)
 
 
 def _of_features(

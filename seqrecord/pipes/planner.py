@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from seqrecord.clips import ClipTable
@@ -42,8 +42,10 @@ from seqrecord.units import format_size, parse_size
 
 __all__ = ["Fits", "Planner"]
 
-_logger = logging.getLogger("seqrecord")
+_ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
+"""Settings of plans that are arguments; the others are chosen."""
 
+_logger = logging.getLogger("seqrecord")
 
 Fits: TypeAlias = dict[tuple[int, int, Stages], Fit]
 """Of epochs in so many parts; of the rest of one by its number and stages, else by 0 and none."""
@@ -65,17 +67,7 @@ class Planner:
     ) -> None:
         self.selection, self.options = selection, options
         self.batch_size = options.batch_size
-        asked: dict[str, Any] = {
-            "shuffle": options.shuffle,
-            "seed": options.seed,
-            "batch_size": options.batch_size,
-            "drop_last": options.drop_last,
-            "equal": options.equal,
-            "rotate_phase": options.rotate_phase,
-            "order": options.order,
-        }
-        self._asked = tuple(asked)  # the other settings are chosen
-        self._settings = PlanSettings(**asked)
+        self._settings = PlanSettings(**{name: getattr(options, name) for name in _ASKED})
         self._of_mix = of_mix
         self.ranks = Ranks(options.rank, options.world_size)
         self._limit_in: Callable[[int], int] | None = None  # a mix says it, see `limit`
@@ -100,10 +92,6 @@ class Planner:
         settings = self._settings
         return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
 
-    def num_clips(self, epoch: int) -> int:
-        """How many clips an epoch has, over all parts."""
-        return self.clips(epoch).num_clips
-
     def clips_left(self, epoch: int, stages: Stages) -> ClipTable:
         """The clips of an epoch that are left when some stages of it are over.
 
@@ -112,13 +100,8 @@ class Planner:
         if not stages:
             return self.clips(epoch)
         if self._rest is None or self._rest[:2] != (epoch, stages):
-            rest = rest_of(
-                self.clips(epoch),
-                self.selection.episodes,
-                stages,
-                epoch=epoch,
-                windows=self._windows,
-            )
+            table, episodes = self.clips(epoch), self.selection.episodes
+            rest = rest_of(table, episodes, stages, epoch=epoch, windows=self._windows)
             self._rest = epoch, stages, rest
         return self._rest[2]
 
@@ -133,23 +116,16 @@ class Planner:
         if part.index == 0 and part.count not in self._told:
             self._told.add(part.count)
             self._tell(part.count)
-        return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
-
-    def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
-        """The settings of an epoch in so many parts, all of them chosen.
-
-        Or those of what some stages have left of the epoch.
-        """
-        return self._fit(num_parts, epoch, stages).settings
+        return self._planned(epoch, part, stages, self._fit(part.count, epoch, stages).settings)
 
     # ---- states
 
     def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
         """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
         pending = () if rest is None else rest.pending
-        left = tuple(self.settings(num_parts, *epoch) for epoch in pending)
-        request, identity = self.request(), self.selection.identity
-        return SourceState(self.settings(num_parts), request, identity, left)
+        left = tuple(self._fit(num_parts, *epoch).settings for epoch in pending)
+        settings, identity = self._fit(num_parts).settings, self.selection.identity
+        return SourceState(settings, self._request, identity, left)
 
     def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> Fits:
         """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
@@ -182,41 +158,22 @@ class Planner:
         how many threads or in how much memory it is read; what was asked for may not.
         """
         url, identity = self.selection.dataset.url, self.selection.identity
-        now, saved = {name: getattr(self._settings, name) for name in self._asked}, state.settings
-        stages = (stage.settings for _, stages in rest.pending for stage in stages)
+        saved, is_shuffled = state.settings, self._settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
+        stages = (stage.settings for _, stages in rest.pending for stage in stages)
         for other in (*state.left, *stages):
-            differ = [n for n in now if n not in free and getattr(other, n) != getattr(saved, n)]
-            if differ:
-                raise StateError(
-                    f"stages of the saved state are of several settings: {', '.join(differ)}",
-                    file=url,
-                    expected=_named(differ, asdict(saved)),
-                    got=_named(differ, asdict(other)),
-                )
-        if any_batch_size:
-            del now["batch_size"]
-        now = {**self.request(), **now}
+            problem = "stages of the saved state are of several settings"
+            _check_same(problem, url, vars(saved), vars(other), set(_ASKED) - free)
+        now = {**self._request, **{name: getattr(self._settings, name) for name in _ASKED}}
         now["num_cursors"] = self.options.num_cursors
-        for name in ("num_cursors", "shuffle_buffer"):
-            if now[name] is None:
-                del now[name]
-        if not self._settings.shuffle and not saved.shuffle:
-            for name in ("num_cursors", "shuffle_buffer"):
-                now.pop(name, None)
-            if not self.selection.differs_by_epoch:
-                del now["seed"]
-        found = {**state.request, **asdict(saved)}
-        differ = [name for name in now if name not in found or found[name] != now[name]]
-        if "features" in differ and "frame_transform" in differ:
-            differ.remove("frame_transform")  # its arrays are the features
-        if differ:
-            raise StateError(
-                f"the saved state is of other settings: {', '.join(differ)}",
-                file=url,
-                expected=_named(differ, now),
-                got=_named(differ, found),
-            )
+        chosen = ("num_cursors", "shuffle_buffer")
+        free = {name for name in chosen if now[name] is None or not is_shuffled}
+        if any_batch_size:
+            free.add("batch_size")
+        if not is_shuffled and not self.selection.differs_by_epoch:
+            free.add("seed")
+        found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
+        _check_same(problem, url, now, found, now.keys() - free)
         if state.episodes["digest"] != identity["digest"]:
             same = state.episodes["dataset"] == identity["dataset"]
             raise StateError(
@@ -229,29 +186,26 @@ class Planner:
                 got=_described(state.episodes),
             )
 
-    def request(self) -> dict[str, Any]:
+    @cached_property
+    def _request(self) -> dict[str, Any]:
         """What was asked for beside the settings that plans have, as JSON."""
-        dilations = self.options.dilations
+        selection, dilations = self.selection, self.options.dilations
+        is_made = selection.frame_transform is not None
+        # How features are padded may change, and with the dataset does.
+        arrays = selection.arrays if is_made else selection.stored
         return {
             "clip_len": self.options.clip_len,
-            "stride": self.selection.spec.stride,
+            "stride": selection.spec.stride,
             "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
             "reverse": self.options.reverse,
-            "windows": self.selection.windows.said(),
+            "windows": selection.windows.said(),
             "pad": self.options.pad,
-            "last_known": self.selection.windows.said_of_known(),
-            "features": sorted(self.selection.dataset.features),
-            "frame_transform": dict(self._array_texts),
+            "last_known": selection.windows.said_of_known(),
+            "features": sorted(selection.dataset.features),
+            "frame_transform": {name: str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.shuffle_buffer,
-            "clips": self.selection.chosen_digest,
+            "clips": selection.chosen_digest,
         }
-
-    @cached_property
-    def _array_texts(self) -> dict[str, str]:
-        selection = self.selection  # how features are padded may change, and with the dataset does
-        is_made = selection.frame_transform is not None
-        arrays = selection.arrays if is_made else selection.stored
-        return {name: str(spec) for name, spec in sorted(arrays.items())}
 
     # ---- memory
 
@@ -323,16 +277,9 @@ class Planner:
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
-        make = SequencePlan if self._follows else EpochPlan
-        return make(
-            table,
-            episodes,
-            settings,
-            epoch=epoch,
-            part=part,
-            stage=len(stages),
-            windows=self._windows,
-        )
+        make, stage = SequencePlan if self._follows else EpochPlan, len(stages)
+        windows = self._windows
+        return make(table, episodes, settings, epoch=epoch, part=part, stage=stage, windows=windows)
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := _key(num_parts, epoch, stages)) not in self._fits:
@@ -357,17 +304,32 @@ class Planner:
         """What settings are chosen for: all epochs, or what some stages have left of one."""
         if not stages:
             return self._facts_of_all
-        table, episodes = self.clips_left(epoch, stages), self.selection.episodes
-        return ClipFacts.of(table, episodes, self._windows)
+        return ClipFacts.of(self.clips_left(epoch, stages), self.selection.episodes, self._windows)
 
     @cached_property
     def _facts_of_all(self) -> ClipFacts:
-        selection = self.selection
-        return ClipFacts.of(
-            selection.typical_clips,
-            selection.episodes,
-            self._windows,
-            any_clips=selection.differs_by_epoch,
+        table, episodes = self.selection.typical_clips, self.selection.episodes
+        any_clips = self.selection.differs_by_epoch
+        return ClipFacts.of(table, episodes, self._windows, any_clips=any_clips)
+
+
+def _check_same(
+    problem: str,
+    url: str,
+    now: Mapping[str, Any],
+    found: Mapping[str, Any],
+    names: Collection[str],
+) -> None:
+    """Raise `StateError` where something of these names is found to be other than now."""
+    differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
+    if "features" in differ and "frame_transform" in differ:
+        differ.remove("frame_transform")  # its arrays are the features
+    if differ:
+        raise StateError(
+            f"{problem}: {', '.join(differ)}",
+            file=url,
+            expected=_named(differ, now),
+            got=_named(differ, found),
         )
 
 
