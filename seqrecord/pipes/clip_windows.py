@@ -55,14 +55,14 @@ class SelectedWindows:
         asked: the argument `windows`.
         is_padded: whether clips may have frames beyond the ends of their episodes.
         span: how many frames an episode must have for a clip, at least.
-        of: the window of each feature that clips have.
+        frames: which frames clips have of each of their features, before anything is drawn.
+        stored: which of each stored feature.
         padded: the features of which clips say what is padding.
         aged: those of which they say how old values are.
     """
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
         self._dataset, self._selected = dataset, selected
-        self._num_frames = dataset.episode_table.num_frames
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
         self.is_padded = options.pad is not None
@@ -74,14 +74,14 @@ class SelectedWindows:
         if self._is_transformed:  # which needs all stored features, of every window
             every = [window.held for window in (self._others, *self._windows.values())]
             whole = OffsetWindow.of(np.unique(np.concatenate(every)))
-            self._stored: dict[str, ClipWindow] = dict.fromkeys(dataset.features, whole)
+            self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
             self.give(dict.fromkeys(dataset.features))
-            self._stored = self.of
+            self.stored = self.frames
         self._reach = np.zeros((len(self._rates.episodes), 2), np.int64)
         for rate in range(0 if self.is_padded else len(self._reach)):
-            held = (window.held_at(rate) * self._dilations[0] for window in self._stored.values())
-            self._reach[rate] = reach_of(held)
+            windows = self.stored.windows.values()
+            self._reach[rate] = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
     def _find(self, options: ClipOptions) -> dict[str, ClipWindow]:
@@ -133,23 +133,27 @@ class SelectedWindows:
                 expected=", ".join(names),
                 got=", ".join(unknown)[:200],
             )
-        self.of = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
+        found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
         self.padded = [
             name
             for name in names
-            if (self.is_padded and (self._all_have or name in self.asked)) or self.of[name].pads
+            if (self.is_padded and (self._all_have or name in self.asked)) or found[name].pads
         ]
-        self.aged = [name for name in names if isinstance(self.of[name], KnownWindow)]
+        self.aged = [name for name in names if isinstance(found[name], KnownWindow)]
+        self.frames = self._frames(found)
+
+    def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
+        return ClipFrames(windows, self._dataset.episode_table.num_frames)
 
     def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
         of the dilations that may be drawn; of episodes of one rate, by their rows, and of others.
         """
-        alike = ClipFrames(self._stored, self._num_frames).alike(self._stored)
-        sets = [(names, self.missing(names)) for names in alike]
+        windows = self.stored.windows
+        sets = [(windows[n[0]], self.missing(n)) for n in self.stored.alike(windows)]
         return [
             [
-                (rows, [ClipUse(self._stored[n[0]].held_at(rate) * d, lack) for n, lack in sets])
+                (rows, [ClipUse(window.held_at(rate) * d, lack) for window, lack in sets])
                 for rate, rows in enumerate(self._rates.episodes)
             ]
             for d in self._dilations
@@ -169,20 +173,15 @@ class SelectedWindows:
 
         Of last known values, those for which there is none.
         """
-        window = self._stored[features[0]]
+        window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
             return window.unknown
         return self._dataset.select(features).missing_frames()
 
-    def first_frame(self, episode: IntArray, start: IntArray) -> int:
-        """One of the frames of a clip, which has all features; int64[1] each."""
-        frames = ClipFrames(self._stored, self._num_frames)
-        return int(frames.find(next(iter(self._stored)), episode, start).frames[0, 0])
-
     def of_groups(self, stride: int) -> list[Window]:
         """What clips use of each group of features; of one, where frames are transformed."""
         groups: dict[int, list[ClipWindow]] = {}
-        for name, window in self.of.items():
+        for name, window in self.frames.windows.items():
             if self._is_transformed or name in self._dataset.features:  # no mask of another one
                 group = 0 if self._is_transformed else self._dataset.features[name].group
                 groups.setdefault(group, []).append(window)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from seqrecord.clip_frames import ClipSteps
-from seqrecord.clip_transforms import ClipFunction, HorizontalFlip, WindowStep
+from seqrecord.clip_transforms import HorizontalFlip, WindowStep
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
@@ -71,14 +70,13 @@ class ClipDraws:
     Args:
         steps: crops and flips.
         arrays: of the features of a frame, after `frame_transform`.
-        lengths: how many of these a clip has.
         facts: of episodes, with the metadata `camera`.
         episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
             all.
 
     Attributes:
-        made: dtype and shape of the features of a frame of batches.
-        lengths: how many of them a clip has.
+        made: `arrays` after the crops.
+        functions: called with the clips after these, once they are set.
     """
 
     crops: ClipCrops | None = None
@@ -88,13 +86,11 @@ class ClipDraws:
         self,
         steps: tuple[WindowStep, ...],
         arrays: Mapping[str, ArraySpec],
-        lengths: Mapping[str, int],
         dataset: SeqRecordReader,
         facts: EpisodeFacts,
         episode: IntArray,
     ) -> None:
-        self._facts, self._dataset = facts, dataset
-        self.made, self.lengths = arrays, lengths
+        self._facts, self.made = facts, arrays
         if steps:
             kinds = {name: spec.kind for name, spec in dataset.features.items()}
             self.crops = ClipCrops.of(steps, arrays, kinds)
@@ -105,23 +101,6 @@ class ClipDraws:
     def is_any(self) -> bool:
         """Whether there is anything to draw."""
         return self.crops is not None or self.functions is not None
-
-    def call(
-        self,
-        functions: tuple[ClipFunction, ...],
-        clip: Mapping[str, Any],
-        episode: IntArray,
-        start: IntArray,
-    ) -> None:
-        """Have functions called with the clips.
-
-        They give what they make of this one, by the row of its episode and its start, int64[1].
-        """
-        place = int(episode[0]), int(start[0])
-        self.functions = ClipFunctions.of(functions, self._dataset, clip, *place, self.made)
-        made = self.functions.made
-        self.made = {name: replace(spec, shape=spec.shape[1:]) for name, spec in made.items()}
-        self.lengths = {name: int(spec.shape[0] or 0) for name, spec in made.items()}
 
     def draw(
         self,

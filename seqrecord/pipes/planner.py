@@ -134,7 +134,7 @@ class Planner:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            _key(num_parts, *epoch): fit_given(
+            (num_parts, *epoch): fit_given(
                 self._facts(*epoch),
                 settings,
                 self._sizes,
@@ -282,7 +282,7 @@ class Planner:
         return make(table, episodes, settings, epoch=epoch, part=part, stage=stage, windows=windows)
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
-        if (key := _key(num_parts, epoch, stages)) not in self._fits:
+        if (key := (num_parts, epoch if stages else 0, stages)) not in self._fits:
             what, workers = "these clips", self._workers(num_parts)
             if workers > 1 and self.options.memory_limit is None:
                 what += f" in each of {workers} workers, which by default share what a rank has"
@@ -340,7 +340,3 @@ def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
 def _described(episodes: Mapping[str, Any]) -> str:
     count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
     return f"{count} episodes of {frames} frames, digest {digest}"
-
-
-def _key(num_parts: int, epoch: int, stages: Stages) -> tuple[int, int, Stages]:
-    return num_parts, epoch if stages else 0, stages
