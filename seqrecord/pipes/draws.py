@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,6 +156,7 @@ def _intrinsics(camera: Any, height: int, width: int) -> list[float]:
     return [float("nan")] * len(_CAMERA)
 
 
+@dataclass(frozen=True, eq=False)
 class SelectedSteps:
     """The steps of a dataset's clips. Picklable.
 
@@ -165,15 +167,10 @@ class SelectedSteps:
             are not needed of a single one.
     """
 
-    def __init__(
-        self,
-        dilations: Sequence[int],
-        reverse: float,
-        whole: Sequence[ClipTable],
-        facts: EpisodeFacts,
-    ) -> None:
-        self._dilations = np.array(dilations)
-        self._reverse, self._whole, self._facts = reverse, whole, facts
+    dilations: Sequence[int]
+    reverse: float
+    whole: Sequence[ClipTable]
+    facts: EpisodeFacts
 
     def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> ClipSteps:
         """For clips by the rows of their episodes and their starts, int64[n] each.
@@ -181,24 +178,24 @@ class SelectedSteps:
         They depend on seed, epoch, the episode's key and the start alone, and on which dilations
         there are with which the clip lacks nothing: each of these is equally likely.
         """
-        numbers = self._facts.numbers(episode, start)
+        numbers = self.facts.numbers(episode, start)
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)
         ]
-        dilation = np.full(len(start), self._dilations[0])
-        if len(self._dilations) > 1:
-            fits = np.stack([table.has(episode, start) for table in self._whole], axis=1)
+        dilation = np.full(len(start), self.dilations[0])
+        if len(self.dilations) > 1:
+            fits = np.stack([table.has(episode, start) for table in self.whole], axis=1)
             count = np.cumsum(fits, axis=1)
             chosen = (shares[0] * count[:, -1]).astype(np.int64)
-            dilation = self._dilations[np.argmax(count > chosen[:, None], axis=1)]
-        return ClipSteps(dilation, shares[1] < self._reverse)
+            dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
+        return ClipSteps(dilation, shares[1] < self.reverse)
 
     def told(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """What batches tell of it: `dilation`, int64[n], and `reversed`, bool[n], where drawn."""
         told = {}
-        if len(self._dilations) > 1:
+        if len(self.dilations) > 1:
             told["dilation"] = torch.from_numpy(steps.dilation)
-        if self._reverse:
+        if self.reverse:
             told["reversed"] = torch.from_numpy(steps.is_reversed)
         return told
