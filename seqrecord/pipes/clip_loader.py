@@ -1,16 +1,18 @@
-"""ClipLoader: plans epochs from the options and makes the engines that execute them."""
+"""ClipLoader: plans epochs of a selection's clips, and makes the engines that execute them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips import IntArray
+from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
@@ -21,28 +23,63 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
+from seqrecord.forks import cached_property
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.pipes.memory import check_machine, settle
+from seqrecord.pipes.memory import check_machine, frame_sizes, frames_to_stay, settle
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Clip, Rest, SourceRest, Stages, State
-from seqrecord.sampling import Part, Plan, PlanSettings, frames_left_out
-from seqrecord.sampling.rest import Stage
+from seqrecord.pipes.states import Clip, Rest, SourceRest, SourceState, Stages, State
+from seqrecord.sampling import (
+    ClipFacts,
+    EpochPlan,
+    Part,
+    Plan,
+    PlanSettings,
+    SequencePlan,
+    Window,
+    check_drop_last,
+    frames_left_out,
+)
+from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.memory import (
+    Fit,
+    FrameSizes,
+    fit,
+    fit_given,
+    least_limit,
+    limit_to_mix,
+    usual_limit,
+    wanted_limit,
+)
+from seqrecord.sampling.rest import Stage, rest_of
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
+from seqrecord.units import format_size, parse_size
 
 __all__ = ["ClipLoader", "open_trace"]
 
+_ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
+"""Settings of plans that are arguments; the others are chosen."""
+
 _MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
+_logger = logging.getLogger("seqrecord")
 
-class ClipLoader(Planner):
+_Fits: TypeAlias = dict[tuple[int, int, Stages], Fit]
+"""Of epochs in so many parts; of the rest of one by its number and stages, else by 0 and none."""
+
+
+class ClipLoader:
     """Plans epochs over a selection of clips and runs them: a `BatchSource`. Picklable.
+
+    An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
 
     Raises `ClipError` for clips that cannot come so, and `MemoryLimitError` for a memory limit that
     is too small, with the least that would do.
+
+    Args:
+        of_mix: the batches are those of a mix, which says by `limit` what memory is left.
     """
 
     goes_on = False
@@ -55,10 +92,24 @@ class ClipLoader(Planner):
         if options.trace is not None:
             self._trace = local_path(options.trace, "trace").absolute()
         self._buffers = KeptBuffers()
-        super().__init__(selection, options, of_mix=of_mix)
+        self.selection, self.options = selection, options
+        self.batch_size = options.batch_size
+        self._settings = PlanSettings(**{name: getattr(options, name) for name in _ASKED})
+        self._of_mix = of_mix
+        self.ranks = Ranks(options.rank, options.world_size)
+        self._limit_in: Callable[[int], int] | None = None  # a mix says it, see `limit`
+        self._fits: _Fits = {}
+        self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
+        self._told: set[int] = set()  # numbers of parts whose limit was logged
+        if not of_mix:
+            self._fit(1)  # a limit that is too small is an error here and now
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = self.selection.portable(self.options)
+        return {**self.__dict__, "options": options, "_rest": None}
 
     @property
-    def sources(self) -> Sequence[Planner]:
+    def sources(self) -> Sequence[ClipLoader]:
         """This one; see `BatchSource`."""
         return (self,)
 
@@ -70,40 +121,44 @@ class ClipLoader(Planner):
         """See `plan_epoch`."""
         return self.plan_epoch(epoch, part, _stages(epoch, rest))
 
-    def rest_after(self, state: State) -> Rest | None:
-        """See `BatchSource`: one more stage of the epoch is over."""
-        if not any(state.batches):
-            return state.rest
-        state = state.of_rank()
-        stages = _stages(state.epoch, state.rest)
-        stage = Stage(state.sharing.ranks, state.batches, _settings(state))
-        own = SourceRest(((state.epoch, (*stages, stage)),), state.epoch + 1)
-        return Rest(state.epoch, None, len(stages) + 1, (own,))
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the epochs to come."""
+        self._settings = replace(self._settings, shuffle=bool(shuffle))
+        self._fits.clear()
+        self._fit(1)
 
-    def check_place(self, state: State) -> None:
-        """See `BatchSource`."""
-        url, settings = self.selection.dataset.url, _settings(state)
-        stages, count = _stages(state.epoch, state.rest), state.sharing.num_parts
-        if bool(stages) != (state.rest is not None) or len(state.sources[0].left) > 1:
-            raise StateError(
-                "the stages of the saved state are of other epochs",
-                file=url,
-                expected=f"epoch {state.epoch}",
-                got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
-            )
-        rows = settings.batch_size or 1 if settings.order == "sequences" else 1
-        if (cursors := max(rows, settings.num_cursors)) > _MAX_CURSORS:
-            raise StateError(
-                "a saved state has more cursors than can be planned",
-                file=url,
-                expected=f"at most {_MAX_CURSORS}",
-                got=cursors,
-            )
-        try:  # no part has more batches than the last one
-            plan = self._planned(state.epoch, Part(count - 1, count), stages, settings)
-        except ClipError as error:
-            raise StateError(f"the saved state is of no epoch: {error}") from error
-        state.check_batches([plan.num_batches] * len(state.batches))
+    def clips(self, epoch: int) -> ClipTable:
+        """The clips of an epoch."""
+        settings = self._settings
+        return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
+
+    def clips_left(self, epoch: int, stages: Stages) -> ClipTable:
+        """The clips of an epoch that are left when some stages of it are over.
+
+        Raises `StateError` for stages that cannot have been.
+        """
+        if not stages:
+            return self.clips(epoch)
+        if self._rest is None or self._rest[:2] != (epoch, stages):
+            table, episodes = self.clips(epoch), self.selection.episodes
+            rest = rest_of(table, episodes, stages, epoch=epoch, windows=self._windows)
+            self._rest = epoch, stages, rest
+        return self._rest[2]
+
+    def plan_epoch(self, epoch: int, part: Part, stages: Stages = ()) -> Plan:
+        """The plan of one part of one epoch, or of what some stages have left of it.
+
+        Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
+        phase, and `StateError` for stages that cannot have been.
+        """
+        if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
+            check_drop_last(phases.fewest_clips, self._settings, part.count)
+        if part.index == 0 and part.count not in self._told:
+            self._told.add(part.count)
+            self._tell(part.count)
+        return self._planned(epoch, part, stages, self._fit(part.count, epoch, stages).settings)
+
+    # ---- what runs
 
     def start(
         self, plan: Plan, rest: Rest | None = None, *, batch: int = 0, stats: EngineStats
@@ -235,6 +290,230 @@ class ClipLoader(Planner):
             )
         return find_device(device)
 
+    # ---- states
+
+    def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
+        """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
+        pending = () if rest is None else rest.pending
+        left = tuple(self._fit(num_parts, *epoch).settings for epoch in pending)
+        settings, identity = self._fit(num_parts).settings, self.selection.identity
+        return SourceState(settings, self._request, identity, left)
+
+    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> _Fits:
+        """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
+
+        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+        """
+        left = zip(rest.pending, state.left, strict=True)
+        return {
+            (num_parts, *epoch): fit_given(
+                self._facts(*epoch),
+                settings,
+                self._sizes,
+                memory_limit=self._limit(num_parts),
+                url=self.selection.dataset.url,
+            )
+            for epoch, settings in (((0, ()), state.settings), *left)
+        }
+
+    def keep(self, fits: _Fits) -> None:
+        """Use these settings from here on, instead of those that memory suggests."""
+        self._fits |= fits
+
+    def check_state(
+        self, state: SourceState, rest: SourceRest, *, any_batch_size: bool = False
+    ) -> None:
+        """Raise `StateError` for a state of other clips or another order, and say what differs.
+
+        What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
+        how many threads or in how much memory it is read; what was asked for may not.
+        """
+        url, identity = self.selection.dataset.url, self.selection.identity
+        saved, is_shuffled = state.settings, self._settings.shuffle or state.settings.shuffle
+        free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
+        stages = (stage.settings for _, stages in rest.pending for stage in stages)
+        for other in (*state.left, *stages):
+            problem = "stages of the saved state are of several settings"
+            _check_same(problem, url, vars(saved), vars(other), set(_ASKED) - free)
+        now = {**self._request, **{name: getattr(self._settings, name) for name in _ASKED}}
+        now["num_cursors"] = self.options.num_cursors
+        chosen = ("num_cursors", "shuffle_buffer")
+        free = {name for name in chosen if now[name] is None or not is_shuffled}
+        if any_batch_size:
+            free.add("batch_size")
+        if not is_shuffled and not self.selection.differs_by_epoch:
+            free.add("seed")
+        found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
+        _check_same(problem, url, now, found, now.keys() - free)
+        if state.episodes["digest"] != identity["digest"]:
+            same = state.episodes["dataset"] == identity["dataset"]
+            raise StateError(
+                "the saved state is of other episodes of this dataset"
+                if same
+                else "the saved state is of another dataset, or this one has changed: select the "
+                "state's episodes, if they are still the same",
+                file=url,
+                expected=_described(identity),
+                got=_described(state.episodes),
+            )
+
+    @cached_property
+    def _request(self) -> dict[str, Any]:
+        """What was asked for beside the settings that plans have, as JSON."""
+        selection, dilations = self.selection, self.options.dilations
+        is_made = selection.frame_transform is not None
+        # How features are padded may change, and with the dataset does.
+        arrays = selection.arrays if is_made else selection.stored
+        return {
+            "clip_len": self.options.clip_len,
+            "stride": selection.spec.stride,
+            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
+            "reverse": self.options.reverse,
+            "windows": selection.windows.said(),
+            "pad": self.options.pad,
+            "last_known": selection.windows.said_of_known(),
+            "features": sorted(selection.dataset.features),
+            "frame_transform": {name: str(spec) for name, spec in sorted(arrays.items())},
+            "shuffle_buffer": self.options.shuffle_buffer,
+            "clips": selection.chosen_digest,
+        }
+
+    def rest_after(self, state: State) -> Rest | None:
+        """See `BatchSource`: one more stage of the epoch is over."""
+        if not any(state.batches):
+            return state.rest
+        state = state.of_rank()
+        stages = _stages(state.epoch, state.rest)
+        stage = Stage(state.sharing.ranks, state.batches, _settings(state))
+        own = SourceRest(((state.epoch, (*stages, stage)),), state.epoch + 1)
+        return Rest(state.epoch, None, len(stages) + 1, (own,))
+
+    def check_place(self, state: State) -> None:
+        """See `BatchSource`."""
+        url, settings = self.selection.dataset.url, _settings(state)
+        stages, count = _stages(state.epoch, state.rest), state.sharing.num_parts
+        if bool(stages) != (state.rest is not None) or len(state.sources[0].left) > 1:
+            raise StateError(
+                "the stages of the saved state are of other epochs",
+                file=url,
+                expected=f"epoch {state.epoch}",
+                got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
+            )
+        rows = settings.batch_size or 1 if settings.order == "sequences" else 1
+        if (cursors := max(rows, settings.num_cursors)) > _MAX_CURSORS:
+            raise StateError(
+                "a saved state has more cursors than can be planned",
+                file=url,
+                expected=f"at most {_MAX_CURSORS}",
+                got=cursors,
+            )
+        try:  # no part has more batches than the last one
+            plan = self._planned(state.epoch, Part(count - 1, count), stages, settings)
+        except ClipError as error:
+            raise StateError(f"the saved state is of no epoch: {error}") from error
+        state.check_batches([plan.num_batches] * len(state.batches))
+
+    # ---- memory
+
+    def least_limit(self) -> int:
+        """The least memory limit that would do, in bytes."""
+        return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
+
+    def wanted_limit(self) -> int:
+        """A memory limit with which batches are mixed well, in bytes."""
+        return wanted_limit(self._facts(), self._settings, self._sizes)
+
+    def most_bytes(self, num_parts: int) -> int:
+        """The most that an epoch in so many parts takes, in bytes, whichever it is."""
+        fitted = self._fit(num_parts)
+        held = resident_bounds(self._facts(), fitted.settings)
+        return fitted.nbytes(fitted.memory_of(held, fixed=True))
+
+    def limit(self, limit_in: Callable[[int], int]) -> None:
+        """Have so many bytes in each of so many workers of a rank. A limit that is too small is an
+        error here and now."""
+        self._limit_in = limit_in
+        self._fits.clear()
+        self._fit(1)
+
+    def _limit(self, num_parts: int) -> int:
+        """Bytes of each of so many parts."""
+        workers, given = self._workers(num_parts), self.options.memory_limit
+        if self._limit_in is not None:
+            return self._limit_in(workers)
+        return usual_limit(self.wanted_limit(), workers) if given is None else parse_size(given)
+
+    def _workers(self, num_parts: int) -> int:
+        """How many workers a rank has, where there are so many parts."""
+        ranks = 1 if num_parts == 1 else self.ranks.current().count
+        return num_parts // ranks if num_parts % ranks == 0 else 1
+
+    def _tell(self, num_parts: int) -> None:
+        """Log what keeps batches of so many parts from being mixed well, if anything does."""
+        fitted, url = self._fit(num_parts), self.selection.dataset.url
+        if fitted.limited and not fitted.of_memory:
+            _logger.info("%s: %s", url, fitted.limited)
+        elif fitted.limited:
+            enough = limit_to_mix(self._facts(), self._settings, self._sizes, num_parts=num_parts)
+            whose = " of each worker" if self._workers(num_parts) > 1 else ""
+            whose += " for this source" if self._of_mix else ""
+            _logger.warning(
+                "%s: %s; a memory_limit%s of %d (%s) would do",
+                *(url, fitted.limited, whose, enough, format_size(enough)),
+            )
+
+    @property
+    def _follows(self) -> bool:
+        """Whether clips of an episode follow each other."""
+        return self._settings.order == "sequences"
+
+    @property
+    def _windows(self) -> Sequence[Window]:
+        """What clips use of each group of features."""
+        return self.selection.windows.of_groups(self.selection.spec.stride)
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        sizes = frame_sizes(self.selection, self.batch_size)
+        batch = 0 if self._of_mix else sizes.batch
+        return replace(sizes, batch=batch, may_stay=frames_to_stay(self.selection))
+
+    def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
+        table, episodes = self.clips_left(epoch, stages), self.selection.episodes
+        make, stage = SequencePlan if self._follows else EpochPlan, len(stages)
+        windows = self._windows
+        return make(table, episodes, settings, epoch=epoch, part=part, stage=stage, windows=windows)
+
+    def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
+        if (key := (num_parts, epoch if stages else 0, stages)) not in self._fits:
+            what, workers = "these clips", self._workers(num_parts)
+            if workers > 1 and self.options.memory_limit is None:
+                what += f" in each of {workers} workers, which by default share what a rank has"
+            self._fits[key] = fit(
+                self._facts(epoch, stages),
+                self._settings,
+                self._sizes,
+                memory_limit=self._limit(num_parts),
+                shuffle_buffer=self.options.shuffle_buffer,
+                num_cursors=self.options.num_cursors,
+                num_parts=num_parts,
+                url=self.selection.dataset.url,
+                what=what,
+            )
+        return self._fits[key]
+
+    def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
+        """What settings are chosen for: all epochs, or what some stages have left of one."""
+        if not stages:
+            return self._facts_of_all
+        return ClipFacts.of(self.clips_left(epoch, stages), self.selection.episodes, self._windows)
+
+    @cached_property
+    def _facts_of_all(self) -> ClipFacts:
+        table, episodes = self.selection.typical_clips, self.selection.episodes
+        any_clips = self.selection.differs_by_epoch
+        return ClipFacts.of(table, episodes, self._windows, any_clips=any_clips)
+
 
 def _stages(epoch: int, rest: Rest | None) -> Stages:
     """Those of an epoch that are over, of the only source."""
@@ -245,6 +524,35 @@ def _settings(state: State) -> PlanSettings:
     """Those of the state's epoch."""
     source = state.sources[0]
     return source.left[0] if source.left else source.settings
+
+
+def _check_same(
+    problem: str,
+    url: str,
+    now: Mapping[str, Any],
+    found: Mapping[str, Any],
+    names: Collection[str],
+) -> None:
+    """Raise `StateError` where something of these names is found to be other than now."""
+    differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
+    if "features" in differ and "frame_transform" in differ:
+        differ.remove("frame_transform")  # its arrays are the features
+    if differ:
+        raise StateError(
+            f"{problem}: {', '.join(differ)}",
+            file=url,
+            expected=_named(differ, now),
+            got=_named(differ, found),
+        )
+
+
+def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={repr_of(values.get(name))}" for name in names)
+
+
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"
 
 
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:

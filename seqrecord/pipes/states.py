@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from seqrecord.engine.engine import Engine
     from seqrecord.engine.stats import EngineStats
     from seqrecord.engine.trace import Trace
+    from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.pipes.distributed import Ranks
-    from seqrecord.pipes.planner import Planner
 
 __all__ = [
     "BatchSource",
@@ -448,7 +448,7 @@ class BatchSource(Protocol[PlanT]):
     when their number changed is that of all later epochs, else of one."""
 
     @property
-    def sources(self) -> Sequence[Planner]:
+    def sources(self) -> Sequence[ClipLoader]:
         """What clips come from: one dataset, or several."""
 
     def asked(self) -> Mapping[str, Any]:
