@@ -208,7 +208,7 @@ class ClipReader:
             None if transform is None else (transform, selection.arrays),
             self._num_threads.get(),
             EngineStats(),
-            clip_frames=None if transform is not None else selection.windows.frames,
+            selection.windows.frames,
             exact=one.staying is not None,
         )
         nbytes = sum(selection.arrays[name].nbytes for name in chain(*one.features.values()))
