@@ -307,7 +307,7 @@ def _repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[C
             yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Threads:
     """Has copies made before it goes on, on as many threads as pay for their bytes."""
 
