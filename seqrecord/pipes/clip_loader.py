@@ -88,9 +88,8 @@ class ClipLoader:
         self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
     ) -> None:
         _check(selection, options)
-        self._trace = None
-        if options.trace is not None:
-            self._trace = local_path(options.trace, "trace").absolute()
+        trace = options.trace
+        self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = KeptBuffers()
         self.selection, self.options = selection, options
         self.batch_size = options.batch_size
