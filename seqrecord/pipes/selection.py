@@ -261,7 +261,7 @@ class ClipSelection:
         They are numbered in canonical order, or as they were chosen.
         """
         if self.chosen is not None:
-            numbers = np.argsort(self.chosen.row, kind="stable")[numbers]
+            numbers = self.chosen.as_listed[numbers]
         return self.clips.locate(numbers)
 
     @cached_property
