@@ -87,8 +87,7 @@ def measured(
     table = enumerate_clips(ClipSpec(SPAN, 1), episodes, np.arange(len(lengths)))
     stored = max(n * size for n, size in zip(case.chunks, case.frames, strict=True))
     chunk = stored if case.are_raw else stored // 2
-    may_stay = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
-    sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames), may_stay)
+    sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
     facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
     fitted = fit(
         facts,
@@ -99,6 +98,7 @@ def measured(
         num_cursors=None,
         num_parts=num_parts,
         url="a dataset",
+        may_stay=int(lengths.sum()) if max(case.frames) < 1 << 16 else 0,
     )
     figures, nbytes, read = [], 0, 0
     rng = np.random.default_rng(0)

@@ -311,6 +311,7 @@ class ClipLoader:
                 self._sizes,
                 memory_limit=self._limit(num_parts),
                 url=self.selection.dataset.url,
+                may_stay=frames_to_stay(self.selection),
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -474,8 +475,7 @@ class ClipLoader:
     @cached_property
     def _sizes(self) -> FrameSizes:
         sizes = frame_sizes(self.selection, self.batch_size)
-        batch = 0 if self._of_mix else sizes.batch
-        return replace(sizes, batch=batch, may_stay=frames_to_stay(self.selection))
+        return replace(sizes, batch=0) if self._of_mix else sizes
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
@@ -498,6 +498,7 @@ class ClipLoader:
                 num_parts=num_parts,
                 url=self.selection.dataset.url,
                 what=what,
+                may_stay=frames_to_stay(self.selection),
             )
         return self._fits[key]
 

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds, resident_bounds
@@ -74,12 +75,11 @@ MOST_CLIPS = 1 << 17  # of a round, which is planned at once
 @dataclass(frozen=True)
 class FrameSizes:
     """Bytes: of a frame of each group in its arena, of the largest chunk of any group while it is
-    read, of a batch. There are `may_stay` frames that may stay in memory, if they all fit."""
+    read, of a batch."""
 
     frames: tuple[int, ...]
     chunk: int
     batch: int
-    may_stay: int = 0
 
     def beside_arena(self, prefetch: int, loads: int) -> int:
         """Bytes of all batches in use, and of chunks being read."""
@@ -146,13 +146,13 @@ class Fit:
         rows, ahead = self._divide(held, nbytes, more)
         return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
-    def with_all(self) -> Fit:
-        """The same with rows for all frames of each group that may stay, which they then do once
-        they were loaded; without, where they do not all fit."""
+    def with_all(self, num_frames: int) -> Fit:
+        """The same with rows for so many frames of each group, which then stay once they were
+        loaded; without, where they do not all fit."""
         sizes = tuple(nbytes + STAYING for nbytes in self.sizes.frames)
-        rows = (max(1, self.sizes.may_stay),) * len(sizes)
+        rows = (max(1, num_frames),) * len(sizes)
         left = self.max_arena - held_bytes(sizes, rows)
-        if not self.sizes.may_stay or left < 0:
+        if not num_frames or left < 0:
             return self
         prefetch = self.prefetch + self._more_batches(left)
         return replace(self, staying=Memory(rows, prefetch, self.max_loads, 0))
@@ -185,19 +185,23 @@ def fit(
     num_parts: int,
     url: str,
     what: str = "these clips",
+    may_stay: int = 0,
 ) -> Fit:
     """The best settings whose arenas, batches and chunks in flight take at most `memory_limit`.
+
+    There are `may_stay` frames that may stay in memory, if they all fit.
 
     Raises `MemoryLimitError`, which names `url` and the least that would do, where nothing fits.
     """
     if settings.order == "sequences":  # these follow from the batches alone
         given = sequence_settings(settings, facts.spec.stride)
         what = what.replace("clips", "sequences")
-        return fit_given(facts, given, sizes, memory_limit=memory_limit, url=url, what=what)
+        limits: dict[str, Any] = {"memory_limit": memory_limit, "may_stay": may_stay}
+        return fit_given(facts, given, sizes, **limits, url=url, what=what)
     least = least_held(facts, settings, sizes.frames, num_cursors)
     best: Fit | None = None
     for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit, least, what, url):
-        found = Fit(settings, sizes, arena, prefetch, loads).with_all()
+        found = Fit(settings, sizes, arena, prefetch, loads).with_all(may_stay)
         facts = replace(facts, stay=found.staying is not None)
         fitted = default_settings(
             facts,
@@ -260,8 +264,11 @@ def fit_given(
     memory_limit: int,
     url: str,
     what: str = "the order of the saved state",
+    may_stay: int = 0,
 ) -> Fit:
     """Memory for settings that are given, those of a saved state: they are the order's.
+
+    `may_stay` is that of `fit`.
 
     Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
     """
@@ -269,7 +276,7 @@ def fit_given(
     least = held_bytes(sizes.frames, resident)
     prefetch, loads, arena, _ = _ways_to_spend(sizes, memory_limit, least, what, url)[0]
     most = resident if facts.any_clips else None
-    return Fit(settings, sizes, arena, prefetch, loads, most).with_all()
+    return Fit(settings, sizes, arena, prefetch, loads, most).with_all(may_stay)
 
 
 def _ways_to_spend(
