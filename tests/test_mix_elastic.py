@@ -306,8 +306,8 @@ def test_states_that_make_no_sense(root: Path) -> None:
         (lambda state: state["sources"].clear(), "no source"),
         (lambda state: source(state).update(following=9), "do not follow each other"),
         (lambda state: source(state)["pending"][0].__setitem__(1, []), "no stages"),
-        (lambda state: source(state)["pending"][0].__setitem__(1, 1), "no list"),
-        (lambda state: source(state).update(pending=1), "no list"),
+        (lambda state: source(state)["pending"][0].__setitem__(1, 1), "another type"),
+        (lambda state: source(state).update(pending=1), "another type"),
         (
             lambda state: source(state)["pending"][0][1][0].update(batches=[9999]),
             "beyond the epoch's end",

@@ -18,9 +18,9 @@ import torch
 
 from seqrecord.clips import EpisodeTable, IntArray
 from seqrecord.engine.calls import text_spec
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
-from seqrecord.pipes.checks import are_names, check
+from seqrecord.pipes.checks import are_names, check, refuse
 from seqrecord.reading.frames import (
     ArraySpec,
     FrameTransform,
@@ -142,72 +142,52 @@ def ragged_arrays(
     """
     variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
     forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
-    if wrong := [name for name in forms if name not in variable]:
-        raise ClipError(
-            "ragged is for features whose shape varies",
-            expected=", ".join(variable) or "a dataset that has some",
-            got=", ".join(f"{n}: {stored[n]}" if n in stored else repr_of(n, 50) for n in wrong),
-        )
+    wrong = [name for name in forms if name not in variable]
+    got = ", ".join(f"{n}: {stored[n]}" if n in stored else repr_of(n, 50) for n in wrong)
+    expected = ", ".join(variable) or "a dataset that has some"
+    refuse(bool(wrong), "ragged is for features whose shape varies", expected, got)
     arrays: dict[str, ArraySpec] = {}
     for name, spec in stored.items():
         form = forms.get(name, "list")
-        if form == "nested" and (spec.shape[:1] != (None,) or None in spec.shape[1:]):
-            raise ClipError(
+        with located(ClipError, feature=name):
+            refuse(
+                form == "nested" and (spec.shape[:1] != (None,) or None in spec.shape[1:]),
                 "a nested tensor can hold frames that differ in their first dimension only",
-                feature=name,
-                expected='"list", or sizes to pad to',
-                got=spec,
+                '"list", or sizes to pad to',
+                spec,
             )
-        if form in ("list", "nested"):
-            arrays[name] = spec
-            continue
-        mask = mask_name(name)
-        if mask in stored:
-            raise ClipError(
-                "a feature has the name of the mask of a padded one",
-                feature=name,
-                expected=f"features without {mask}, or ragged={{{name!r}: 'list'}}",
-                got=mask,
-            )
-        sizes = _sizes(name, spec, form)
-        filled = iter(sizes)
-        shape = tuple(next(filled) if size is None else size for size in spec.shape)
-        arrays[name] = ArraySpec(spec.dtype, shape)
-        arrays[mask] = ArraySpec(np.dtype(np.bool_), tuple(sizes), mask_of=name)
+            is_padded = form not in ("list", "nested")
+            arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
 
 
-def _sizes(name: str, spec: ArraySpec, form: Any) -> list[int]:
-    """What the variable dimensions are padded to."""
-    count = spec.shape.count(None)
+def _padded(
+    name: str, spec: ArraySpec, form: Any, stored: Mapping[str, ArraySpec]
+) -> dict[str, ArraySpec]:
+    """A feature, and the mask that says which of its values are the frame's."""
+    mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
+    row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
+    other = f"features without {mask}, or ragged={{{name!r}: 'list'}}"
+    refuse(mask in stored, "a feature has the name of the mask of a padded one", other, mask)
     if form == "pad":
-        if count == 1:  # then bytes tell the size of the largest frame
-            row = replace(spec, largest=None).nbytes
-            return [max(1, (spec.largest or 0) // row)]
         example = f"ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
-        raise ClipError(
+        refuse(
+            count > 1,  # of one, bytes tell the size of the largest frame
             "several dimensions vary, whose largest sizes are not known",
-            feature=name,
-            expected=f"the {count} sizes to pad to, such as {example}",
-            got=spec,
+            f"the {count} sizes to pad to, such as {example}",
+            spec,
         )
-    sizes = [int(size) for size in ([form] if isinstance(form, int | np.integer) else form)]
-    if len(sizes) != count:
-        raise ClipError(
-            "ragged has another number of sizes than there are variable dimensions",
-            feature=name,
-            expected=count,
-            got=f"{sizes} for {spec}",
-        )
-    padded = math.prod(sizes) * replace(spec, largest=None).nbytes
-    if padded < (spec.largest or 0):
-        raise ClipError(
-            "a frame is larger than what it is padded to",
-            feature=name,
-            expected=f"sizes of at least {spec.largest} bytes",
-            got=f"{sizes}, which are {padded}",
-        )
-    return sizes
+        form = max(1, largest // row)
+    sizes = tuple(map(int, form if isinstance(form, Sequence) else [form]))
+    problem = "ragged has another number of sizes than there are variable dimensions"
+    refuse(len(sizes) != count, problem, count, f"{[*sizes]} for {spec}")
+    padded, enough = math.prod(sizes) * row, f"sizes of at least {largest} bytes"
+    problem, got = "a frame is larger than what it is padded to", f"{[*sizes]}, which are {padded}"
+    refuse(padded < largest, problem, enough, got)
+    filled = iter(sizes)
+    shape = tuple(next(filled) if size is None else size for size in spec.shape)
+    of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)
+    return {name: ArraySpec(spec.dtype, shape), mask: of_mask}
 
 
 def _are_sizes(value: Any) -> bool:

@@ -1,55 +1,21 @@
-"""Checks of arguments, of the table `clips` too: errors name the argument, what was expected, and
-what came."""
+"""Checks that several modules need, and of the table `clips`: errors name the argument, what was
+expected, and what came."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from seqrecord.chosen import ChosenClips
-from seqrecord.clip_transforms import is_probability
 from seqrecord.clips import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer, parse_size
 
-__all__ = [
-    "ClipList",
-    "are_names",
-    "check",
-    "check_count",
-    "check_dilation",
-    "check_flag",
-    "check_names",
-    "check_rank",
-    "check_reverse",
-    "check_size",
-    "checked",
-    "one_of",
-    "only",
-    "read_clip_list",
-    "refuse",
-    "such",
-]
-
-_MOST_RANKS = 1 << 31  # exclusive
-
-Check: TypeAlias = Callable[[str, Any], Any]
-"""From an argument's name and what was given to what is kept; raises `ClipError`."""
-
-
-def checked(default: Any, check: Check, **more: Any) -> Any:
-    """A dataclass field of an argument, with its check; `None` needs none where it is the default.
-
-    `more` is as of `dataclasses.field`.
-    """
-    return field(default=default, metadata={"check": check}, **more)
+__all__ = ["ClipList", "are_names", "check", "check_names", "read_clip_list", "refuse"]
 
 
 def refuse(is_wrong: bool, problem: str, expected: object = None, got: object = None) -> None:
@@ -65,58 +31,6 @@ def check(name: str, value: Any, is_right: bool, expected: str) -> Any:
     return value
 
 
-def such(is_right: Callable[[Any], bool], expected: str) -> Check:
-    """Checks that an argument is right."""
-    return lambda name, value: check(name, value, is_right(value), expected)
-
-
-def one_of(*texts: str) -> Check:
-    """Checks that an argument is one of these."""
-    expected = " or ".join(map(repr, texts))
-    return such(lambda value: isinstance(value, str) and value in texts, expected)
-
-
-def only(function: Callable[[Any], object]) -> Check:
-    """Checks an argument by a function that raises, and keeps it as it is."""
-    return lambda _, value: (function(value), value)[1]
-
-
-def check_flag(name: str, value: Any) -> bool:
-    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
-
-
-def check_count(name: str, value: Any) -> int:
-    return check_integer(name, value, least=1, most=MOST)
-
-
-def check_size(name: str, value: Any) -> Any:
-    """A number of bytes, or its text."""
-    try:
-        parse_size(value)
-    except ValueError as error:
-        raise ClipError(
-            f"{name}: {error}", expected='bytes, or text such as "2GiB"', got=repr_of(value)
-        ) from None
-    return value
-
-
-def check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Both as integers. Raises `ClipError` for numbers that make no sense."""
-    try:
-        count = check_integer("world_size", world_size)
-        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
-    except ClipError:
-        number, count = 0, 0
-    refuse(
-        not 0 <= number < count < _MOST_RANKS,
-        "rank and world_size make no sense",
-        "both, with 0 <= rank < world_size; or world_size=1 alone, for the whole epoch; or "
-        "neither, to find them",
-        f"rank={repr_of(rank)} world_size={repr_of(world_size)}",
-    )
-    return number, count
-
-
 def check_names(name: str, value: Any, expected: str = "a list of names") -> Any:
     """`None`, or a collection of `str`."""
     refuse(isinstance(value, str), f"{name} is a list of names", [value], value)
@@ -125,33 +39,9 @@ def check_names(name: str, value: Any, expected: str = "a list of names") -> Any
 
 def are_names(value: object) -> bool:
     """Whether an argument is a collection of `str`."""
-    is_list = isinstance(value, Collection) and not _is_scalar(value)
+    # An array without dimensions says that it is one, too.
+    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) > 0
     return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
-
-
-def check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
-    """A dilation, or several in ascending order."""
-    many = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-    given = list(value) if many and not _is_scalar(value) else [value]
-    expected = "an integer, or several"
-    several = sorted(check_integer(name, one, least=1, expected=expected) for one in given)
-    refuse(
-        not several or len(set(several)) < len(several),
-        f"{name} has the same number twice, or none at all",
-        "a number of frames, or several such as (1, 2, 4)",
-        repr_of(value),
-    )
-    return tuple(several) if len(several) > 1 else several[0]
-
-
-def check_reverse(name: str, value: Any) -> float:
-    refuse(not is_probability(value), f"{name} is not a probability", "0 to 1", repr_of(value))
-    return float(value)
-
-
-def _is_scalar(value: object) -> bool:
-    """Whether this is an array without dimensions, which is no collection though it says so."""
-    return getattr(value, "ndim", 1) == 0
 
 
 ClipList: TypeAlias = Mapping[str, Any] | Any
@@ -160,11 +50,7 @@ ClipList: TypeAlias = Mapping[str, Any] | Any
 _COLUMNS: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
     "episode": ("keys", "text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
     "start": ("frames", "integers", pa.types.is_integer),
-    "weight": (
-        "numbers",
-        "numbers",
-        lambda t: pa.types.is_integer(t) or pa.types.is_floating(t),
-    ),
+    "weight": ("numbers", "numbers", lambda t: pa.types.is_integer(t) or pa.types.is_floating(t)),
 }
 """Of each column what it has, what that is called in a table, and whether a type is that."""
 
@@ -173,12 +59,7 @@ _MOST_TIMES = 1 << 20  # of one clip in an epoch
 
 
 def read_clip_list(
-    clips: ClipList,
-    keys: pa.StringArray,
-    num_frames: IntArray,
-    *,
-    reach: IntArray,
-    url: str,
+    clips: ClipList, keys: pa.StringArray, num_frames: IntArray, reach: IntArray
 ) -> ChosenClips:
     """The clips that a table names; `keys` and `num_frames` are of all episodes.
 
@@ -188,17 +69,14 @@ def read_clip_list(
     type, an episode that is not there, a start at which no clip lies in its episode, and
     a weight below 0.
     """
-    columns = _columns(clips, url)
+    columns = _columns(clips)
     named = columns["episode"]
 
-    def check_rows(
-        wrong: Any, problem: str, expected: Callable[[int], str], got: npt.NDArray[Any]
-    ) -> None:
+    def check_rows(wrong: Any, problem: str, expected: Callable[[int], str], got: Any) -> None:
         for row in np.flatnonzero(wrong)[:1].tolist():
             (given,) = got[row : row + 1].tolist()
             raise ClipError(
                 f"clips {problem}, in row {row}",
-                file=url,
                 episode=named[row].as_py(),
                 expected=expected(row),
                 got=repr_of(given) if isinstance(given, str) else given,
@@ -226,12 +104,11 @@ def read_clip_list(
         wrong = ~((weight >= 0) & (weight <= _MOST_TIMES))
         problem = "has a weight that makes no sense"
         check_rows(wrong, problem, lambda _: f"0 to {_MOST_TIMES}", weight)
-    if not len(episode):
-        raise ClipError("clips has no rows", file=url, expected="at least one clip", got="none")
+    refuse(not len(episode), "clips has no rows", "at least one clip", "none")
     return ChosenClips.of(episode, np.asarray(start, np.int64), weight)
 
 
-def _columns(clips: Any, url: str) -> dict[str, pa.Array]:
+def _columns(clips: Any) -> dict[str, pa.Array]:
     """Those of a table, each one array without nulls."""
     try:
         if isinstance(clips, Mapping):
@@ -242,19 +119,18 @@ def _columns(clips: Any, url: str) -> dict[str, pa.Array]:
         if len(columns) < table.num_columns:
             raise ValueError("a column is there twice")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ClipError(f"clips is no table: {error}", file=url, expected=_EXPECTED) from error
+        raise ClipError(f"clips is no table: {error}", expected=_EXPECTED) from error
     columns.pop("__index_level_0__", None)  # of a pandas table that is a part of another
     wrong = [name for name in columns if name not in _COLUMNS]
-    if lacking := wrong or [name for name in ("episode", "start") if name not in columns]:
-        problem = f"clips {'has a column that is not known' if wrong else 'lacks a column'}"
-        problem += f": {', '.join(lacking)[:100]}"
-        raise ClipError(problem, file=url, expected=_EXPECTED, got=", ".join(columns)[:200])
+    lacking = wrong or [name for name in ("episode", "start") if name not in columns]
+    problem = f"clips {'has a column that is not known' if wrong else 'lacks a column'}: "
+    problem += ", ".join(lacking)[:100]
+    refuse(bool(lacking), problem, _EXPECTED, ", ".join(columns)[:200])
     for name, column in columns.items():
         what, expected, is_right = _COLUMNS[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if len(column) and not is_right(kind):
-            problem = f"clips has no {what} in the column {name}"
-            raise ClipError(problem, file=url, expected=expected, got=str(kind))
+        is_wrong = len(column) > 0 and not is_right(kind)
+        refuse(is_wrong, f"clips has no {what} in the column {name}", expected, str(kind))
         for row in np.flatnonzero(column.is_null())[:1].tolist():
-            raise ClipError(f"clips has no {name} in row {row}", file=url, expected="a value")
+            raise ClipError(f"clips has no {name} in row {row}", expected="a value")
     return columns

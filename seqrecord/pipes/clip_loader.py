@@ -581,4 +581,4 @@ def open_trace(path: Path | None, ranks: Ranks) -> Trace:
         return Trace()
     rank, worker = ranks.current(), get_worker_info()
     number = None if worker is None else worker.id
-    return Trace(trace_path(path, rank=(rank.number, rank.count), worker=number))
+    return Trace(trace_path(path, rank=(rank.index, rank.count), worker=number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -45,13 +45,9 @@ _kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 class SingleClip(dict[str, Any]):
     """A clip of which `collate` makes lists of some values, though they may be numbers."""
 
-    as_lists: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, as_lists: frozenset[str], items: Iterable[tuple[str, Any]]) -> SingleClip:
-        made = cls(items)
-        made.as_lists = as_lists
-        return made
+    def __init__(self, items: Any = (), as_lists: frozenset[str] = frozenset()) -> None:
+        super().__init__(items)
+        self.as_lists = as_lists
 
 
 def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -80,13 +76,9 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             expected="a list of clips, each a dict by feature",
             got=repr_of([type(clip).__name__ for clip in clips], 100),
         )
-    for clip in clips:
-        if clip.keys() != clips[0].keys():
-            raise ClipError(
-                "clips of different features make no batch",
-                expected=", ".join(map(str, clips[0])),
-                got=", ".join(map(str, clip)),
-            )
+    for other in [clip for clip in clips if clip.keys() != clips[0].keys()]:
+        expected, got = (", ".join(map(str, clip)) for clip in (clips[0], other))
+        raise ClipError("clips of different features make no batch", expected=expected, got=got)
     _check_single(clips)
     lists = clips[0].as_lists if isinstance(clips[0], SingleClip) else frozenset()
     return {
@@ -202,12 +194,8 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def _unlike(name: str, expected: str, got: str) -> ClipError:
-    return ClipError(
-        "clips of different shapes or types make no batch",
-        feature=name,
-        expected=expected,
-        got=got,
-    )
+    problem = "clips of different shapes or types make no batch"
+    return ClipError(problem, feature=name, expected=expected, got=got)
 
 
 # ---- memory for clips that do not lie side by side

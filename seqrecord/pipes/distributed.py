@@ -11,11 +11,10 @@ import logging
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from types import CodeType, FrameType
+from traceback import walk_stack
+from types import CodeType
 from typing import Any
 
 import torch.distributed
@@ -23,7 +22,6 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 
 from seqrecord.errors import ClipError
-from seqrecord.forks import PerProcess
 from seqrecord.sampling import Part
 from seqrecord.threads import usable_cores
 
@@ -40,16 +38,7 @@ __all__ = [
 ]
 
 _logger = logging.getLogger("seqrecord")
-_lock = PerProcess(threading.Lock)
-_said: set[str] = set()
-
-
-@dataclass(frozen=True)
-class Rank:
-    """Process `number` of the `count` that share an epoch."""
-
-    number: int = 0
-    count: int = 1
+_said: dict[str, object] = {}  # by the notice, of the thread that says it
 
 
 class Ranks:
@@ -67,8 +56,8 @@ class Ranks:
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given = None if world_size is None else Rank(rank or 0, world_size)
-        self._sent: Rank | None = None  # found by the process that pickled this
+        self._given = None if world_size is None else Part(rank or 0, world_size)
+        self._sent: Part | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,11 +66,11 @@ class Ranks:
             found = self._find()
         if self._given is None:
             _refuse_accelerate(found)
-        senders = self._senders if self._is_sent() else frozenset()
+        senders = frozenset() if self._received() is None else self._senders
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
 
-    def current(self) -> Rank:
-        """This process's rank.
+    def current(self) -> Part:
+        """This process's rank: the part of an epoch that all of its workers have together.
 
         Raises `ClipError` if the environment makes no sense, and where Accelerate has several
         ranks and none was given.
@@ -90,17 +79,17 @@ class Ranks:
             return self._given
         found = self._find()
         _refuse_accelerate(found)
-        return found or Rank()
+        return found or Part()
 
     def part(self) -> Part:
         """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
-        rank, (worker, workers) = self.current(), this_worker()
-        return Part(rank.number * workers + worker, rank.count * workers)
+        worker, workers = this_worker()
+        return self.parts_of_workers(workers)[worker]
 
     def parts_of_workers(self, num_workers: int) -> list[Part]:
         """The parts of this rank's workers, in a process that has so many of them."""
         rank = self.current()
-        first, count = rank.number * num_workers, rank.count * num_workers
+        first, count = rank.index * num_workers, rank.count * num_workers
         return [Part(first + i, count) for i in range(num_workers)]
 
     def part_beside(self, num_instances: int) -> Part:
@@ -115,7 +104,7 @@ class Ranks:
         if num_instances == 1:
             return self.part()
         if num_instances == workers:
-            return Part(rank.number, rank.count)
+            return rank
         if self._given is not None and num_instances != self._given.count * workers:
             raise ClipError(
                 "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
@@ -126,28 +115,24 @@ class Ranks:
             )
         return Part()
 
-    def _find(self) -> Rank | None:
-        if (rank := _of_process_group()) is not None:
-            return rank
-        return self._sent if self._is_sent() else _of_environment(os.environ)
+    def _find(self) -> Part | None:
+        return _of_process_group() or self._received() or _of_environment(os.environ)
 
-    def _is_sent(self) -> bool:
-        """Whether a process that has started this one has sent its rank."""
+    def _received(self) -> Part | None:
+        """The rank that a process has sent which has started this one."""
         parent = multiprocessing.parent_process()
-        return self._sent is not None and parent is not None and parent.pid in self._senders
+        return self._sent if parent is not None and parent.pid in self._senders else None
 
 
-def items_beside(num_items: int, num_workers: int) -> int | None:
+def items_beside(num_items: int) -> int | None:
     """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
 
     `None` where it distributes to workers only, for `torch.distributed` is not initialized. A
     DataLoader numbers the workers of all ranks so: the first one of each rank, then the second …
+    So the workers of rank r of n have together every n-th item from r on.
     """
-    if (rank := _of_process_group()) is None:
-        return None
-    numbers = [worker * rank.count + rank.number for worker in range(max(1, num_workers))]
-    step = rank.count * len(numbers)
-    return sum(len(range(number, num_items, step)) for number in numbers)
+    rank = _of_process_group()
+    return None if rank is None else len(range(rank.index, num_items, rank.count))
 
 
 def worker_threads() -> int:
@@ -161,14 +146,12 @@ def say_once(notice: str) -> None:
     Every rank and worker comes to say the same. So the first one says it, as far as a process
     knows by now which it is.
     """
-    rank = Rank()
+    rank = Part()
     with suppress(ClipError):  # raised where the rank is needed
         rank = _of_process_group() or _of_environment(os.environ) or rank
-    with _lock.get():
-        if rank.number or this_worker()[0] or notice in _said:
-            return
-        _said.add(notice)
-    _logger.warning("%s", notice)
+    own = object()
+    if not rank.index and not this_worker()[0] and _said.setdefault(notice, own) is own:
+        _logger.warning("%s", notice)
 
 
 def this_worker() -> tuple[int, int]:
@@ -177,7 +160,7 @@ def this_worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _refuse_accelerate(found: Rank | None) -> None:
+def _refuse_accelerate(found: Part | None) -> None:
     """An error where only a part of a part could arrive. See `Ranks`."""
     accelerate = sys.modules.get("accelerate.state")
     if found is None or found.count == 1 or accelerate is None:
@@ -190,17 +173,17 @@ def _refuse_accelerate(found: Rank | None) -> None:
             "loader must be told which part to give",
             expected="world_size=1 for a loader that accelerator.prepare gets; for any other "
             "rank=accelerator.process_index and world_size=accelerator.num_processes",
-            got=f"neither, and rank {found.number} of {found.count} was found",
+            got=f"neither, and rank {found.index} of {found.count} was found",
         )
 
 
-def _of_process_group() -> Rank | None:
+def _of_process_group() -> Part | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return Part(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
 
 
-def _of_environment(environment: Mapping[str, str]) -> Rank | None:
+def _of_environment(environment: Mapping[str, str]) -> Part | None:
     """`RANK` of `WORLD_SIZE`, as torchrun sets them, or what Lightning sets for its processes.
 
     Lightning sets `WORLD_SIZE`, `NODE_RANK` and, on each node, `LOCAL_RANK` (its class
@@ -229,7 +212,7 @@ def _of_environment(environment: Mapping[str, str]) -> Rank | None:
             expected="0 <= rank < world size; or give rank= and world_size=",
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
-    return Rank(rank, world)
+    return Part(rank, world)
 
 
 def find_loader() -> DataLoader[Any] | None:
@@ -259,7 +242,7 @@ def find_holder() -> str | None:
     `.batch()` and `.filter()` hold none between two of their items.
     """
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
-    for frame in _frames():
+    for frame, _ in walk_stack(sys._getframe()):
         name = str(frame.f_globals.get("__name__"))
         if name.startswith("torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
             pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
@@ -274,7 +257,7 @@ def find_starting() -> tuple[object, DataLoader[Any]] | None:
     Torch gives workers nothing that differs between two iterators: their seeds may be equal. And
     where it forks them, nothing is called that belongs to the dataset.
     """
-    for frame in _frames():
+    for frame, _ in walk_stack(sys._getframe()):
         code = frame.f_code
         if code.co_name == "__init__" and code.co_varnames[:2] == ("self", "loader"):
             made, loader = frame.f_locals["self"], frame.f_locals["loader"]
@@ -290,15 +273,9 @@ def _owner(*methods: Callable[..., Any]) -> Any:
     all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
     """
     codes = _codes(*methods)
-    return next((f.f_locals["self"] for f in _frames() if f.f_code in codes), None)
+    frames = walk_stack(sys._getframe())
+    return next((frame.f_locals["self"] for frame, _ in frames if frame.f_code in codes), None)
 
 
 def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
     return {inspect.unwrap(method).__code__ for method in methods}
-
-
-def _frames() -> Iterator[FrameType]:
-    frame = sys._getframe().f_back
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

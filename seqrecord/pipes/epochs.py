@@ -69,24 +69,20 @@ class Epochs(Generic[PlanT]):
         self._last: Iteration[PlanT] | None = None  # the one that was begun last
         self._shared: SharedEpochs | None = None  # with worker processes
         self._turns = 0  # that this worker has begun
-        _alive.add(self)
+        _alive[self] = None
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
         # A copy for a process that is being started shares the record; other copies do not.
         if starts := get_spawning_popen() is not None:
             self.share()
-        return {
-            **self.__dict__,
-            "_place": replace(self._place, batch=self._delivered),
-            "_offer": None,
-            "_last": None,
-            "_shared": self._shared if starts else None,
-        }
+        shared, place = self._shared if starts else None, self._place
+        of_copy = {"_place": replace(place, batch=self._delivered), "_shared": shared}
+        return {**self.__dict__, **of_copy, "_offer": None, "_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _alive.add(self)
+        _alive[self] = None
 
     @property
     def current(self) -> int:
@@ -116,7 +112,7 @@ class Epochs(Generic[PlanT]):
         except SeqRecordError as error:
             if get_worker_info() is None:
                 raise
-            return _failed(error)
+            return map(_failed, [error])
 
     def _begin(self, part: Part) -> Iterator[Clip]:
         """See `iterate`."""
@@ -221,11 +217,8 @@ class Epochs(Generic[PlanT]):
         self._place, self._phase = replace(place, is_loaded=False), Phase.RUNNING
         self._publish()
         plan = self.loader.plan(place.epoch, part, place.rest)
-        # Without `equal`, another rank may have had a batch more than this one has.
-        batch = min(place.batch, plan.num_batches)
-        iteration = Iteration(self.loader, plan, place.rest, batch=batch)
-        self._last = iteration
-        yield from iteration.clips()
+        self._last = iteration = Iteration(self.loader, plan, place)
+        yield from iteration.clips(plan)
         if self._last is iteration and self._phase is Phase.RUNNING:
             self._phase = Phase.ENDED
 
@@ -251,16 +244,13 @@ class Epochs(Generic[PlanT]):
 
         Raises `StateError` where other parts have begun the epoch, of which too little is known.
         """
-        base, place, batch = self._loaded, self._place, 0
-        if base is None or not (place.is_loaded or self.loader.goes_on):
-            return replace(place, sharing=sharing, rest=None, batch=0)
-        worker = base.sharing.worker
-        is_own = not place.is_loaded or worker in (None, sharing.worker)
-        if not (is_own and self._continues(base, sharing)):
-            rest = self.loader.rest_after(base)
-        else:
-            rest = base.rest
-            if place.is_loaded:
+        base, place, rest, batch = self._loaded, self._place, None, 0
+        if base is not None and (place.is_loaded or self.loader.goes_on):
+            worker, rest = base.sharing.worker, base.rest
+            is_own = not place.is_loaded or worker in (None, sharing.worker)
+            if not (is_own and self._continues(base, sharing)):
+                rest = self.loader.rest_after(base)
+            elif place.is_loaded:
                 batch = base.batches[0 if worker is not None else sharing.worker or 0]
         return replace(place, sharing=sharing, rest=rest, batch=batch)
 
@@ -347,25 +337,20 @@ class Epochs(Generic[PlanT]):
 
 
 class Iteration(Generic[PlanT]):
-    """Runs a plan from `batch` on. What the engine has made waits here until it is taken.
-
-    Args:
-        plan: one of the loader's, of an epoch with this `rest`.
-        batch: the first batch, or single clip.
+    """Runs a plan of a loader from a place in its epoch on. What the engine has made waits here
+    until it is taken.
     """
 
-    def __init__(
-        self, loader: BatchSource[PlanT], plan: PlanT, rest: Rest | None, *, batch: int
-    ) -> None:
+    def __init__(self, loader: BatchSource[PlanT], plan: PlanT, place: Place) -> None:
         self._present, self._counts = loader.present, plan.counts
-        self._plan: PlanT | None = plan
-        self._number = batch  # of the batch that is made next
+        # Without `equal`, another rank may have had a batch more than this one has.
+        self._number = batch = min(place.batch, plan.num_batches)  # of the batch that is made next
         self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
         self._forgotten = 0  # … and that nobody will get
         self._trace = loader.trace()
         self._stats = EngineStats(trace=self._trace)
         self._engine: Engine | None
-        self._engine = loader.start(plan, rest, batch=batch, stats=self._stats)
+        self._engine = loader.start(plan, place.rest, batch=batch, stats=self._stats)
 
     @property
     def delivered(self) -> int:
@@ -377,11 +362,10 @@ class Iteration(Generic[PlanT]):
         """Whether its engine runs."""
         return self._engine is not None
 
-    def clips(self) -> Iterator[Clip]:
-        """The batches, or single clips; once."""
-        engine, plan, trace = self._engine, self._plan, self._trace
+    def clips(self, plan: PlanT) -> Iterator[Clip]:
+        """The batches, or single clips, of its plan; once."""
+        engine, trace = self._engine, self._trace
         assert engine is not None
-        assert plan is not None
         try:
             for batch in engine:
                 clips = self._present(batch, plan, self._number)
@@ -394,7 +378,7 @@ class Iteration(Generic[PlanT]):
         finally:
             engine.drop()
             trace.close()
-            self._engine = self._plan = None
+            self._engine = None
             self.forget()
 
     def end(self) -> None:
@@ -422,14 +406,12 @@ class Iteration(Generic[PlanT]):
         return self._forgotten + len(self._waiting)
 
 
-def _failed(error: SeqRecordError) -> Iterator[Clip]:
-    """An iteration that could not begin: a generator, so that the first `next` says so."""
-    for problem in (error,):
-        raise problem
-    yield {}
+def _failed(error: SeqRecordError) -> Clip:
+    """The first item of an iteration that could not begin."""
+    raise error
 
 
-_alive: weakref.WeakSet[Epochs[Any]] = weakref.WeakSet()
+_alive: weakref.WeakKeyDictionary[Epochs[Any], None] = weakref.WeakKeyDictionary()
 _lock = PerProcess(threading.Lock)  # of records that are made
 
 
@@ -440,9 +422,8 @@ def share_all() -> None:
 
 
 def _living() -> list[Epochs[Any]]:
-    while True:
-        with suppress(RuntimeError):  # another thread has made one meanwhile
-            return list(_alive)
+    # Another thread may make one meanwhile, which the list of references does not mind.
+    return [epochs for one in _alive.keyrefs() if (epochs := one()) is not None]
 
 
 def _after_in_child() -> None:

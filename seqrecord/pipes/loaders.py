@@ -231,11 +231,10 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
 
     def __len__(self) -> int:
         """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
-        loader = find_loader()
-        if loader is not None and find_filter() == 1:
+        if find_loader() is not None and find_filter() == 1:
             # It has not been told of ranks and workers, or only in the workers.
             whole = self._loader.plan(self._epochs.current, Part()).num_batches
-            items = items_beside(whole, loader.num_workers)
+            items = items_beside(whole)
             if items is not None:
                 return items
         return super().__len__()

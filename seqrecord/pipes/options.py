@@ -2,41 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from seqrecord.clip_transforms import ClipTransform, chain_of
+import numpy as np
+
+from seqrecord.clip_transforms import ClipTransform, chain_of, is_probability
 from seqrecord.clips import ClipSpec
+from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
-from seqrecord.pipes.checks import (
-    ClipList,
-    are_names,
-    check_count,
-    check_dilation,
-    check_flag,
-    check_names,
-    check_rank,
-    check_reverse,
-    check_size,
-    checked,
-    one_of,
-    only,
-    refuse,
-    such,
-)
+from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse
 from seqrecord.pipes.clip_windows import Windows, check_known, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
-from seqrecord.units import check_seed
+from seqrecord.text import repr_of
+from seqrecord.units import MOST, check_integer, check_seed, parse_size
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["ClipOptions", "DatasetOptions", "LoaderOptions"]
+
+_MOST_RANKS = 1 << 31  # exclusive
+
+
+_Check: TypeAlias = Callable[[str, Any], Any]
+"""From an argument's name and what was given to what is kept; raises `ClipError`."""
+
+
+def _checked(default: Any, check: _Check, **more: Any) -> Any:
+    """A dataclass field of an argument, with its check; `None` needs none where it is the default.
+
+    `more` is as of `dataclasses.field`.
+    """
+    return field(default=default, metadata={"check": check}, **more)
+
+
+def _such(is_right: Callable[[Any], bool], expected: str) -> _Check:
+    """Checks that an argument is right."""
+    return lambda name, value: check(name, value, is_right(value), expected)
+
+
+def _one_of(*texts: str) -> _Check:
+    """Checks that an argument is one of these."""
+    expected = " or ".join(map(repr, texts))
+    return _such(lambda value: isinstance(value, str) and value in texts, expected)
+
+
+def _only(function: Callable[[Any], object]) -> _Check:
+    """Checks an argument by a function that raises, and keeps it as it is."""
+    return lambda _, value: (function(value), value)[1]
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
+
+
+def _check_count(name: str, value: Any) -> int:
+    return check_integer(name, value, least=1, most=MOST)
+
+
+def _check_size(name: str, value: Any) -> Any:
+    """A number of bytes, or its text."""
+    expected = 'bytes, or text such as "2GiB"'
+    try:
+        parse_size(value)
+    except ValueError as error:
+        raise ClipError(f"{name}: {error}", expected=expected, got=repr_of(value)) from None
+    return value
+
+
+def _check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Both as integers. Raises `ClipError` for numbers that make no sense."""
+    try:
+        count = check_integer("world_size", world_size)
+        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
+    except ClipError:
+        number, count = 0, 0
+    refuse(
+        not 0 <= number < count < _MOST_RANKS,
+        "rank and world_size make no sense",
+        "both, with 0 <= rank < world_size; or world_size=1 alone, for the whole epoch; or "
+        "neither, to find them",
+        f"rank={repr_of(rank)} world_size={repr_of(world_size)}",
+    )
+    return number, count
+
+
+def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
+    """A dilation, or several in ascending order."""
+    many = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    # An array without dimensions says that it is iterable, too.
+    given = list(value) if many and getattr(value, "ndim", 1) > 0 else [value]
+    expected = "an integer, or several"
+    several = sorted(check_integer(name, one, least=1, expected=expected) for one in given)
+    is_wrong = not several or len(set(several)) < len(several)
+    problem = f"{name} has the same number twice, or none at all"
+    refuse(is_wrong, problem, "a number of frames, or several such as (1, 2, 4)", repr_of(value))
+    return tuple(several) if len(several) > 1 else several[0]
+
+
+def _check_reverse(name: str, value: Any) -> float:
+    refuse(not is_probability(value), f"{name} is not a probability", "0 to 1", repr_of(value))
+    return float(value)
 
 
 def _is_text(value: object) -> bool:
@@ -144,34 +216,34 @@ class ClipOptions:
             not used for the longest time is removed first. Needed with `cache_dir`.
     """
 
-    clip_len: int | None = checked(None, check_count)
-    stride: int | None = checked(None, check_count)
-    dilation: int | Sequence[int] = checked(1, check_dilation)
-    reverse: float = checked(0.0, check_reverse)
-    windows: Windows | None = checked(None, lambda _, value: check_windows(value))
-    pad: str | None = checked(None, one_of("edge"))
-    features: Sequence[str] | None = checked(None, check_names)
-    episodes: EpisodeFilter = checked(
+    clip_len: int | None = _checked(None, _check_count)
+    stride: int | None = _checked(None, _check_count)
+    dilation: int | Sequence[int] = _checked(1, _check_dilation)
+    reverse: float = _checked(0.0, _check_reverse)
+    windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
+    pad: str | None = _checked(None, _one_of("edge"))
+    features: Sequence[str] | None = _checked(None, check_names)
+    episodes: EpisodeFilter = _checked(
         None,
-        such(
+        _such(
             lambda value: isinstance(value, str) or callable(value) or are_names(value),
             "a list of keys, a glob, or a function of an episode's metadata",
         ),
     )
-    split: str | None = checked(None, such(_is_text, "the name of a split"))
+    split: str | None = _checked(None, _such(_is_text, "the name of a split"))
     clips: ClipList | None = field(default=None, repr=False)
-    frame_transform: FrameTransform | None = checked(
-        None, such(callable, "a function from a dict of arrays to a dict of arrays")
+    frame_transform: FrameTransform | None = _checked(
+        None, _such(callable, "a function from a dict of arrays to a dict of arrays")
     )
-    clip_transform: ClipTransform | None = checked(None, only(chain_of))
+    clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
     last_known: Sequence[str] | Mapping[str, int] | None = None
     unknown: str | None = None
-    metadata: Sequence[str] | None = checked(None, check_names)
-    ragged: Ragged = checked("list", only(check_ragged))
-    verify: bool | None = checked(None, check_flag)
-    storage_options: Mapping[str, Any] | None = checked(None, _check_secrets, repr=False)
+    metadata: Sequence[str] | None = _checked(None, check_names)
+    ragged: Ragged = _checked("list", _only(check_ragged))
+    verify: bool | None = _checked(None, _check_flag)
+    storage_options: Mapping[str, Any] | None = _checked(None, _check_secrets, repr=False)
     cache_dir: str | PathLike[str] | None = None
-    cache_limit: int | str | None = checked(None, check_size)
+    cache_limit: int | str | None = _checked(None, _check_size)
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
@@ -251,7 +323,7 @@ class DatasetOptions(ClipOptions):
             nothing.
     """
 
-    memory_limit: int | str = checked("512MiB", check_size)
+    memory_limit: int | str = _checked("512MiB", _check_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,27 +405,27 @@ class LoaderOptions(ClipOptions):
             it: `epoch.worker0.json`.
     """
 
-    rotate_phase: bool = checked(False, check_flag)
-    order: str = checked("clips", one_of(*ORDERS))
-    shuffle: bool = checked(True, check_flag)
-    shuffle_buffer: int | None = checked(None, check_count)
-    num_cursors: int | None = checked(None, check_count)
-    seed: int = checked(0, lambda _, value: check_seed(value))
-    batch_size: int | None = checked(None, check_count)
-    drop_last: bool = checked(False, check_flag)
-    equal: bool = checked(True, check_flag)
-    memory_limit: int | str | None = checked(None, check_size)
+    rotate_phase: bool = _checked(False, _check_flag)
+    order: str = _checked("clips", _one_of(*ORDERS))
+    shuffle: bool = _checked(True, _check_flag)
+    shuffle_buffer: int | None = _checked(None, _check_count)
+    num_cursors: int | None = _checked(None, _check_count)
+    seed: int = _checked(0, lambda _, value: check_seed(value))
+    batch_size: int | None = _checked(None, _check_count)
+    drop_last: bool = _checked(False, _check_flag)
+    equal: bool = _checked(True, _check_flag)
+    memory_limit: int | str | None = _checked(None, _check_size)
     rank: int | None = None
     world_size: int | None = None
-    device: str | torch.device | None = checked(None, _check_device)
-    video_decoder: str = checked("pyav", one_of("pyav", "torchcodec"))
-    num_threads: int | None = checked(None, check_count)
-    trace: str | PathLike[str] | None = checked(None, only(lambda at: local_path(at, "trace")))
+    device: str | torch.device | None = _checked(None, _check_device)
+    video_decoder: str = _checked("pyav", _one_of("pyav", "torchcodec"))
+    num_threads: int | None = _checked(None, _check_count)
+    trace: str | PathLike[str] | None = _checked(None, _only(lambda at: local_path(at, "trace")))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank is self.world_size is None:
-            rank, world_size = check_rank(self.rank, self.world_size)
+            rank, world_size = _check_rank(self.rank, self.world_size)
             self._set("rank", rank)
             self._set("world_size", world_size)
         if self.order == "sequences":

@@ -206,7 +206,7 @@ class ClipSelection:
         """The clips of a batch, of its features and `columns`, each a sequence of clips."""
         self._memory.get()  # a copy in another process keeps some, too
         values = {**features, **columns, "start": columns["start"].tolist()}
-        make = partial(SingleClip.of, frozenset(self.metadata)) if self.metadata else dict
+        make = partial(SingleClip, as_lists=frozenset(self.metadata)) if self.metadata else dict
         # No loop in Python: it would take as long again.
         rows = zip(*values.values(), strict=True)
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
@@ -357,9 +357,7 @@ class ClipSelection:
     def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index = self.dataset.index
-        listed = read_clip_list(
-            clips, index.keys, index.num_frames, reach=self.windows.reaches, url=self.dataset.url
-        )
+        listed = read_clip_list(clips, index.keys, index.num_frames, self.windows.reaches)
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
         some = [[(rows[np.isin(rows, self.selected)], of) for rows, of in use] for use in uses]

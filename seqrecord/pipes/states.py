@@ -8,21 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from functools import lru_cache
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from functools import lru_cache, partial
+from inspect import get_annotations
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.distributed import this_worker
+from seqrecord.pipes.distributed import Ranks, this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.rest import Stage
 from seqrecord.text import repr_of
@@ -34,7 +26,6 @@ if TYPE_CHECKING:
     from seqrecord.engine.stats import EngineStats
     from seqrecord.engine.trace import Trace
     from seqrecord.pipes.clip_loader import ClipLoader
-    from seqrecord.pipes.distributed import Ranks
 
 __all__ = [
     "BatchSource",
@@ -163,8 +154,7 @@ class State:
         """
         now = {**loader.asked(), "sources": len(loader.sources)}
         found = {**self.asked, "sources": len(self.sources)}
-        same = {name for name in now if name in found and now[name] == found[name]}
-        differ = [name for name in {**now, **found} if name not in same]
+        differ = [name for name in {**now, **found} if now.get(name, ...) != found.get(name, ...)]
         expected, got = ({name: said.get(name) for name in differ} for said in (now, found))
         problem = f"it is of another kind of loader, or of another mix: {', '.join(differ)}"
         _check(not differ, problem, repr_of(expected), got)
@@ -284,14 +274,10 @@ class State:
 
 def _read(kind: Any, value: Any, name: str) -> Any:
     """What the JSON `value` of a field is, by the annotation of this; `StateError` for others."""
-    is_list = isinstance(value, (list, tuple))
-    if isinstance(kind, UnionType):
-        one, other = get_args(kind)
-        if value is None and other is NoneType:
-            return None
-        kind = other if is_list and other is not NoneType else one
-    if is_dataclass(kind) or get_origin(kind) is Mapping:
-        _check(isinstance(value, Mapping), f"no dict in {name}", "a dict", value)
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    kind = next((one for one in kinds if isinstance(value, _json_of(one)[0])), kinds[0])
+    types, called = _json_of(kind)
+    _check(isinstance(value, types), f"another type in {name}", called, value)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         _check(value.keys() == hints.keys(), f"other entries in {name}", [*hints], [*value])
@@ -300,29 +286,30 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         except ClipError as error:
             raise StateError(f"the saved state's {name} make no sense: {error}") from error
     if get_origin(kind) is tuple:
-        _check(is_list, f"no list in {name}", "a list", value)
-        kinds = [*get_args(kind)]
-        if kinds[-1] is Ellipsis:
-            kinds = kinds[:1] * len(value)
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
         _check(len(kinds) == len(value), f"a list of another length in {name}", len(kinds), value)
         return tuple(_read(one, item, name) for one, item in zip(kinds, value, strict=True))
-    if get_origin(kind) is Mapping:
-        return dict(value)
     if kind is int:
         return _integer(name, value, _BOUNDS.get(name, _INTEGERS))
-    _check(type(value) is kind, f"another type in {name}", kind.__name__, value)
-    return value
+    return dict(value) if isinstance(value, Mapping) else value
 
 
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _json_of(kind: Any) -> tuple[Any, str]:
+    """The types that JSON has for a kind, and what they are called."""
+    if get_origin(kind) is tuple:
+        return (list, tuple), "a list"
+    is_dict = get_origin(kind) is Mapping or is_dataclass(kind)
+    return (Mapping, "a dict") if is_dict else (kind, kind.__name__)
+
+
+_hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
 def _integer(name: str, value: Any, bounds: range) -> int:
-    if type(value) is not int or value not in bounds:
-        expected = f"an integer of {repr_of(bounds[0])} to {repr_of(bounds[-1])}"
-        _check(False, f"a number out of range in {name}", expected, value)
+    is_right = type(value) is int and value in bounds
+    expected = f"an integer of {bounds[0]} to {bounds[-1]}"
+    _check(is_right, f"a number out of range in {name}", expected, value)
     return int(value)
 
 

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing.reduction import DupFd
@@ -57,8 +57,13 @@ class SharedEpochs:
         self._write({"calls": 0, "turns": []}, _SLOTS[0])
         self.set_next(0)
 
-    def __reduce__(self) -> tuple[Callable[..., SharedEpochs], tuple[Any, ...]]:
-        return _attach, (DupFd(self._file), self.owner, _starting_group())  # of a new process
+    def __getstate__(self) -> tuple[Any, ...]:
+        return DupFd(self._file), self.owner, _starting_group()  # of a new process
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        global _own
+        file, self.owner, _own = state
+        self._open(file.detach())
 
     def _open(self, file: int) -> None:
         self._file = file
@@ -147,16 +152,6 @@ def _turn(record: dict[str, Any], group: int, number: int) -> dict[str, Any]:
     record.update(next=turn["epoch"] + 1, state=None, begun=turn["epoch"])
     record["turns"] = [*turns, turn][-_KEPT_TURNS:]
     return turn
-
-
-def _attach(file: Any, owner: int, group: int | None) -> SharedEpochs:
-    """In a process that was started."""
-    global _own
-    _own = group
-    shared = SharedEpochs.__new__(SharedEpochs)
-    shared.owner = owner
-    shared._open(file.detach())
-    return shared
 
 
 _own: int | None = None  # the group of this process, if it is a worker
