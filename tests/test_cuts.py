@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipSpec
 from seqrecord.clips import EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.memory import default_settings
 from seqrecord.sampling.runs import Cuts, cut_group
 
 PIECE = 32  # frames

@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality, measure
+from benchmarks.tartanair.shuffle_quality import (
+    ABANDONEDFACTORY,
+    batch_quality,
+    default_settings,
+    demand,
+    measure,
+)
 from seqrecord import ClipSpec
 from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
-from seqrecord.sampling.memory import default_settings, least_held, mixing_limit
+from seqrecord.sampling.memory import Demand, FrameSizes
 from tests.clip_cases import Case, cases, episode_table
 
 
@@ -52,7 +58,7 @@ def test_fits_the_memory(
             num_cursors=num_cursors,
         )
 
-    least = least_held(ClipFacts.of(table, episodes), wanted, num_cursors=num_cursors)
+    least = demand(ClipFacts.of(table, episodes), wanted, num_cursors=num_cursors).least_held
     for limit in (least, least + max_frames):
         result = chosen(limit)
         assert resident_bounds(ClipFacts.of(table, episodes), result)[0] <= limit
@@ -137,7 +143,7 @@ def test_says_what_limits_mixing() -> None:
             num_parts=num_parts,
         )
         facts = ClipFacts.of(table, episodes)
-        return mixing_limit(facts, chosen, max_held=room, num_parts=num_parts)[0]
+        return demand(facts, chosen, num_parts=num_parts).mixing_limit(room)[0]
 
     assert limit(1, 1000) is None
     assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
@@ -243,8 +249,9 @@ def test_an_epoch_of_few_clips_is_held_whole_and_read_once() -> None:
 def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
     table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
     wanted = PlanSettings(shuffle=False, batch_size=64)
-    chosen = default_settings(
-        ClipFacts.of(table, episodes), wanted, shuffle_buffer=1, max_held=1000
+    frames = FrameSizes((1 << 20,), 0, 0)
+    chosen = Demand(ClipFacts.of(table, episodes), wanted, frames).default_settings(
+        1000 << 20, 1500 << 20
     )
     assert chosen == replace(
         wanted, num_cursors=1, block_frames=64, run_frames=None, first_block_frames=64
@@ -254,8 +261,9 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
 def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
     table, episodes = dataset((100,), ClipSpec(16))
     # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
-    assert least_held(ClipFacts.of(table, episodes), PlanSettings()) == 23
-    assert least_held(ClipFacts.of(table, episodes), PlanSettings(), num_cursors=3) == 69
+    facts = ClipFacts.of(table, episodes)
+    assert demand(facts, PlanSettings()).least_held == 23
+    assert demand(facts, PlanSettings(), num_cursors=3).least_held == 69
 
 
 def test_no_clip_at_all_needs_no_special_care() -> None:
@@ -288,13 +296,9 @@ def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int
     facts = ClipFacts.of(table, episodes)
     settings = PlanSettings(shuffle=False, batch_size=64)
     for frames in (20_000, 1000, 100):
-        found = default_settings(
-            facts,
-            settings,
-            shuffle_buffer=None,
-            max_held=frames * frame_bytes,
-            frame_bytes=[frame_bytes],
-        )
+        held = frames * frame_bytes
+        sizes = FrameSizes((frame_bytes,), 0, 0)
+        found = Demand(facts, settings, sizes).default_settings(held, 2 * held)
         most = min(wanted, frames)
         assert most // 2 <= found.block_frames <= most * 5 // 4
         assert resident_bounds(facts, found)[0] <= frames

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import Fit, FrameSizes, fit, fit_given, held_bytes
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes
 from tests.clip_cases import Case, cases
 
 CONSUMER = 2  # batches that the consumer has
@@ -18,14 +18,15 @@ CONSUMER = 2  # batches that the consumer has
 
 def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
     """The bytes that an engine of this plan may have at a time, which can hold what it must."""
-    memory, sizes = fitted.memory(plan, fixed=fixed), fitted.sizes
-    for rows, group in zip(memory.num_rows, plan.groups, strict=True):
-        assert rows >= group.max_resident_frames
+    held = [group.max_resident_frames for group in plan.groups]
+    memory, sizes = fitted.memory(held, fixed=fixed), fitted.sizes
+    for rows, frames in zip(memory.num_rows, held, strict=True):
+        assert rows >= frames
     together = fitted.together(memory, 32)
     batches = memory.prefetch + CONSUMER
     chunks = memory.max_loads + memory.max_ahead
     batches *= together
-    return held_bytes(sizes.frames, memory.num_rows) + batches * sizes.batch + chunks * sizes.chunk
+    return sizes.held(memory.num_rows) + batches * sizes.batch + chunks * sizes.chunk
 
 
 @given(
@@ -53,31 +54,20 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size)
     sizes = FrameSizes((frame,), chunk, frame * (batch_size or 1) * case.spec.length)
     facts = ClipFacts.of(case.table, case.episodes)
-
-    def fitted(limit: int) -> Fit:
-        return fit(
-            facts,
-            wanted,
-            sizes,
-            memory_limit=limit,
-            shuffle_buffer=None,
-            num_cursors=num_cursors,
-            num_parts=2,
-            url="a dataset",
-        )
+    demand = Demand(facts, wanted, sizes, 2, num_cursors, url="a dataset")
 
     with pytest.raises(MemoryLimitError, match=r"at least \d+ bytes") as refused:
-        fitted(1)
+        demand.fit(1)
     found = re.search(r"at least (\d+) bytes", str(refused.value))
     assert found is not None
     least = int(found[1])
     with pytest.raises(MemoryLimitError, match=f"a dataset.*at least {least} bytes"):
-        fitted(least - 1)
+        demand.fit(least - 1)
     for limit in (least, least + more):
-        made = fitted(limit)
+        made = demand.fit(limit)
         plan = EpochPlan(case.table, case.episodes, made.settings, part=Part(1, 2))
         assert taken(made, plan, fixed=fixed) <= limit
         # A state with these settings needs no more.
-        same = fit_given(facts, made.settings, sizes, memory_limit=limit, url="a dataset")
+        same = demand.fit_given(made.settings, limit)
         assert (same.settings, same.max_arena) == (made.settings, made.max_arena)
         assert taken(same, plan, fixed=fixed) <= limit

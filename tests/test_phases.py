@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.tartanair.shuffle_quality import default_settings, demand
 from seqrecord import ClipSpec
 from seqrecord.clips import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
-from seqrecord.sampling.memory import default_settings, least_held
 from seqrecord.sampling.random_order import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
@@ -121,7 +121,7 @@ def test_one_choice_of_settings_fits_every_phase(
     every = replace(case, spec=replace(case.spec, stride=1))
     facts = ClipFacts.of(typical_table(every.table, case.spec.stride), case.episodes)
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size, rotate_phase=True)
-    if max_frames < least_held(facts, wanted):
+    if max_frames < demand(facts, wanted).least_held:
         return
     chosen = default_settings(
         facts,

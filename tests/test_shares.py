@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.pipes.mix_plan import MixPlan, count_batches
+from seqrecord.pipes.mix_sources import MixPlan, count_batches
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares, whole_shares
 
@@ -102,7 +102,7 @@ def test_a_mix_finds_the_places_of_clips(
 ) -> None:
     shares, num_batches = Shares(counts, 3), 25
     plan, following = (
-        MixPlan(number, Part(), num_batches, batch_size, shares, alternate, number * num_batches)
+        MixPlan(Part(), num_batches, batch_size, shares, alternate, number * num_batches)
         for number in (epoch, epoch + 1)
     )
     batches = [plan.sources(batch) for batch in range(num_batches)]
@@ -128,11 +128,10 @@ def test_a_mix_finds_the_places_of_clips(
 def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataObject) -> None:
     counts = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
     shares = Shares(data.draw(counts), 1)
-    fractions = [Fraction(count, sum(shares.counts)) for count in shares.counts]
-    first, longest = (
-        count_batches(stop, lengths, fractions, batch_size, worker=0, workers=1)
-        for stop in ("first", "longest")
-    )
+    total = sum(shares.counts)
+    each = zip(lengths, shares.counts, strict=True)
+    slots = [Fraction(length * total, count) for length, count in each]
+    first, longest = (count_batches(stop, slots, batch_size, 0, 1) for stop in ("first", "longest"))
     assert first == 1 or (shares.given(first * batch_size) <= lengths).all()
     assert (shares.given(longest * batch_size) >= lengths).all()
     # A batch more would begin a source again, and a batch less would leave out a clip.
@@ -141,5 +140,5 @@ def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataO
 
 
 def test_a_number_of_batches_is_shared_among_workers() -> None:
-    found = [count_batches(11, [1], [Fraction(1)], 4, worker=w, workers=3) for w in range(3)]
+    found = [count_batches(11, [Fraction(1)], 4, w, 3) for w in range(3)]
     assert found == [4, 4, 3]

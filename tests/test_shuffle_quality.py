@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from benchmarks.tartanair import shuffle_quality
-from benchmarks.tartanair.shuffle_quality import Quality, batch_quality, buffered, episode_table
+from benchmarks.tartanair.shuffle_quality import (
+    Quality,
+    batch_quality,
+    buffered,
+    default_settings,
+    episode_table,
+)
 from seqrecord import ClipSpec
 from seqrecord.clips import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
-from seqrecord.sampling.memory import default_settings
 
 
 def test_counts_overlaps_and_episodes_by_hand() -> None:

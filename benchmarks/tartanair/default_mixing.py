@@ -18,7 +18,7 @@ from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
 from seqrecord.clips import ClipSpec, EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import FrameSizes, fit, usual_limit, wanted_limit
+from seqrecord.sampling.memory import Demand, FrameSizes, usual_limit
 
 __all__ = ["CASES", "Case", "Mixing", "measured"]
 
@@ -89,17 +89,10 @@ def measured(
     chunk = stored if case.are_raw else stored // 2
     sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
     facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
-    fitted = fit(
-        facts,
-        asked,
-        sizes,
-        memory_limit=memory_limit or usual_limit(wanted_limit(facts, asked, sizes)),
-        shuffle_buffer=None,
-        num_cursors=None,
-        num_parts=num_parts,
-        url="a dataset",
-        may_stay=int(lengths.sum()) if max(case.frames) < 1 << 16 else 0,
-    )
+    may_stay = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
+    demand = Demand(facts, asked, sizes, num_parts, may_stay=may_stay)
+    wanted = Demand(facts, asked, sizes).wanted_limit  # of one part
+    fitted = demand.fit(memory_limit or usual_limit(wanted))
     figures, nbytes, read = [], 0, 0
     rng = np.random.default_rng(0)
     for epoch, index in product(range(epochs), range(num_parts)):
@@ -122,7 +115,8 @@ def measured(
             for clips in ((episode, start), (episode[order], start[order]))
         ]
         figures.append([n for one in found for n in (one.episodes, one.neighbours)])
-        nbytes = max(nbytes, fitted.nbytes(fitted.memory(plan, fixed=True)))
+        held = [group.max_resident_frames for group in plan.groups]
+        nbytes = max(nbytes, fitted.nbytes(fitted.memory(held, fixed=True)))
     mean = np.mean(figures, axis=0).tolist()
     reading = read / epochs / int(lengths.sum())
     return Mixing(fitted.settings, mean[0], mean[2], mean[1], mean[3], reading, nbytes)

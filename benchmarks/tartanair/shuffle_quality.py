@@ -21,7 +21,7 @@ import numpy.typing as npt
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.grids import ChunkGrid
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import default_settings
+from seqrecord.sampling.memory import AHEAD, Demand, FrameSizes
 
 __all__ = [
     "ABANDONEDFACTORY",
@@ -29,6 +29,8 @@ __all__ = [
     "Quality",
     "batch_quality",
     "buffered",
+    "default_settings",
+    "demand",
     "episode_table",
     "measure",
 ]
@@ -93,6 +95,39 @@ def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> Ep
     chunks = -(-lengths // chunk_frames)
     sizes = np.full(len(lengths), chunk_frames, np.int64)
     return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
+
+
+def demand(
+    facts: ClipFacts,
+    settings: PlanSettings,
+    *,
+    shuffle_buffer: int | None = None,
+    num_cursors: int | None = None,
+    num_parts: int = 1,
+) -> Demand:
+    """That of frames of one byte, so that what is held are frames."""
+    sizes = FrameSizes((1,) * len(facts.groups), 0, 0)
+    return Demand(facts, settings, sizes, num_parts, num_cursors, shuffle_buffer)
+
+
+def default_settings(
+    facts: ClipFacts,
+    settings: PlanSettings,
+    *,
+    shuffle_buffer: int | None,
+    max_held: int,
+    num_cursors: int | None = None,
+    num_parts: int = 1,
+) -> PlanSettings:
+    """What is chosen where so many frames may be held."""
+    asked = demand(
+        facts,
+        settings,
+        shuffle_buffer=shuffle_buffer,
+        num_cursors=num_cursors,
+        num_parts=num_parts,
+    )
+    return asked.default_settings(max_held, int(AHEAD * max_held))
 
 
 def buffered(num_clips: int, buffer: int, seed: int) -> IntArray:

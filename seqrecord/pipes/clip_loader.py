@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,16 +41,7 @@ from seqrecord.sampling import (
     frames_left_out,
 )
 from seqrecord.sampling.bounds import resident_bounds
-from seqrecord.sampling.memory import (
-    Fit,
-    FrameSizes,
-    fit,
-    fit_given,
-    least_limit,
-    limit_to_mix,
-    usual_limit,
-    wanted_limit,
-)
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
 from seqrecord.sampling.rest import Stage, rest_of
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
@@ -77,16 +68,13 @@ class ClipLoader:
 
     Raises `ClipError` for clips that cannot come so, and `MemoryLimitError` for a memory limit that
     is too small, with the least that would do.
-
-    Args:
-        of_mix: the batches are those of a mix, which says by `limit` what memory is left.
     """
 
     goes_on = False
+    of_mix = False
+    """Whether the batches are those of a mix, which has their memory."""
 
-    def __init__(
-        self, selection: ClipSelection, options: LoaderOptions, *, of_mix: bool = False
-    ) -> None:
+    def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
         _check(selection, options)
         trace = options.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
@@ -94,13 +82,11 @@ class ClipLoader:
         self.selection, self.options = selection, options
         self.batch_size = options.batch_size
         self._settings = PlanSettings(**{name: getattr(options, name) for name in _ASKED})
-        self._of_mix = of_mix
         self.ranks = Ranks(options.rank, options.world_size)
-        self._limit_in: Callable[[int], int] | None = None  # a mix says it, see `limit`
         self._fits: _Fits = {}
         self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
-        if not of_mix:
+        if not self.of_mix:
             self._fit(1)  # a limit that is too small is an error here and now
 
     def __getstate__(self) -> dict[str, Any]:
@@ -155,7 +141,14 @@ class ClipLoader:
         if part.index == 0 and part.count not in self._told:
             self._told.add(part.count)
             self._tell(part.count)
-        return self._planned(epoch, part, stages, self._fit(part.count, epoch, stages).settings)
+        return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
+
+    def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
+        """The settings of an epoch in so many parts, all of them chosen.
+
+        Or those of what some stages have left of the epoch.
+        """
+        return self._fit(num_parts, epoch, stages).settings
 
     # ---- what runs
 
@@ -177,8 +170,8 @@ class ClipLoader:
         if fitted.staying is not None:
             first_row = first_rows(selection.episodes.num_frames, selection.selected)
         on_device = device is not None
-        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self._of_mix)
-        if not on_device and not self._of_mix:
+        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self.of_mix)
+        if not on_device and not self.of_mix:
             check_machine(fitted.nbytes(memory), selection.dataset.url)
         job = Job(
             selection.dataset,
@@ -294,9 +287,9 @@ class ClipLoader:
     def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
         """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
         pending = () if rest is None else rest.pending
-        left = tuple(self._fit(num_parts, *epoch).settings for epoch in pending)
-        settings, identity = self._fit(num_parts).settings, self.selection.identity
-        return SourceState(settings, self._request, identity, left)
+        left = tuple(self.settings(num_parts, *epoch) for epoch in pending)
+        identity = self.selection.identity
+        return SourceState(self.settings(num_parts), self._request, identity, left)
 
     def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> _Fits:
         """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
@@ -305,13 +298,8 @@ class ClipLoader:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            (num_parts, *epoch): fit_given(
-                self._facts(*epoch),
-                settings,
-                self._sizes,
-                memory_limit=self._limit(num_parts),
-                url=self.selection.dataset.url,
-                may_stay=frames_to_stay(self.selection),
+            (num_parts, *epoch): self.demand(num_parts, *epoch).fit_given(
+                settings, self._limit(num_parts)
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -415,35 +403,37 @@ class ClipLoader:
 
     # ---- memory
 
-    def least_limit(self) -> int:
-        """The least memory limit that would do, in bytes."""
-        return least_limit(self._facts(), self._settings, self._sizes, self.options.num_cursors)
-
-    def wanted_limit(self) -> int:
-        """A memory limit with which batches are mixed well, in bytes."""
-        return wanted_limit(self._facts(), self._settings, self._sizes)
+    def demand(self, num_parts: int = 1, epoch: int = 0, stages: Stages = ()) -> Demand:
+        """What memory has to hold for epochs in so many parts, or for what some stages have left of
+        one."""
+        what, workers = "these clips", self.workers(num_parts)
+        if workers > 1 and self.options.memory_limit is None:
+            what += f" in each of {workers} workers, which by default share what a rank has"
+        return Demand(
+            self._facts(epoch, stages),
+            self._settings,
+            self._sizes,
+            num_parts,
+            self.options.num_cursors,
+            self.options.shuffle_buffer,
+            frames_to_stay(self.selection),
+            self.selection.dataset.url,
+            what,
+        )
 
     def most_bytes(self, num_parts: int) -> int:
         """The most that an epoch in so many parts takes, in bytes, whichever it is."""
         fitted = self._fit(num_parts)
         held = resident_bounds(self._facts(), fitted.settings)
-        return fitted.nbytes(fitted.memory_of(held, fixed=True))
-
-    def limit(self, limit_in: Callable[[int], int]) -> None:
-        """Have so many bytes in each of so many workers of a rank. A limit that is too small is an
-        error here and now."""
-        self._limit_in = limit_in
-        self._fits.clear()
-        self._fit(1)
+        return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def _limit(self, num_parts: int) -> int:
         """Bytes of each of so many parts."""
-        workers, given = self._workers(num_parts), self.options.memory_limit
-        if self._limit_in is not None:
-            return self._limit_in(workers)
-        return usual_limit(self.wanted_limit(), workers) if given is None else parse_size(given)
+        if self.options.memory_limit is not None:
+            return parse_size(self.options.memory_limit)
+        return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
 
-    def _workers(self, num_parts: int) -> int:
+    def workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""
         ranks = 1 if num_parts == 1 else self.ranks.current().count
         return num_parts // ranks if num_parts % ranks == 0 else 1
@@ -454,9 +444,9 @@ class ClipLoader:
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
-            enough = limit_to_mix(self._facts(), self._settings, self._sizes, num_parts=num_parts)
-            whose = " of each worker" if self._workers(num_parts) > 1 else ""
-            whose += " for this source" if self._of_mix else ""
+            enough = self.demand(num_parts).limit_to_mix
+            whose = " of each worker" if self.workers(num_parts) > 1 else ""
+            whose += " for this source" if self.of_mix else ""
             _logger.warning(
                 "%s: %s; a memory_limit%s of %d (%s) would do",
                 *(url, fitted.limited, whose, enough, format_size(enough)),
@@ -474,8 +464,7 @@ class ClipLoader:
 
     @cached_property
     def _sizes(self) -> FrameSizes:
-        sizes = frame_sizes(self.selection, self.batch_size)
-        return replace(sizes, batch=0) if self._of_mix else sizes
+        return frame_sizes(self.selection, 0 if self.of_mix else self.batch_size or 1)
 
     def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
         table, episodes = self.clips_left(epoch, stages), self.selection.episodes
@@ -485,21 +474,8 @@ class ClipLoader:
 
     def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
         if (key := (num_parts, epoch if stages else 0, stages)) not in self._fits:
-            what, workers = "these clips", self._workers(num_parts)
-            if workers > 1 and self.options.memory_limit is None:
-                what += f" in each of {workers} workers, which by default share what a rank has"
-            self._fits[key] = fit(
-                self._facts(epoch, stages),
-                self._settings,
-                self._sizes,
-                memory_limit=self._limit(num_parts),
-                shuffle_buffer=self.options.shuffle_buffer,
-                num_cursors=self.options.num_cursors,
-                num_parts=num_parts,
-                url=self.selection.dataset.url,
-                what=what,
-                may_stay=frames_to_stay(self.selection),
-            )
+            demand = self.demand(num_parts, epoch, stages)
+            self._fits[key] = demand.fit(self._limit(num_parts))
         return self._fits[key]
 
     def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:

@@ -18,12 +18,12 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.grids import ChunkGrid, frame_keys
-from seqrecord.pipes.arrays import bytes_by_group, groups_of, video_of
+from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
-from seqrecord.sampling.memory import CONSUMER, PREFETCH, Fit, FrameSizes, Memory
+from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
 from seqrecord.threads import local_ranks, usable_memory
 from seqrecord.units import format_size, parse_size
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bytes_beside",
-    "bytes_kept_beside",
     "bytes_kept_open",
     "bytes_of_run",
     "check_machine",
@@ -66,9 +65,8 @@ def settle(
     """
     on_host, in_worker = not on_device and not of_mix, get_worker_info() is not None
     is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
-    memory = fit.memory(plan, fixed=is_fixed and on_host)
-    if of_mix:
-        return memory
+    frames = [group.max_resident_frames for group in plan.groups]
+    memory = fit.memory(frames, fixed=is_fixed and on_host)
     if in_worker and selection.dataset.chunk_reader().is_local:
         # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
         memory = replace(memory, prefetch=1)
@@ -85,16 +83,15 @@ def settle(
 def frames_to_stay(selection: ClipSelection) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, where they are small; else none."""
-    dataset = selection.dataset
-    are_small = selection.frame_transform is None and all(
-        spec.is_fixed
-        and spec.nbytes <= _SMALL
-        and not spec.is_video
-        and not len(dataset.index.group_of(name).gaps)
-        for name, spec in dataset.features.items()
-    )
+    are_small = all(_is_small(selection.dataset, name) for name in selection.dataset.features)
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
-    return int(num_frames.sum()) if are_small else 0
+    return int(num_frames.sum()) if are_small and selection.frame_transform is None else 0
+
+
+def is_small(dataset: SeqRecordReader, feature: str) -> bool:
+    """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
+    reader, group = dataset.chunk_reader(), dataset.features[feature].group
+    return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
 
 
 def check_machine(nbytes: int, url: str) -> None:
@@ -122,29 +119,24 @@ def check_machine(nbytes: int, url: str) -> None:
     )
 
 
-def is_small(dataset: SeqRecordReader, feature: str) -> bool:
-    """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
-    reader, spec = dataset.chunk_reader(), dataset.features[feature]
-    has_all = not len(dataset.index.group_of(feature).gaps)
-    is_raw = feature in reader.raw[spec.group].specs
-    return reader.is_local and is_raw and has_all and spec.nbytes <= _SMALL
-
-
 def share_out(
-    memory_limit: int | str, batch: int, least: Mapping[str, int], demands: Mapping[str, float]
+    memory_limit: int | str, batch: int, demands: Mapping[str, Demand], weights: Mapping[str, float]
 ) -> tuple[int, dict[str, int]]:
     """How many batches of a mix may be filled or wait, and the bytes of each source.
 
-    `batch` are those of one batch, `least` what each source needs. Raises `MemoryLimitError` where
-    not all of them fit.
+    `batch` are those of one batch; what batches leave is divided by weight. Raises
+    `MemoryLimitError` where not all that sources need fits.
     """
+    least = {name: demand.least_limit for name, demand in demands.items()}
     limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
-    for prefetch in (*_MORE, *range(PREFETCH, 1, -1)):
+
+    def fits(prefetch: int) -> bool:
         batches = (prefetch + CONSUMER) * batch
         are_few = prefetch <= PREFETCH or batches <= limit // _SHARE
-        if are_few and needed + batches <= limit:
-            return prefetch, divide_memory(least, demands, batches, limit)
-    return 1, divide_memory(least, demands, (1 + CONSUMER) * batch, limit)
+        return are_few and needed + batches <= limit
+
+    prefetch = next(filter(fits, (*_MORE, *range(PREFETCH, 1, -1))), 1)
+    return prefetch, divide_memory(least, weights, (prefetch + CONSUMER) * batch, limit)
 
 
 def divide_memory(
@@ -173,8 +165,8 @@ def divide_memory(
         found.update((name, least[name]) for name in small)
 
 
-def frame_sizes(selection: ClipSelection, batch_size: int | None) -> FrameSizes:
-    """The sizes that plans of a selection have, with batches of so many clips; `None` is one.
+def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
+    """The sizes that plans of a selection have, with batches of so many clips.
 
     A variable shape counts as its largest frame of the selected episodes, decoded.
 
@@ -183,27 +175,27 @@ def frame_sizes(selection: ClipSelection, batch_size: int | None) -> FrameSizes:
     which it has yet to need more.
     """
     dataset, episodes, stored = selection.dataset, selection.episodes, selection.stored.values()
-    features, tables = dataset.features, dataset.index.groups
-    sizes = [(group, chunk_bytes(group, features)) for group in groups_of(dataset)]
+    features, tables, groups = dataset.features, dataset.index.groups, groups_of(dataset)
+    sizes = [(group, chunk_bytes(group, features)) for group in groups]
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
         if grid.whole is None:
             frames = [frame]
             each = [int(bytes_beside(tables[grid.group], *one).max()) for one in sizes]
         else:
-            frames, most = [frame + bytes_kept_beside(grid, tables, features)], grid.largest.max()
+            frames, most = [frame + bytes_kept_open(grid, groups, features)], grid.largest.max()
             each = [bytes_of_run(*one, int(most)) for one in sizes]
         chunk = sum(each) + sum(spec.nbytes for spec in stored) + frame
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(selection.arrays, features)
         for place, grid in enumerate(episodes.groups):
-            frames[place] += bytes_kept_open(grid, tables[grid.group], features)
+            frames[place] += bytes_kept_open(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)
         chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
     lengths = selection.lengths
     clip = sum((spec.nbytes + _beside(spec)) * lengths[n] for n, spec in selection.made.items())
-    batch = (batch_size or 1) * max(1, clip)
-    return FrameSizes(tuple(max(1, nbytes) for nbytes in frames), chunk, batch)
+    held = tuple(max(1, nbytes) for nbytes in frames)
+    return FrameSizes(held, chunk, batch_size * max(1, clip))
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
@@ -242,20 +234,23 @@ def bytes_of_run(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
     return int((total[stop] - total[:-1]).max(initial=0))
 
 
-def bytes_kept_open(grid: ChunkGrid, group: GroupIndex, features: Schema) -> int:
-    """What a cursor keeps open of a group in pieces, in bytes for each frame of a piece: the page
-    as it is stored, and the decoder's frames."""
+def bytes_kept_open(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
+    """What a cursor keeps open of some groups where its own one is in pieces, in bytes for each
+    frame of a piece: the largest pages as they are stored, and the frames of their decoders."""
     if grid.whole is None:
         return 0
-    return _of_a_frame(_kept_of(grid.group, group, features), grid)
+    kept = 0
+    for group in groups:
+        videos = [spec for name, spec in group.schema.items() if name in features and spec.is_video]
+        kept += sum(_DECODER_FRAMES * spec.nbytes for spec in videos)
+        kept += int(chunk_bytes(group, features).max(initial=0))
+    return -(-kept // max(1, int(grid.largest.max(initial=1))))
 
 
-def bytes_kept_beside(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
-    """What a cursor whose group is in pieces keeps open of it, and of other groups beside it, in
-    bytes for each frame of a piece: for a transform of whole frames."""
-    numbers = sorted({spec.group for spec in features.values()})
-    kept = sum(_kept_of(number, groups[number], features) for number in numbers)
-    return _of_a_frame(kept, grid)
+def _is_small(dataset: SeqRecordReader, feature: str) -> bool:
+    """Whether frames are small, and all there."""
+    spec, gaps = dataset.features[feature], dataset.index.group_of(feature).gaps
+    return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
 
 
 def _beside(spec: ArraySpec) -> int:
@@ -267,14 +262,3 @@ def _keys(group: GroupIndex) -> IntArray:
     """A number for each chunk; it ascends with episodes, and with first frames in them."""
     episode = np.repeat(np.arange(len(group.num_chunks)), group.num_chunks)
     return frame_keys(episode, group.first_frame.astype(np.int64))
-
-
-def _kept_of(number: int, group: GroupIndex, features: Schema) -> int:
-    """Bytes of a group's largest chunk as it is stored, and of its decoder's frames, if any."""
-    video = video_of(number, features)
-    frames = 0 if video is None else _DECODER_FRAMES * video.nbytes
-    return int(chunk_bytes(group, features).max(initial=0)) + frames
-
-
-def _of_a_frame(kept: int, grid: ChunkGrid) -> int:
-    return -(-kept // max(1, int(grid.largest.max(initial=1))))

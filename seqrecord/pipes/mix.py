@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check
+from seqrecord.pipes.checks import check, refuse
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import (
@@ -25,11 +25,9 @@ from seqrecord.pipes.loaders import (
     WithEpochs,
     loader_of,
 )
-from seqrecord.pipes.mix_features import Join
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_plan import MixPlan, Stop
-from seqrecord.pipes.mix_sources import check_source
-from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.mix_sources import Join, MixPlan, Stop, check_source
+from seqrecord.pipes.options import LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.text import repr_of
 from seqrecord.units import MOST, check_integer
@@ -144,10 +142,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
             num_threads=num_threads,
             trace=trace,
         )
-        joins = ("union", "intersection")
-        asked: object = features  # an array, perhaps
-        known = isinstance(asked, str) and asked in joins
-        check("features", features, known, "'union' or 'intersection'")
+        one_of("union", "intersection")("features", features)
         check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
         found = _checked_sources(sources)
         if weights is None:
@@ -162,16 +157,10 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
             for name, (loader, share) in each.items()
             if weights[outer]
         }
-        mix = MixLoader(
-            {name: loader for name, (loader, _) in drawn.items()},
-            {name: weight for name, (_, weight) in drawn.items()},
-            options,
-            stop=_checked_stop(stop),
-            join=features,
-            alternate=alternate,
+        self._mix = MixLoader(
+            drawn, options, stop=_checked_stop(stop), join=features, alternate=alternate
         )
-        self._mix = mix
-        self._epochs = Epochs[MixPlan](mix)
+        self._epochs = Epochs[MixPlan](self._mix)
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -217,12 +206,8 @@ def _checked_sources(sources: Any) -> dict[str, _Datasets]:
         if isinstance(source, SeqRecordMix):
             mix = source._mix
             check_source(name, replace(mix.options, batch_size=None))
-            check(
-                f"stop of source {name!r}",
-                mix.stop,
-                mix.stop == "first",
-                "no stop: that of the mix",
-            )
+            what = f"stop of source {name!r}"
+            check(what, mix.stop, mix.stop == "first", "no stop: that of the mix")
             each = zip(mix.loaders, mix.loaders.values(), mix.shares.values(), strict=True)
             found[name] = {f"{name}/{inner}": (loader, share) for inner, loader, share in each}
             continue
@@ -268,15 +253,13 @@ def _checked_weights(weights: Any, loaders: Mapping[str, object]) -> dict[str, A
                 expected="a number of at least 0",
                 got=repr_of(weight, 100),
             )
-    if not any(weights.values()):
-        raise ClipError("a mix draws from no source", expected="a weight above 0", got="none")
+    refuse(not any(weights.values()), "a mix draws from no source", "a weight above 0", "none")
     return {name: weights[name] for name in loaders}
 
 
 def _checked_stop(stop: Any) -> Stop:
     if isinstance(stop, str):
-        check("stop", stop, stop in ("first", "longest"), "'first' or 'longest'")
-        found: Stop = "first" if stop == "first" else "longest"
+        found: Stop = one_of("first", "longest")("stop", stop)
         return found
     number = check_integer("stop", stop, least=1)
     check("stop", number, number < _MOST_BATCHES, f"fewer than {_MOST_BATCHES} batches")

@@ -1,13 +1,17 @@
-"""The sources of a mix: a loader for each, and how their epochs follow each other."""
+"""The sources of a mix: the features of its batches, where in these each source is, and how the
+epochs of a source follow each other."""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
@@ -15,30 +19,168 @@ from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.mix_plan import MixPlan
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import SourceRest, SourceState, Stages
+from seqrecord.pipes.states import Rest, SourceRest, SourceState, Stages
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Clips, Part
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.rest import Stage
+from seqrecord.sampling.shares import Shares
 
-__all__ = ["SourceLoader", "SourceRunner", "check_source", "source_seed"]
+__all__ = [
+    "Done",
+    "Features",
+    "Join",
+    "MixPlan",
+    "SourceLoader",
+    "Stop",
+    "check_source",
+    "count_batches",
+    "source_seed",
+]
 
 _OF_THE_MIX = (
-    "batch_size",
-    "drop_last",
-    "equal",
-    "seed",
-    "memory_limit",
-    "rank",
-    "world_size",
-    "device",
-    "video_decoder",
-    "num_threads",
-    "trace",
+    *("batch_size", "drop_last", "equal", "seed", "memory_limit", "rank", "world_size"),
+    *("device", "video_decoder", "num_threads", "trace"),
 )
 _EPOCHS = range(1 << 62)  # those that a state may name
+
+Join: TypeAlias = Literal["union", "intersection"]
+
+Stop: TypeAlias = Literal["first", "longest"] | int
+"""When an epoch ends; see `SeqRecordMix`."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of batches: dtype and shape of a frame, and how many frames a clip has.
+
+    `missing` has, by feature, the numbers of those sources that lack it. `disagreement` says, in
+    words, which shapes do not go into one batch; then there are none.
+    """
+
+    specs: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    missing: Mapping[str, tuple[int, ...]]
+    disagreement: tuple[str, str] | None  # a feature, and what each source has of it
+
+    @classmethod
+    def of(cls, sources: Mapping[str, ClipSelection], join: Join) -> Features:
+        """Of all sources, or with "intersection" those that all of them have.
+
+        Raises `ClipError` where there is none that all of them have.
+        """
+        lacking = {
+            name: tuple(i for i, one in enumerate(sources.values()) if name not in one.made)
+            for name in dict.fromkeys(name for one in sources.values() for name in one.made)
+        }
+        names = [name for name, without in lacking.items() if join == "union" or not without]
+        if not names:
+            raise ClipError(
+                "no feature is in all sources of the mix",
+                expected='a common feature, or features="union"',
+                got="; ".join(f"{name}: {', '.join(one.made)}" for name, one in sources.items()),
+            )
+        specs, lengths, disagreement = {}, {}, None
+        for name in names:
+            having = {source: one for source, one in sources.items() if name in one.made}
+            found = {source: (one.made[name], one.lengths[name]) for source, one in having.items()}
+            specs[name], lengths[name] = next(iter(found.values()))
+            if disagreement is None and not _agree(list(found.values())):
+                said = (f"{source}: {_shown(*item)}" for source, item in found.items())
+                disagreement = name, "; ".join(said)
+        missing = {} if disagreement else {n: lacking[n] for n in names if lacking[n]}
+        return cls(specs, lengths, missing, disagreement)
+
+    @property
+    def missing_arrays(self) -> dict[str, tuple[int, ...]]:
+        """Those of `missing` that are arrays, not texts or bytes."""
+        return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
+
+
+def _agree(found: Sequence[tuple[ArraySpec, int]]) -> bool:
+    """Whether these go into one batch: arrays make a tensor of one shape."""
+    kinds = {(spec.value, spec.dtype, spec.shape, length) for spec, length in found}
+    return len(kinds) == 1 and all(spec.is_fixed or spec.value != "array" for spec, _ in found)
+
+
+def _shown(spec: ArraySpec, length: int) -> str:
+    if spec.value != "array":
+        return f"{spec} [{length}]"
+    return str(replace(spec, shape=(length, *spec.shape)))
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """The batches of one part of one epoch: which source each slot of each is for.
+
+    Slots are numbered over all epochs of the part, or from where it went on with other ranks; with
+    `alternate` it is batches that are, for then a batch is of one source. `first` is the number of
+    the epoch's first batch. A source's clips are numbered over all of its epochs: those that it
+    gives in one epoch of the mix follow those that it gave in the one before.
+    """
+
+    part: Part
+    num_batches: int
+    batch_size: int
+    shares: Shares
+    alternate: bool
+    first: int
+    rest: Rest | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """See `Plan.counts`: what sources repeat is told of each."""
+        return {}
+
+    @property
+    def rests(self) -> Sequence[SourceRest]:
+        """What is left of each source."""
+        whole = SourceRest((), 0)
+        return [whole] * len(self.shares.counts) if self.rest is None else self.rest.sources
+
+    def sources(self, batch: int) -> IntArray:
+        """The source of each slot of a batch; int64[batch_size]."""
+        number, size = self.first + batch, self.batch_size
+        if self.alternate:
+            return np.repeat(self.shares.sources(number, number + 1), size)
+        return self.shares.sources(number * size, (number + 1) * size)
+
+    def given(self, batch: int) -> IntArray:
+        """How many clips each source has given before a batch; int64[sources]."""
+        number, size = self.first + batch, self.batch_size
+        if self.alternate:
+            return self.shares.given(number) * size
+        return self.shares.given(number * size)
+
+    def places(self, source: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Batch and slot of the clips `[start, stop)` of a source; int64[stop - start] each."""
+        size = self.batch_size
+        if not self.alternate:
+            batch, slot = np.divmod(self.shares.slots(source, start, stop), size)
+            return batch - self.first, slot
+        own, slot = np.divmod(np.arange(start, stop), size)  # the batches of this source alone
+        first = start // size
+        batches = self.shares.slots(source, first, max(first, -(-stop // size)))
+        return batches[own - first] - self.first, slot
+
+
+def count_batches(
+    stop: Stop, slots: Sequence[Fraction], size: int, worker: int, workers: int, *, least: int = 1
+) -> int:
+    """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
+
+    A source of `n` clips with a share `p` gives its last one within `n / p` slots; there are these
+    of each source: "first" ends before the batch in which the first source would begin again,
+    "longest" with the batch in which the last one has given all. An integer is shared among a
+    rank's workers. "first" gives `least` batches at least.
+    """
+    if isinstance(stop, int):
+        return (stop + workers - 1 - worker) // workers
+    if stop == "first":
+        return max(least, int(min(slots) // size))
+    return int(-(-max(slots) // size))
 
 
 def check_source(name: str, options: LoaderOptions) -> None:
@@ -65,23 +207,40 @@ def source_seed(seed: int, name: str) -> int:
     return key_of(seed, int.from_bytes(digest[:8], "little")) >> 1
 
 
+@dataclass
+class Done:
+    """What a source has done in one iteration of a mix."""
+
+    stats: EngineStats
+    repeated: int = 0  # clips of the epochs begun that another part gives too
+    mixed_from: int = 0  # places at a time, in the last of them
+
+
 class SourceLoader(ClipLoader):
     """Plans and executes the epochs of a source; the batches are the mix's.
 
-    Its `batch_size` is about how many clips it has in a batch. It has no memory before `limit`.
+    Its `batch_size` is about how many clips it has in a batch. It reads `features`, by default all
+    that `loader` reads. The mix leaves it `limit_in(n)` bytes in each of `n` workers of a rank.
     """
 
-    def __init__(self, loader: ClipLoader, features: list[str] | None, **options: Any) -> None:
+    of_mix = True
+
+    def __init__(
+        self,
+        loader: ClipLoader,
+        features: list[str] | None,
+        limit_in: Callable[[int], int],
+        **options: Any,
+    ) -> None:
         selection, own = loader.selection, loader.options
-        if features is not None and own.frame_transform is None and not _has_functions(selection):
+        can_choose = own.frame_transform is None and selection.draws.functions is None
+        if features is not None and can_choose:
             names = [name for name in selection.dataset.features if name in features]
             if names != list(selection.dataset.features):
                 own = _of_features(own, names, selection)
-                opened = replace(
-                    own, verify=None, storage_options=None, cache_dir=None, cache_limit=None
-                )
-                selection = ClipSelection(selection.dataset, opened)
-        super().__init__(selection, replace(own, **options), of_mix=True)
+                selection = ClipSelection(selection.dataset, own)
+        super().__init__(selection, replace(own, **options))
+        self._limit_in = limit_in
         self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
 
     def length(self, epoch: int, num_parts: int, stages: Stages = ()) -> int:
@@ -92,18 +251,17 @@ class SourceLoader(ClipLoader):
             self._left[key] = self.clips_left(epoch, stages).num_clips
         return -(-self._left[key] // num_parts)
 
-    def locate(self, clip: int, num_parts: int, rest: SourceRest | None = None) -> tuple[int, int]:
-        """The epoch that has a part's clip, and the first one there; both counted over all epochs,
-        or over those that `rest` has.
+    def locate(self, clip: int, num_parts: int, rest: SourceRest) -> tuple[int, int]:
+        """The epoch that has a part's clip, and the first one there; both counted over all epochs
+        that `rest` has.
         """
-        first, skipped = 0, 0
-        if rest is not None:
-            for epoch, stages in rest.pending:
-                length = self.length(epoch, num_parts, stages)
-                if clip < first + length:
-                    return epoch, first
-                first += length
-            skipped = self._clips_before(rest.following, num_parts)
+        first = 0
+        for epoch, stages in rest.pending:
+            length = self.length(epoch, num_parts, stages)
+            if clip < first + length:
+                return epoch, first
+            first += length
+        skipped = self._clips_before(rest.following, num_parts)
         number = clip - first + skipped  # over all whole epochs
         epoch = bisect_right(_EPOCHS, number, key=lambda i: self._clips_before(i, num_parts)) - 1
         if epoch == _EPOCHS[-1]:
@@ -116,20 +274,15 @@ class SourceLoader(ClipLoader):
         return epoch, self._clips_before(epoch, num_parts) - skipped + first
 
     def rest_of(
-        self,
-        given: Sequence[int],
-        ranks: int,
-        before: SourceRest | None,
-        state: SourceState,
+        self, given: Sequence[int], ranks: int, before: SourceRest, state: SourceState
     ) -> SourceRest:
         """What is left when each worker of a rank has given so many clips since `before`.
 
         The clips that parts have given of each epoch make one more stage of that epoch.
         """
-        count = ranks * len(given)
+        count, old = ranks * len(given), dict(before.pending)
         places = [self.locate(clips, count, before) for clips in given]
-        old = {} if before is None else dict(before.pending)
-        chosen = dict(zip(old, state.left, strict=True))
+        chosen = dict(zip(old, state.left, strict=False))  # they may be of a later rest
         first, last = min(places)[0], max(places)[0]
         pending: list[tuple[int, Stages]] = []
         following = first
@@ -148,6 +301,38 @@ class SourceLoader(ClipLoader):
                 following = epoch + 1
         return SourceRest(tuple(pending), following)
 
+    def run(
+        self,
+        channel: Channel,
+        order: MixPlan,
+        number: int,
+        clips: tuple[int, int],
+        done: Done,
+        stream: SideStream | None,
+    ) -> None:
+        """Fill batches with clips `[clip, last)`, counted over the epochs, one after the other.
+
+        This is source `number` of the mix, whose plan `order` says where clips go.
+        """
+        (clip, last), part, rest = clips, order.part, order.rests[number]
+        fill = partial(_fill, channel, done.stats)
+        while clip < last:
+            epoch, offset = self.locate(clip, part.count, rest)
+            stages = rest.stages(epoch)
+            plan = self.plan_epoch(epoch, part, stages)
+            done.repeated += plan.num_repeated
+            done.mixed_from = plan.num_cursors
+            execution = self.execution(plan, stages=stages, stats=done.stats, stream=stream)
+            some = clip - offset, min(last - offset, plan.num_clips)
+            try:
+                execution.run(channel, some, partial(_slots, order, number, offset), fill)
+            finally:
+                execution.release()
+            clip = offset + plan.num_clips
+
+    def _limit(self, num_parts: int) -> int:
+        return self._limit_in(self.workers(num_parts))
+
     def _clips_before(self, epoch: int, num_parts: int) -> int:
         """How many clips each of so many parts has of all epochs before one."""
         seed, shuffle = self._settings.seed, self._settings.shuffle
@@ -157,16 +342,15 @@ class SourceLoader(ClipLoader):
 def _of_features(
     options: LoaderOptions, names: list[str], selection: ClipSelection
 ) -> LoaderOptions:
-    """The options of a source of which only these features are read."""
-    windows, known, ragged = options.windows, options.last_known, options.ragged
-    if windows is not None:
-        windows = {name: windows[name] for name in windows if name in names}
-    if isinstance(known, Mapping):
-        known = {name: known[name] for name in known if name in names}
-    elif known is not None:
-        known = [name for name in known if name in names]
-    if isinstance(ragged, Mapping):
-        ragged = {name: ragged[name] for name in ragged if name in names}
+    """The options of a source of which only these features are read, of its open dataset."""
+
+    def some(given: Any) -> Any:
+        """What a dict has of these features, or which of them a list names."""
+        if isinstance(given, Mapping):
+            return {name: given[name] for name in given if name in names}
+        return [name for name in given or () if name in names]
+
+    windows, known, ragged = some(options.windows), some(options.last_known), options.ragged
     alone = not windows and options.clip_len is None  # the frame `start`, which always is there
     return replace(
         options,
@@ -176,8 +360,12 @@ def _of_features(
         pad=None if alone else options.pad,
         last_known=known or None,
         unknown=options.unknown if known else None,
-        ragged=ragged,
+        ragged=some(ragged) if isinstance(ragged, Mapping) else ragged,
         clip_transform=_steps_of(selection, names) or None,
+        verify=None,
+        storage_options=None,
+        cache_dir=None,
+        cache_limit=None,
     )
 
 
@@ -192,50 +380,9 @@ def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
     return [step.of_features(kept) for step in crops.steps] if kept else []
 
 
-def _has_functions(selection: ClipSelection) -> bool:
-    """Whether functions make features of others."""
-    return selection.draws.functions is not None
-
-
-class SourceRunner:
-    """A source in one iteration of a mix."""
-
-    def __init__(
-        self,
-        loader: SourceLoader,
-        part: Part,
-        stats: EngineStats,
-        stream: SideStream | None,
-        rest: SourceRest | None,
-    ) -> None:
-        self.stats = stats
-        self.repeated = 0  # clips of the epochs begun that another part gives too
-        self.mixed_from = 0  # places at a time, in the last of them
-        self._loader, self._part, self._stream, self._rest = loader, part, stream, rest
-
-    def run(self, channel: Channel, order: MixPlan, number: int, clip: int, last: int) -> None:
-        """Fill batches with the source's clips `[clip, last)`, counted over its epochs, which goes
-        on from one to the next. It is source `number` of the mix, which says where clips go."""
-        while clip < last:
-            epoch, offset = self._loader.locate(clip, self._part.count, self._rest)
-            stages = () if self._rest is None else self._rest.stages(epoch)
-            plan = self._loader.plan_epoch(epoch, self._part, stages)
-            self.repeated += plan.num_repeated
-            self.mixed_from = plan.num_cursors
-            execution = self._loader.execution(
-                plan, stages=stages, stats=self.stats, stream=self._stream
-            )
-            clips = clip - offset, min(last - offset, plan.num_clips)
-            slots = partial(_slots, order, number, offset)
-            try:
-                execution.run(channel, clips, slots, partial(self._fill, channel))
-            finally:
-                execution.release()
-            clip = offset + plan.num_clips
-
-    def _fill(self, channel: Channel, batch: OpenBatch, count: int) -> None:
-        self.stats.add(clips=count)
-        channel.fill(batch, count)
+def _fill(channel: Channel, stats: EngineStats, batch: OpenBatch, count: int) -> None:
+    stats.add(clips=count)
+    channel.fill(batch, count)
 
 
 def _slots(

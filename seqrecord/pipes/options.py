@@ -47,7 +47,7 @@ def _such(is_right: Callable[[Any], bool], expected: str) -> _Check:
     return lambda name, value: check(name, value, is_right(value), expected)
 
 
-def _one_of(*texts: str) -> _Check:
+def one_of(*texts: str) -> _Check:
     """Checks that an argument is one of these."""
     expected = " or ".join(map(repr, texts))
     return _such(lambda value: isinstance(value, str) and value in texts, expected)
@@ -111,10 +111,6 @@ def _check_reverse(name: str, value: Any) -> float:
     return float(value)
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _check_secrets(name: str, value: Any) -> Any:
     """It is not shown, for it may hold secrets."""
     is_dict = isinstance(value, Mapping)
@@ -122,11 +118,10 @@ def _check_secrets(name: str, value: Any) -> Any:
     return value
 
 
-def _check_device(_: str, value: Any) -> Any:
+def _check_device(value: Any) -> None:
     from seqrecord.engine.device.streams import check_device  # torch takes seconds
 
     check_device(value)
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +216,7 @@ class ClipOptions:
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
     reverse: float = _checked(0.0, _check_reverse)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
-    pad: str | None = _checked(None, _one_of("edge"))
+    pad: str | None = _checked(None, one_of("edge"))
     features: Sequence[str] | None = _checked(None, check_names)
     episodes: EpisodeFilter = _checked(
         None,
@@ -230,7 +225,9 @@ class ClipOptions:
             "a list of keys, a glob, or a function of an episode's metadata",
         ),
     )
-    split: str | None = _checked(None, _such(_is_text, "the name of a split"))
+    split: str | None = _checked(
+        None, _such(lambda value: isinstance(value, str), "the name of a split")
+    )
     clips: ClipList | None = field(default=None, repr=False)
     frame_transform: FrameTransform | None = _checked(
         None, _such(callable, "a function from a dict of arrays to a dict of arrays")
@@ -406,7 +403,7 @@ class LoaderOptions(ClipOptions):
     """
 
     rotate_phase: bool = _checked(False, _check_flag)
-    order: str = _checked("clips", _one_of(*ORDERS))
+    order: str = _checked("clips", one_of(*ORDERS))
     shuffle: bool = _checked(True, _check_flag)
     shuffle_buffer: int | None = _checked(None, _check_count)
     num_cursors: int | None = _checked(None, _check_count)
@@ -417,8 +414,8 @@ class LoaderOptions(ClipOptions):
     memory_limit: int | str | None = _checked(None, _check_size)
     rank: int | None = None
     world_size: int | None = None
-    device: str | torch.device | None = _checked(None, _check_device)
-    video_decoder: str = _checked("pyav", _one_of("pyav", "torchcodec"))
+    device: str | torch.device | None = _checked(None, _only(_check_device))
+    video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     num_threads: int | None = _checked(None, _check_count)
     trace: str | PathLike[str] | None = _checked(None, _only(lambda at: local_path(at, "trace")))
 

@@ -52,7 +52,7 @@ ORDERS = ("clips", "sequences")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """How an epoch is walked; `memory.default_settings` chooses the last five.
+    """How an epoch is walked; `memory.Demand` chooses the last five.
 
     In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
     `BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).

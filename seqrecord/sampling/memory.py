@@ -12,29 +12,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds, resident_bounds
-from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.units import format_size
 
-__all__ = [
-    "Fit",
-    "FrameSizes",
-    "Memory",
-    "default_settings",
-    "fit",
-    "fit_given",
-    "held_bytes",
-    "least_held",
-    "least_limit",
-    "limit_to_mix",
-    "mixing_limit",
-    "usual_limit",
-    "wanted_limit",
-]
+__all__ = ["Demand", "Fit", "FrameSizes", "Memory", "usual_limit"]
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
 MOST_PREFETCH = 6  # … of small ones
@@ -45,7 +29,7 @@ MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more tha
 LOADS_SHARE = 8  # one part in eight of the limit
 AHEAD = 1.5  # times the frames held, so that loads of the next round have room too
 MOST_AHEAD = 2.0  # … where memory is left: then all of the next round's loads may begin, which
-# `default_settings` leaves room for where it chooses larger blocks than the smallest
+# `Demand.default_settings` leaves room for where it chooses larger blocks than the smallest
 STAYING = 8  # bytes beside a frame that stays: whether it is there, and which clip is the first
 USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, or more to mix well
 MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers together
@@ -81,6 +65,10 @@ class FrameSizes:
     chunk: int
     batch: int
 
+    def held(self, frames: Sequence[int]) -> int:
+        """Bytes of so many frames of each group."""
+        return sum(n * size for n, size in zip(frames, self.frames, strict=True))
+
     def beside_arena(self, prefetch: int, loads: int) -> int:
         """Bytes of all batches in use, and of chunks being read."""
         return (prefetch + CONSUMER) * self.batch + loads * self.chunk
@@ -115,29 +103,25 @@ class Fit:
     def nbytes(self, memory: Memory) -> int:
         """The most bytes that an epoch takes with it."""
         loads = memory.max_loads + memory.max_ahead
-        beside = self.sizes.beside_arena(memory.prefetch, loads)
-        return held_bytes(self.sizes.frames, memory.num_rows) + beside
+        return self.sizes.held(memory.num_rows) + self.sizes.beside_arena(memory.prefetch, loads)
 
     def together(self, memory: Memory, most: int) -> int:
         """How many batches can be built at once with what `memory` leaves, up to `most`."""
-        taken = held_bytes(self.sizes.frames, memory.num_rows)
+        taken = self.sizes.held(memory.num_rows)
         taken += (memory.prefetch - self.prefetch) * self.sizes.batch
         left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
         more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
         return max(1, min(most, 1 + more))
 
-    def memory(self, plan: Plan, *, fixed: bool) -> Memory:
-        """What the limit leaves for a plan; `fixed`: frames of fixed shapes, in host memory."""
-        return self.memory_of([group.max_resident_frames for group in plan.groups], fixed=fixed)
-
-    def memory_of(self, frames: Sequence[int], *, fixed: bool) -> Memory:
-        """As `memory`, for a plan that holds at most so many frames of each group."""
+    def memory(self, frames: Sequence[int], *, fixed: bool) -> Memory:
+        """What the limit leaves for a plan that holds at most so many frames of each group;
+        `fixed`: of fixed shapes, in host memory."""
         if self.staying is not None:
             return self.staying
-        sizes, held = self.sizes.frames, tuple(frames)
+        held = tuple(frames)
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
-        nbytes = max(1, held_bytes(sizes, held))
+        nbytes = max(1, self.sizes.held(held))
         left = self.max_arena - int(nbytes * AHEAD)
         more = self._more_batches(left) if fixed else 0
         least = min(self._divide(held, nbytes, 0)[1], MAX_LOADS // 2)
@@ -151,7 +135,7 @@ class Fit:
         loaded; without, where they do not all fit."""
         sizes = tuple(nbytes + STAYING for nbytes in self.sizes.frames)
         rows = (max(1, num_frames),) * len(sizes)
-        left = self.max_arena - held_bytes(sizes, rows)
+        left = self.max_arena - replace(self.sizes, frames=sizes).held(rows)
         if not num_frames or left < 0:
             return self
         prefetch = self.prefetch + self._more_batches(left)
@@ -163,7 +147,7 @@ class Fit:
         max_arena = self.max_arena - more * self.sizes.batch
         most = max(nbytes, min(max_arena, int(nbytes * MOST_AHEAD)))
         rows = tuple(number * most // nbytes for number in held)
-        left = max_arena - held_bytes(self.sizes.frames, rows)
+        left = max_arena - self.sizes.held(rows)
         return rows, max(0, min(MAX_LOADS, left // max(1, self.sizes.chunk)))
 
     def _more_batches(self, left: int) -> int:
@@ -174,335 +158,320 @@ class Fit:
         return max(0, min(MOST_PREFETCH - self.prefetch, most))
 
 
-def fit(
-    facts: ClipFacts,
-    settings: PlanSettings,
-    sizes: FrameSizes,
-    *,
-    memory_limit: int,
-    shuffle_buffer: int | None,
-    num_cursors: int | None,
-    num_parts: int,
-    url: str,
-    what: str = "these clips",
-    may_stay: int = 0,
-) -> Fit:
-    """The best settings whose arenas, batches and chunks in flight take at most `memory_limit`.
-
-    There are `may_stay` frames that may stay in memory, if they all fit.
-
-    Raises `MemoryLimitError`, which names `url` and the least that would do, where nothing fits.
-    """
-    if settings.order == "sequences":  # these follow from the batches alone
-        given = sequence_settings(settings, facts.spec.stride)
-        what = what.replace("clips", "sequences")
-        limits: dict[str, Any] = {"memory_limit": memory_limit, "may_stay": may_stay}
-        return fit_given(facts, given, sizes, **limits, url=url, what=what)
-    least = least_held(facts, settings, sizes.frames, num_cursors)
-    best: Fit | None = None
-    for prefetch, loads, arena, max_held in _ways_to_spend(sizes, memory_limit, least, what, url):
-        found = Fit(settings, sizes, arena, prefetch, loads).with_all(may_stay)
-        facts = replace(facts, stay=found.staying is not None)
-        fitted = default_settings(
-            facts,
-            settings,
-            shuffle_buffer=shuffle_buffer,
-            max_held=max_held,
-            max_arena=arena,
-            frame_bytes=sizes.frames,
-            num_cursors=num_cursors,
-            num_parts=num_parts,
-        )
-        limited, of_memory = None, False
-        if num_cursors is None:
-            limited, of_memory = mixing_limit(
-                facts, fitted, max_held=max_held, num_parts=num_parts, frame_bytes=sizes.frames
-            )
-        if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
-            resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
-            best = replace(
-                found, settings=fitted, resident=resident, limited=limited, of_memory=of_memory
-            )
-        if not of_memory:
-            break
-    assert best is not None
-    return best
-
-
 def usual_limit(wanted: int, num_workers: int = 1) -> int:
     """The memory limit of each worker of a rank where none is given: the `wanted` bytes, at least
     `USUAL_LIMIT`, but all workers together have `MOST_OF_RANK`."""
     return min(MOST_OF_RANK // num_workers, max(USUAL_LIMIT, wanted))
 
 
-def wanted_limit(facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes) -> int:
-    """A memory limit with which batches of one part are mixed well, and `PREFETCH` of them wait."""
-    held = _held_to_mix(facts, settings, sizes.frames, 1)
-    nbytes = ceil(held * AHEAD) + sizes.beside_arena(PREFETCH, 0)
-    return nbytes + max(sizes.chunk, min(MAX_LOADS * sizes.chunk, nbytes // (LOADS_SHARE - 1)))
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What memory has to hold for the clips of `facts`, in each of so many parts of an epoch.
 
-
-def limit_to_mix(
-    facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes, *, num_parts: int
-) -> int:
-    """The least memory limit with which batches are mixed well."""
-    return _held_to_mix(facts, settings, sizes.frames, num_parts) + sizes.beside_arena(1, 1)
-
-
-def least_limit(
-    facts: ClipFacts, settings: PlanSettings, sizes: FrameSizes, num_cursors: int | None
-) -> int:
-    """The least memory limit with which `fit` finds settings, in bytes."""
-    return least_held(facts, settings, sizes.frames, num_cursors) + sizes.beside_arena(1, 1)
-
-
-def fit_given(
-    facts: ClipFacts,
-    settings: PlanSettings,
-    sizes: FrameSizes,
-    *,
-    memory_limit: int,
-    url: str,
-    what: str = "the order of the saved state",
-    may_stay: int = 0,
-) -> Fit:
-    """Memory for settings that are given, those of a saved state: they are the order's.
-
-    `may_stay` is that of `fit`.
-
-    Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+    The last five of `settings` are chosen, and `num_cursors` and `shuffle_buffer` where they are
+    `None`. There are `may_stay` frames that may stay in memory, if they all fit. Errors name `url`
+    and say `what` needs the memory.
     """
-    resident = tuple(resident_bounds(facts, settings))
-    least = held_bytes(sizes.frames, resident)
-    prefetch, loads, arena, _ = _ways_to_spend(sizes, memory_limit, least, what, url)[0]
-    most = resident if facts.any_clips else None
-    return Fit(settings, sizes, arena, prefetch, loads, most).with_all(may_stay)
 
+    facts: ClipFacts
+    settings: PlanSettings
+    sizes: FrameSizes
+    num_parts: int = 1
+    num_cursors: int | None = None
+    shuffle_buffer: int | None = None
+    may_stay: int = 0
+    url: str = ""
+    what: str = "these clips"
 
-def _ways_to_spend(
-    sizes: FrameSizes, memory_limit: int, held: int, what: str, url: str
-) -> list[tuple[int, int, int, int]]:
-    """The numbers of batches to prefetch and of chunks to read at a time, bytes of the arenas, and
-    of frames to hold at most, which leaves the others to loads ahead. The best way comes first.
+    def fit(self, memory_limit: int) -> Fit:
+        """The best settings whose arenas, batches and chunks in flight take at most these bytes.
 
-    Raises `MemoryLimitError` where no way leaves the bytes of frames that have to be held.
-    """
-    affordable = memory_limit // LOADS_SHARE // max(1, sizes.chunk)
-    loads = max(1, min(MAX_LOADS, affordable))
-    ways = [(prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in range(PREFETCH, 0, -1)]
-    found = []
-    ways += [(1, max(1, loads >> i), 1) for i in range(1, MAX_LOADS.bit_length())]
-    for prefetch, loads, ahead in ways:
-        arena = memory_limit - sizes.beside_arena(prefetch, loads)
-        if int(arena / ahead) >= held:
-            found.append((prefetch, loads, arena, int(arena / ahead)))
-    if found:
-        return found
-    least = held + sizes.beside_arena(1, 1)
-    raise MemoryLimitError(
-        f"memory_limit is too small for {what}",
-        file=url,
-        expected=(
-            f"at least {least} bytes ({format_size(least)}): {format_size(held)} of frames, "
-            f"{1 + CONSUMER} batches and a chunk"
-        ),
-        got=f"{memory_limit} bytes ({format_size(memory_limit)})",
-    )
-
-
-def held_bytes(frame_bytes: Sequence[int] | None, frames: Sequence[int]) -> int:
-    """The bytes of so many frames of each group; with `None` a frame of each is one byte."""
-    return sum(n * size for n, size in zip(frames, frame_bytes or [1] * len(frames), strict=True))
-
-
-def least_held(
-    facts: ClipFacts,
-    settings: PlanSettings,
-    frame_bytes: Sequence[int] | None = None,
-    num_cursors: int | None = None,
-) -> int:
-    """The least bytes of frames to hold, with one cursor or, shuffled, so many."""
-    cursors = num_cursors or 1 if settings.shuffle else 1
-    return _by_cursor(facts, settings, frame_bytes, 1) * cursors
-
-
-def default_settings(
-    facts: ClipFacts,
-    settings: PlanSettings,
-    *,
-    shuffle_buffer: int | None,
-    max_held: int,
-    max_arena: int | None = None,
-    frame_bytes: Sequence[int] | None = None,
-    num_cursors: int | None = None,
-    num_parts: int = 1,
-) -> PlanSettings:
-    """`settings` with the last five chosen for an arena.
-
-    Cursors first: two for each clip of a batch, so that it and the next come from different ones,
-    as far as `max_held` bytes of frames allow and as reading some frames twice at the cuts stays
-    below `REREAD_BY_CURSORS` of the epoch. Where that is not enough to mix a batch, up to
-    `MOST_REREAD`. Whatever that reads twice, there are `LEAST_CURSORS`, or as many as episodes of
-    one length. A given `num_cursors` is kept. Where frames stay, cursors more that begin inside the
-    shares of these cost nothing.
-
-    Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
-    `max_held` does, with room in `max_arena` bytes for all that the next round loads (by default
-    `AHEAD` times `max_held`). A frame of each group takes `frame_bytes` (`None`: 1 each). The
-    first round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
-
-    A part of so few clips is one round of a single cursor if it fits, which is shuffled as a whole
-    and reads nothing twice. With `rotate_phase` all that holds for the clips of any phase.
-    `max_held` is at least `least_held`.
-    """
-    given = num_cursors if settings.shuffle else None
-    spec, span, sizes, whole = (
-        facts.spec,
-        facts.window.span,
-        _block_sizes(facts),
-        facts.whole_block(),
-    )
-    if not settings.shuffle:
-        wanted = max(settings.batch_size or 1, _clips_in_order(facts, frame_bytes))
-        enough = bisect_left(sizes, wanted * spec.stride)
-        tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
-        fits = (n for n in tried if _by_cursor(facts, settings, frame_bytes, n) <= max_held)
-        return _one_cursor(settings, next(fits, 1))
-    buffer = min(shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
-    share = -(-facts.num_clips // num_parts)
-    if given is None and share <= min(FIRST_ROUND, buffer):
-        for block in (whole, facts.whole_block(num_parts)):
-            single = _one_cursor(settings, block)
-            if held_bytes(frame_bytes, cursor_bounds(facts, single)) <= max_held:
-                return single
-
-    cursors = shares = given or 1
-    if given is None:
-        wanted = min(max(2 * (settings.batch_size or 1), USUAL_CURSORS), buffer)
-        if spec.stride >= span:  # else chunks are held for clips of later rounds
-            wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
-        fitting = max_held // _by_cursor(facts, settings, frame_bytes, sizes[0])
-        wanted = max(1, min(wanted, fitting))
-        cursors = shares = min(wanted, _affordable_cursors(facts, settings, wanted, num_parts))
-        # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
-        for fewer, _ in _ways_to_mix(facts, settings, num_parts):
-            number = min(cursors, fewer)
-            block = max(sizes[0], _apart(facts, settings, number))
-            if number * _by_cursor(facts, settings, frame_bytes, block) <= max_held:
-                cursors = shares = max(number, cursors if block == sizes[0] else 0)
+        Raises `MemoryLimitError`, which says the least that would do, where nothing fits.
+        """
+        if self.settings.order == "sequences":  # these follow from the batches alone
+            given = sequence_settings(self.settings, self.facts.spec.stride)
+            return self.fit_given(given, memory_limit, self.what.replace("clips", "sequences"))
+        best: Fit | None = None
+        ways = self._ways_to_spend(memory_limit, self.least_held, self.what)
+        for prefetch, loads, arena, max_held in ways:
+            found = Fit(self.settings, self.sizes, arena, prefetch, loads).with_all(self.may_stay)
+            facts = replace(self.facts, stay=found.staying is not None)
+            demand = replace(self, facts=facts)
+            fitted = demand.default_settings(max_held, arena)
+            limited, of_memory = None, False
+            if self.num_cursors is None:
+                limited, of_memory = replace(demand, settings=fitted).mixing_limit(max_held)
+            if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
+                resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
+                best = replace(
+                    found, settings=fitted, resident=resident, limited=limited, of_memory=of_memory
+                )
+            if not of_memory:
                 break
-        if facts.stay:  # … not closer to each other than two clips
-            shares = 1 if num_parts == 1 else shares
-            most = min(wanted, share * spec.stride // (2 * span))
-            cursors = shares * max(1, most // shares)
+        assert best is not None
+        return best
 
-    arena = int(AHEAD * max_held) if max_arena is None else max_arena
-    usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
-    longest = -(-whole // (num_parts * cursors))
-    apart = _apart(facts, settings, cursors)
-    first = max(FIRST_ROUND * spec.stride // cursors, apart)
-    if apart > 1 and usual < 2 * first:  # what is left would be too short
-        first = max(first, whole)
+    def fit_given(
+        self, settings: PlanSettings, memory_limit: int, what: str = "the order of the saved state"
+    ) -> Fit:
+        """Memory for settings that are given, those of a saved state: they are the order's.
 
-    def has_room(tried: int) -> bool:
-        held = _by_cursor(facts, settings, frame_bytes, tried)
-        ahead = _brought(facts, _most_ahead(first, tried, usual))
-        return cursors * held <= max_held and (
-            tried == sizes[0]
-            or (
-                cursors * (held + held_bytes(frame_bytes, ahead)) <= arena
-                and cursors * tried <= buffer * spec.stride
-                and tried < 2 * longest
+        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+        """
+        resident = tuple(resident_bounds(self.facts, settings))
+        ways = self._ways_to_spend(memory_limit, self.sizes.held(resident), what)
+        prefetch, loads, arena, _ = ways[0]
+        most = resident if self.facts.any_clips else None
+        return Fit(settings, self.sizes, arena, prefetch, loads, most).with_all(self.may_stay)
+
+    @property
+    def least_limit(self) -> int:
+        """The least memory limit with which `fit` finds settings, in bytes."""
+        return self.least_held + self.sizes.beside_arena(1, 1)
+
+    @property
+    def limit_to_mix(self) -> int:
+        """The least memory limit with which batches are mixed well."""
+        return self._held_to_mix + self.sizes.beside_arena(1, 1)
+
+    @property
+    def wanted_limit(self) -> int:
+        """A memory limit with which batches are mixed well, and `PREFETCH` of them wait."""
+        chunk = self.sizes.chunk
+        nbytes = ceil(self._held_to_mix * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
+        return nbytes + max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1)))
+
+    @property
+    def least_held(self) -> int:
+        """The least bytes of frames to hold, with one cursor or, shuffled, `num_cursors`."""
+        return self._by_cursor(1) * (self.num_cursors or 1 if self.settings.shuffle else 1)
+
+    def default_settings(self, max_held: int, max_arena: int) -> PlanSettings:
+        """The settings, with the last five chosen for an arena.
+
+        Cursors first: two for each clip of a batch, so that it and the next come from different
+        ones, as far as `max_held` bytes of frames allow and as reading some frames twice at the
+        cuts stays below `REREAD_BY_CURSORS` of the epoch. Where that is not enough to mix a batch,
+        up to `MOST_REREAD`. Whatever that reads twice, there are `LEAST_CURSORS`, or as many as
+        episodes of one length. A given `num_cursors` is kept. Where frames stay, cursors more that
+        begin inside the shares of these cost nothing.
+
+        Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
+        `max_held` does, with room in `max_arena` bytes for all that the next round loads. The first
+        round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
+
+        A part of so few clips is one round of a single cursor if it fits, which is shuffled as a
+        whole and reads nothing twice. With `rotate_phase` all that holds for the clips of any
+        phase. `max_held` is at least `least_held`.
+        """
+        facts, settings, num_parts = self.facts, self.settings, self.num_parts
+        spec, span, sizes = facts.spec, facts.window.span, _block_sizes(facts)
+        if not settings.shuffle:
+            enough = bisect_left(sizes, self._clips_in_order * spec.stride)
+            tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
+            fits = (n for n in tried if self._by_cursor(n) <= max_held)
+            return _one_cursor(settings, next(fits, 1))
+        given, whole = self.num_cursors, facts.whole_block()
+        buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
+        share = -(-facts.num_clips // num_parts)
+        if given is None and share <= min(FIRST_ROUND, buffer):
+            for block in (whole, facts.whole_block(num_parts)):
+                if self._by_cursor(block) <= max_held:
+                    return _one_cursor(settings, block)
+
+        cursors = shares = given or 1
+        if given is None:
+            wanted = min(max(2 * (settings.batch_size or 1), USUAL_CURSORS), buffer)
+            if spec.stride >= span:  # else chunks are held for clips of later rounds
+                wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
+            wanted = max(1, min(wanted, max_held // self._by_cursor(sizes[0])))
+            cursors = shares = min(wanted, self._affordable_cursors(wanted))
+            # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
+            for fewer, _ in self._ways_to_mix:
+                number = min(cursors, fewer)
+                block = self._block_to_mix(number)
+                if number * self._by_cursor(block) <= max_held:
+                    cursors = shares = max(number, cursors if block == sizes[0] else 0)
+                    break
+            if facts.stay:  # … not closer to each other than two clips
+                shares = 1 if num_parts == 1 else shares
+                most = min(wanted, share * spec.stride // (2 * span))
+                cursors = shares * max(1, most // shares)
+
+        usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
+        longest = -(-whole // (num_parts * cursors))
+        apart = self._apart(cursors)
+        first = max(FIRST_ROUND * spec.stride // cursors, apart)
+        if apart > 1 and usual < 2 * first:  # what is left would be too short
+            first = max(first, whole)
+
+        def has_room(tried: int) -> bool:
+            held = self._by_cursor(tried)
+            ahead = self.sizes.held(_brought(facts, _most_ahead(first, tried, usual)))
+            return cursors * held <= max_held and (
+                tried == sizes[0]
+                or (
+                    cursors * (held + ahead) <= max_arena
+                    and cursors * tried <= buffer * spec.stride
+                    and tried < 2 * longest
+                )
             )
+
+        # The first that does not fit, in steps of which each halves the rest.
+        count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
+        size = sizes[count - 1] if count else 1
+        left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
+        run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
+        return replace(
+            settings,
+            num_cursors=cursors,
+            block_frames=size,
+            run_frames=run,
+            first_block_frames=min(first, size),
+            num_shares=shares if facts.stay else None,
         )
 
-    # The first that does not fit, in steps of which each halves the rest.
-    count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
-    size = sizes[count - 1] if count else 1
-    left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
-    run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
-    return replace(
-        settings,
-        num_cursors=cursors,
-        block_frames=size,
-        run_frames=run,
-        first_block_frames=min(first, size),
-        num_shares=shares if facts.stay else None,
-    )
+    def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
+        """What keeps settings, all of which are chosen, from mixing a batch well, in words, and
+        whether that is memory; `None` if nothing does."""
+        facts, settings, num_parts = self.facts, self.settings, self.num_parts
+        cursors, enough = settings.num_cursors, self._enough_cursors
+        in_one_round = settings.first_block_frames >= facts.whole_block(num_parts)
+        is_apart = settings.block_frames >= self._apart(cursors)
+        if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
+            return None, False
+        why = f" where {enough} are wanted"
+        if cursors >= enough:
+            why = ", which lie too close to each other"
+        found = f"clips are mixed from {cursors} places at a time{why}"
+        if (needed := self._held_to_mix) > max_held:
+            room = f"memory_limit leaves room for {format_size(max_held)} of frames"
+            return f"{found}: {room}, {format_size(needed)} are needed", True
+        reread = facts.reread(enough, num_parts)
+        parts = f"in {num_parts} parts of so short an epoch"
+        return f"{found}: {parts} these would read {reread:.0%} of it twice", False
 
+    def _ways_to_spend(
+        self, memory_limit: int, held: int, what: str
+    ) -> list[tuple[int, int, int, int]]:
+        """The numbers of batches to prefetch and of chunks to read at a time, bytes of the arenas,
+        and of frames to hold at most, which leaves the others to loads ahead. The best way comes
+        first.
 
-def mixing_limit(
-    facts: ClipFacts,
-    settings: PlanSettings,
-    *,
-    max_held: int,
-    num_parts: int,
-    frame_bytes: Sequence[int] | None = None,
-) -> tuple[str | None, bool]:
-    """What keeps chosen settings from mixing a batch well, in words, and whether that is memory;
-    `None` if nothing does."""
-    cursors, enough = settings.num_cursors, _enough_cursors(facts, settings, num_parts)
-    in_one_round = settings.first_block_frames >= facts.whole_block(num_parts)
-    is_apart = settings.block_frames >= _apart(facts, settings, cursors)
-    if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
-        return None, False
-    why = f" where {enough} are wanted"
-    if cursors >= enough:
-        why = ", which lie too close to each other"
-    found = f"clips are mixed from {cursors} places at a time{why}"
-    needed = _held_to_mix(facts, settings, frame_bytes, num_parts)
-    if needed > max_held:
-        room = f"memory_limit leaves room for {format_size(max_held)} of frames"
-        return f"{found}: {room}, {format_size(needed)} are needed", True
-    reread = facts.reread(enough, num_parts)
-    parts = f"in {num_parts} parts of so short an epoch"
-    return f"{found}: {parts} these would read {reread:.0%} of it twice", False
+        Raises `MemoryLimitError` where no way leaves the bytes of frames that have to be held.
+        """
+        sizes, usual = self.sizes, range(PREFETCH, 0, -1)
+        affordable = memory_limit // LOADS_SHARE // max(1, sizes.chunk)
+        loads = max(1, min(MAX_LOADS, affordable))
+        ways = [(prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in usual]
+        found = []
+        ways += [(1, max(1, loads >> i), 1) for i in range(1, MAX_LOADS.bit_length())]
+        for prefetch, loads, ahead in ways:
+            arena = memory_limit - sizes.beside_arena(prefetch, loads)
+            if int(arena / ahead) >= held:
+                found.append((prefetch, loads, arena, int(arena / ahead)))
+        if found:
+            return found
+        least = held + sizes.beside_arena(1, 1)
+        raise MemoryLimitError(
+            f"memory_limit is too small for {what}",
+            file=self.url,
+            expected=(
+                f"at least {least} bytes ({format_size(least)}): {format_size(held)} of frames, "
+                f"{1 + CONSUMER} batches and a chunk"
+            ),
+            got=f"{memory_limit} bytes ({format_size(memory_limit)})",
+        )
 
+    @property
+    def _held_to_mix(self) -> int:
+        """The least bytes of frames to hold with which batches are mixed well, if reading allows
+        it."""
+        if self.settings.order == "sequences" or not self.settings.shuffle:
+            return self.least_held
+        every = self._ways_to_mix
+        ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
+        whole = self.facts.whole_cursors(self.num_parts)
+        if whole >= every[-1][0]:  # these read nothing twice
+            ways.append((whole, self._block_to_mix(whole)))
+        return min(n * self._by_cursor(block) for n, block in ways or every)
 
-def _held_to_mix(
-    facts: ClipFacts, settings: PlanSettings, frame_bytes: Sequence[int] | None, num_parts: int
-) -> int:
-    """The least bytes of frames to hold with which batches are mixed well, if reading allows it."""
-    if settings.order == "sequences" or not settings.shuffle:
-        return least_held(facts, settings, frame_bytes)
-    every = _ways_to_mix(facts, settings, num_parts)
-    ways = [
-        (number, block)
-        for number, block in every
-        if number <= _affordable_cursors(facts, settings, number, num_parts)
-    ]
-    if (whole := facts.whole_cursors(num_parts)) >= every[-1][0]:  # these read nothing twice
-        ways.append((whole, max(_block_sizes(facts)[0], _apart(facts, settings, whole))))
-    return min(n * _by_cursor(facts, settings, frame_bytes, block) for n, block in ways or every)
+    @property
+    def _enough_cursors(self) -> int:
+        """How many cursors mix a batch well: about as many as it would have episodes, if all clips
+        were shuffled."""
+        size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.facts.num_episodes)
+        found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
+        enough = max(min(size, ENOUGH_CURSORS), ceil(found))
+        return min(enough, -(-self.facts.num_clips // self.num_parts))
 
+    @property
+    def _ways_to_mix(self) -> list[tuple[int, int]]:
+        """Numbers of cursors, and the blocks with which so many mix a batch well; most cursors
+        first.
 
-def _enough_cursors(facts: ClipFacts, settings: PlanSettings, num_parts: int) -> int:
-    """How many cursors mix a batch well: about as many as it would have episodes, if all clips
-    were shuffled."""
-    size, episodes = settings.batch_size or ENOUGH_CURSORS, max(1, facts.num_episodes)
-    found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
-    enough = max(min(size, ENOUGH_CURSORS), ceil(found))
-    return min(enough, -(-facts.num_clips // num_parts))
+        Either each clip of a batch comes from another cursor, or a block is long enough for
+        several.
+        """
+        size, enough = self.settings.batch_size or 1, self._enough_cursors
+        each = [max(enough, ceil(size / CLOSE))]
+        each += [max(enough, -(-size // number)) for number in range(2, MOST_OF_A_BLOCK + 1)]
+        return [(number, self._block_to_mix(number)) for number in dict.fromkeys(each)]
 
+    def _block_to_mix(self, cursors: int) -> int:
+        """The frames of a block with which so many cursors mix a batch well."""
+        return max(_block_sizes(self.facts)[0], self._apart(cursors))
 
-def _ways_to_mix(facts: ClipFacts, settings: PlanSettings, num_parts: int) -> list[tuple[int, int]]:
-    """Numbers of cursors, and the blocks with which so many mix a batch well; most cursors first.
+    def _apart(self, cursors: int) -> int:
+        """The frames that a block must have so that the clips that a batch has of it do not
+        overlap."""
+        size = self.settings.batch_size or 1
+        if size <= CLOSE * cursors:
+            return 1
+        return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.facts.window.span
 
-    Either each clip of a batch comes from another cursor, or a block is long enough for several.
-    """
-    size, enough = settings.batch_size or 1, _enough_cursors(facts, settings, num_parts)
-    each = [max(enough, ceil(size / CLOSE))]
-    each += [max(enough, -(-size // number)) for number in range(2, MOST_OF_A_BLOCK + 1)]
-    smallest = _block_sizes(facts)[0]
-    return [(n, max(smallest, _apart(facts, settings, n))) for n in dict.fromkeys(each)]
+    @property
+    def _clips_in_order(self) -> int:
+        """How many clips a round of an unshuffled epoch has, a few more or less.
 
+        Their order is the same whatever that is. A batch waits for its own loads only, not for a
+        round. Where frames of video are decoded a round takes little time beside that, and holds
+        few.
+        """
+        least, frame = max(self.settings.batch_size or 1, LEAST_BLOCK), sum(self.sizes.frames)
+        if self.facts.keyframes:
+            return least
+        most = IN_ORDER_BYTES // max(1, frame * self.facts.spec.stride)
+        return max(least, min(most, MOST_IN_ORDER))
 
-def _apart(facts: ClipFacts, settings: PlanSettings, cursors: int) -> int:
-    """The frames that a block must have so that the clips that a batch has of it do not overlap."""
-    size = settings.batch_size or 1
-    if size <= CLOSE * cursors:
-        return 1
-    return min(-(-size // cursors), MOST_OF_A_BLOCK) * facts.window.span
+    def _affordable_cursors(self, wanted: int) -> int:
+        """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
+        facts, num_parts = self.facts, self.num_parts
+        in_share = int((self.settings.batch_size or 1) / ENOUGH_SHARE)
+        enough = max(self._enough_cursors, in_share)
+        cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
+
+        def within(share: float) -> int:
+            if cost * wanted + always <= share or not cost:  # what parts cost, fewer would cost too
+                return wanted
+            return max(0, int((share - always) / cost))
+
+        share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
+        if facts.keyframes:  # shorter shares than that could not begin at keyframes
+            share = MOST_DECODED
+            shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
+            wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
+        most = within(share)
+        if num_parts == 1:
+            most = max(min(most, ENOUGH_CURSORS), within(min(share, MOST_REREAD_ALONE)))
+        affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
+        whole = facts.whole_cursors(num_parts)
+        return max(affordable, whole if whole <= wanted else 0)
+
+    def _by_cursor(self, block_frames: int) -> int:
+        """The most bytes of frames that a cursor holds with blocks of this size; at least 1."""
+        tried = replace(self.settings, block_frames=block_frames, first_block_frames=block_frames)
+        return max(1, self.sizes.held(cursor_bounds(self.facts, tried)))
 
 
 def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
@@ -510,44 +479,6 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     return replace(
         settings, num_cursors=1, block_frames=block, run_frames=None, first_block_frames=block
     )
-
-
-def _clips_in_order(facts: ClipFacts, frame_bytes: Sequence[int] | None) -> int:
-    """How many clips a round of an unshuffled epoch has, a few more or less.
-
-    Their order is the same whatever that is. A batch waits for its own loads only, not for a round.
-    Where frames of video are decoded a round takes little time beside that, and holds few.
-    """
-    if frame_bytes is None or facts.keyframes:
-        return LEAST_BLOCK
-    most = IN_ORDER_BYTES // max(1, sum(frame_bytes) * facts.spec.stride)
-    return min(max(LEAST_BLOCK, most), MOST_IN_ORDER)
-
-
-def _affordable_cursors(
-    facts: ClipFacts, settings: PlanSettings, wanted: int, num_parts: int
-) -> int:
-    """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
-    in_share = int((settings.batch_size or 1) / ENOUGH_SHARE)
-    enough = max(_enough_cursors(facts, settings, num_parts), in_share)
-    cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
-
-    def within(share: float) -> int:
-        if cost * wanted + always <= share or not cost:  # what parts cost, fewer would cost too
-            return wanted
-        return max(0, int((share - always) / cost))
-
-    share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
-    if facts.keyframes:  # shorter shares than that could not begin at keyframes
-        share = MOST_DECODED
-        shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
-        wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
-    most = within(share)
-    if num_parts == 1:
-        most = max(min(most, ENOUGH_CURSORS), within(min(share, MOST_REREAD_ALONE)))
-    affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
-    whole = facts.whole_cursors(num_parts)
-    return max(affordable, whole if whole <= wanted else 0)
 
 
 def _most_ahead(first: int, size: int, usual: int) -> int:
@@ -574,14 +505,6 @@ def _brought(facts: ClipFacts, block_frames: int) -> list[int]:
         // group.window.frame_step
         for i, group in enumerate(facts.groups)
     ]
-
-
-def _by_cursor(
-    facts: ClipFacts, settings: PlanSettings, frame_bytes: Sequence[int] | None, block_frames: int
-) -> int:
-    """The most bytes of frames that a cursor holds with blocks of this size; at least 1."""
-    tried = replace(settings, block_frames=block_frames, first_block_frames=block_frames)
-    return max(1, held_bytes(frame_bytes, cursor_bounds(facts, tried)))
 
 
 def _block_sizes(facts: ClipFacts) -> list[int]:
