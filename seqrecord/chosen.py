@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips import ClipSpec, ClipTable, IntArray
+from seqrecord.forks import cached_property
 from seqrecord.grids import followed, frame_keys
 
 __all__ = ["ChosenClips"]
@@ -40,6 +41,11 @@ class ChosenClips:
 
     def __repr__(self) -> str:
         return f"ChosenClips({len(self)} clips, {float(self.weight.sum()):g} in an epoch)"
+
+    @cached_property
+    def as_listed(self) -> IntArray:
+        """Where each clip of the user's list is, in the order of the list; int64[n]."""
+        return np.argsort(self.row, kind="stable")
 
     @property
     def most(self) -> IntArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
 from seqrecord.grids import IntArray
 from seqrecord.text import repr_of
 
@@ -155,6 +155,26 @@ class Seconds:
                 got=f"{asked[at] / fps:g} s, and the nearest frame at {offsets[at] / fps:g} s",
             )
         return offsets.astype(np.int64)
+
+    def at_rates(self, rates: Sequence[float], episodes: Sequence[str], feature: str) -> IntArray:
+        """The same at each of these frames a second, int64[n, T]; episodes of each are named.
+
+        Raises `ClipError` where they are not equally many, too.
+        """
+        found: list[IntArray] = []
+        for fps, episode in zip(rates, episodes, strict=True):
+            with located(ClipError, episode=episode):
+                found.append(self.offsets(fps, feature))
+            if len(found[-1]) != len(found[0]):
+                raise ClipError(
+                    "episodes of different frames a second have other numbers of frames in Seconds",
+                    episode=episode,
+                    feature=feature,
+                    expected=f"{len(found[0])} frames, as at {rates[0]:g} frames a second; ask for "
+                    "times with a list or every",
+                    got=f"{len(found[-1])} at {fps:g}",
+                )
+        return np.stack(found)
 
     @property
     def asked(self) -> tuple[float, ...]:

@@ -113,7 +113,7 @@ class Execution:
     """
 
     def __init__(self, job: Job, resources: Resources, stats: EngineStats) -> None:
-        self._job, self._resources, self._stats = job, resources, stats
+        self.job, self.resources, self._stats = job, resources, stats
         device = resources.device
         on_device = partial(DeviceBuffers, stream=resources.stream)
         make = HostBuffers if device is None else on_device
@@ -129,7 +129,7 @@ class Execution:
         filled: Callable[[OpenBatch, int], None],
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
-        job, resources, buffers, stats = self._job, self._resources, self.buffers, self._stats
+        job, resources, buffers, stats = self.job, self.resources, self.buffers, self._stats
         plan, transform = job.plan, job.frame_transform
         loader = ChunkLoader(
             job.dataset,
@@ -236,10 +236,9 @@ class Engine:
         _close(self._channel, self._schedulers, None)
 
 
-def run_plan(job: Job, resources: Resources, stats: EngineStats, *, batch: int = 0) -> Engine:
-    """An engine that delivers the batches of a plan from one on."""
-    execution = Execution(job, resources, stats)
-    plan, memory = job.plan, resources.memory
+def run_plan(execution: Execution, stats: EngineStats, *, batch: int = 0) -> Engine:
+    """An engine that delivers the batches of an execution's plan from one on."""
+    plan, memory = execution.job.plan, execution.resources.memory
     first = min(batch, plan.num_batches)
     begin = partial(_begin, plan, execution.buffers, threading.Lock(), first, memory.together)
     number = first if memory.together == 1 else 0

@@ -81,6 +81,7 @@ class ChunkLoader:
         clip_frames: which frames clips have of each feature; by default the same of all.
         in_pieces: numbers of groups of which a chunk stays open from one load of a cursor to the
             next, which decodes more of its frames: long chunks of video.
+        exact: of raw features only slices that have the frames are read, see `RawFrames.read`.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class ChunkLoader:
         stats: EngineStats,
         clip_frames: ClipFrames | None = None,
         in_pieces: Collection[int] = (),
+        exact: bool = False,
     ) -> None:
-        self.in_pieces = in_pieces
+        self.in_pieces, self._exact = in_pieces, exact
         self._open: dict[tuple[int, int], tuple[int, Fetched]] = {}  # by group and cursor
         self._dataset = dataset
         self._reader = reader = dataset.chunk_reader()
@@ -136,15 +138,10 @@ class ChunkLoader:
         frame: IntArray,
         out: Rows,
         rows: IntArray,
-        *,
-        exact: bool = False,
     ) -> None:
         """Bring frames of a group to these rows: the chunk of each, its number in its episode, and
-        its row; int64[n] each. Frames of one chunk follow each other, and ascend.
-
-        `exact` is that of `RawFrames.read`.
-        """
-        fetched = self._load(group, chunk, frame, out, rows, None, exact=exact)
+        its row; int64[n] each. Frames of one chunk follow each other, and ascend."""
+        fetched = self._load(group, chunk, frame, out, rows, None)
         if fetched is not None:
             self._release(fetched)
 
@@ -186,8 +183,6 @@ class ChunkLoader:
         out: Rows,
         rows: IntArray,
         fetched: Fetched | None,
-        *,
-        exact: bool = False,
     ) -> Fetched | None:
         """As `load_frames`; the chunk that was read last, which is to be released.
 
@@ -198,7 +193,7 @@ class ChunkLoader:
         # Elsewhere than on a disk, pages of others are read along with these.
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:
-            straight = self._read_raw(group, chunk, frame, out, rows, exact)
+            straight = self._read_raw(group, chunk, frame, out, rows)
         if stored == straight and not self._reader.raw[group].has_gaps:
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
             return None
@@ -228,7 +223,6 @@ class ChunkLoader:
         frame: IntArray,
         out: Rows,
         rows: IntArray,
-        exact: bool,
     ) -> set[str]:
         """Read frames of raw features straight to their rows; which features these are."""
         raw, table = self._reader.raw[group], self._dataset.index.groups[group]
@@ -238,11 +232,11 @@ class ChunkLoader:
         begin = perf_counter()
         runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
-            nbytes = raw.read(runs, targets, self._buffers.chunks, exact=exact)
+            nbytes = raw.read(runs, targets, self._buffers.chunks, exact=self._exact)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?
-                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b], exact)
+                    self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
             # Of several that are right one by one, the first.
             self._name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise

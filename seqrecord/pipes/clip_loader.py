@@ -1,65 +1,100 @@
-"""ClipLoader: plans epochs from the options and makes the engines that execute them."""
+"""ClipLoader: plans epochs of a selection's clips, and makes the engines that execute them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clip_frames import ClipFrames
-from seqrecord.clips import IntArray
+from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import KeptBuffers
 from seqrecord.engine.calls import DrawClips
-from seqrecord.engine.device.streams import check_device, find_device
-from seqrecord.engine.engine import Engine, Job, Resources, run_plan
+from seqrecord.engine.device.streams import SideStream, find_device
+from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
+from seqrecord.forks import cached_property
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.pipes.memory import check_machine, settle
+from seqrecord.pipes.memory import check_machine, frame_sizes, frames_to_stay, settle
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.planner import Planner
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Clip, Rest, SourceRest, Stages, State
-from seqrecord.sampling import Part, Plan, PlanSettings, frames_left_out
-from seqrecord.sampling.memory import Memory
-from seqrecord.sampling.rest import Stage
+from seqrecord.pipes.states import Clip, Rest, SourceRest, SourceState, Stages, State
+from seqrecord.sampling import (
+    ClipFacts,
+    EpochPlan,
+    Part,
+    Plan,
+    PlanSettings,
+    SequencePlan,
+    Window,
+    check_drop_last,
+    frames_left_out,
+)
+from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
+from seqrecord.sampling.rest import Stage, rest_of
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
-from seqrecord.text import counted
+from seqrecord.text import counted, repr_of
+from seqrecord.units import format_size, parse_size
 
 __all__ = ["ClipLoader", "open_trace"]
 
+_ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
+"""Settings of plans that are arguments; the others are chosen."""
+
 _MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
+_logger = logging.getLogger("seqrecord")
 
-class ClipLoader(Planner):
+_Fits: TypeAlias = dict[tuple[int, int, Stages], Fit]
+"""Of epochs in so many parts; of the rest of one by its number and stages, else by 0 and none."""
+
+
+class ClipLoader:
     """Plans epochs over a selection of clips and runs them: a `BatchSource`. Picklable.
+
+    An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
 
     Raises `ClipError` for clips that cannot come so, and `MemoryLimitError` for a memory limit that
     is too small, with the least that would do.
     """
 
     goes_on = False
+    of_mix = False
+    """Whether the batches are those of a mix, which has their memory."""
 
     def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
         _check(selection, options)
-        self.device = None if options.device is None else check_device(options.device)
-        self._trace = None
-        if options.trace is not None:
-            self._trace = local_path(options.trace, "trace").absolute()
+        trace = options.trace
+        self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = KeptBuffers()
-        super().__init__(selection, options)
+        self.selection, self.options = selection, options
+        self.batch_size = options.batch_size
+        self._settings = PlanSettings(**{name: getattr(options, name) for name in _ASKED})
+        self.ranks = Ranks(options.rank, options.world_size)
+        self._fits: _Fits = {}
+        self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
+        self._told: set[int] = set()  # numbers of parts whose limit was logged
+        if not self.of_mix:
+            self._fit(1)  # a limit that is too small is an error here and now
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = self.selection.portable(self.options)
+        return {**self.__dict__, "options": options, "_rest": None}
 
     @property
-    def sources(self) -> Sequence[Planner]:
+    def sources(self) -> Sequence[ClipLoader]:
         """This one; see `BatchSource`."""
         return (self,)
 
@@ -70,6 +105,266 @@ class ClipLoader(Planner):
     def plan(self, epoch: int, part: Part, rest: Rest | None = None) -> Plan:
         """See `plan_epoch`."""
         return self.plan_epoch(epoch, part, _stages(epoch, rest))
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the epochs to come."""
+        self._settings = replace(self._settings, shuffle=bool(shuffle))
+        self._fits.clear()
+        self._fit(1)
+
+    def clips(self, epoch: int) -> ClipTable:
+        """The clips of an epoch."""
+        settings = self._settings
+        return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
+
+    def clips_left(self, epoch: int, stages: Stages) -> ClipTable:
+        """The clips of an epoch that are left when some stages of it are over.
+
+        Raises `StateError` for stages that cannot have been.
+        """
+        if not stages:
+            return self.clips(epoch)
+        if self._rest is None or self._rest[:2] != (epoch, stages):
+            table, episodes = self.clips(epoch), self.selection.episodes
+            rest = rest_of(table, episodes, stages, epoch=epoch, windows=self._windows)
+            self._rest = epoch, stages, rest
+        return self._rest[2]
+
+    def plan_epoch(self, epoch: int, part: Part, stages: Stages = ()) -> Plan:
+        """The plan of one part of one epoch, or of what some stages have left of it.
+
+        Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
+        phase, and `StateError` for stages that cannot have been.
+        """
+        if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
+            check_drop_last(phases.fewest_clips, self._settings, part.count)
+        if part.index == 0 and part.count not in self._told:
+            self._told.add(part.count)
+            self._tell(part.count)
+        return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
+
+    def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
+        """The settings of an epoch in so many parts, all of them chosen.
+
+        Or those of what some stages have left of the epoch.
+        """
+        return self._fit(num_parts, epoch, stages).settings
+
+    # ---- what runs
+
+    def start(
+        self, plan: Plan, rest: Rest | None = None, *, batch: int = 0, stats: EngineStats
+    ) -> Engine:
+        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
+        self.selection.times_without_frame = 0
+        execution = self.execution(plan, stages=_stages(plan.epoch, rest), stats=stats)
+        return run_plan(execution, stats, batch=batch)
+
+    def execution(
+        self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None = None
+    ) -> Execution:
+        """What executes a plan, of an epoch of which these stages are over; for batches of a mix on
+        the `stream` of these."""
+        selection, device = self.selection, self._find_device()
+        fitted, first_row = self._fit(plan.part.count, plan.epoch, stages), None
+        if fitted.staying is not None:
+            first_row = first_rows(selection.episodes.num_frames, selection.selected)
+        on_device = device is not None
+        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self.of_mix)
+        if not on_device and not self.of_mix:
+            check_machine(fitted.nbytes(memory), selection.dataset.url)
+        job = Job(
+            selection.dataset,
+            plan,
+            selection.drawn_frames(self._settings.seed, plan.epoch),
+            selection.arrays,
+            selection.made,
+            selection.lengths,
+            selection.frame_transform,
+            self._draw_of(plan.epoch) if selection.draws.is_any else None,
+        )
+        resources = Resources(
+            memory,
+            self.options.num_threads or worker_threads(),
+            self._buffers,
+            device,
+            stream,
+            shared=get_worker_info() is not None,
+            decode_there=self.options.video_decoder == "torchcodec",
+            first_row=first_row,
+        )
+        return Execution(job, resources, stats)
+
+    def trace(self) -> Trace:
+        """The trace of an iteration in this process."""
+        return open_trace(self._trace, self.ranks)
+
+    def present(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
+        """See `BatchSource`.
+
+        Single clips that an engine has delivered as one batch have memory of their own: to keep
+        one, or to pickle it, is not to keep all. In a worker process they are rows of shared
+        memory, which is sent without a copy, and of which each piece takes file descriptors.
+        """
+        columns = self.columns(batch.episode, batch.start, plan.epoch)
+        nested = self.selection.nested
+        features: dict[str, Any] = for_users(batch.features, nested)
+        if self.batch_size is not None:
+            for name, column in plan.columns(number).items():
+                columns[name] = torch.from_numpy(column)
+            return [{**features, **columns}]
+        are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together
+        for name, item in features.items():
+            if name in nested:
+                features[name] = [item]
+            elif are_copied:
+                features[name] = [torch.from_numpy(row.copy()) for row in item.numpy()]
+        return self.selection.singles(features, columns)[::-1]
+
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
+        """See `BatchSource`."""
+        clips = self.clips(epoch)
+        return {
+            "clips_dropped": 0,
+            "clips_repeated": 0,
+            "mixed_from": 0,
+            **done,
+            "clips_incomplete": clips.num_incomplete,
+            "clips_outside": clips.num_outside,
+            "times_without_frame": self.selection.times_without_frame,
+            "episodes_too_short": clips.num_short_episodes,
+            **self.left_out(epoch),
+        }
+
+    def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
+        """What is said of clips beside their features, each a list or tensor of clips. They are of
+        these rows of the index, and begin at these frames; int64[clips] each."""
+        drawn = self._draw_of(epoch)(episode, start)
+        frames = self.selection.drawn_frames(self._settings.seed, epoch)
+        return self.selection.columns(episode, start, frames, drawn)
+
+    def left_out(self, epoch: int) -> dict[str, int]:
+        """Frames of the selected episodes that are in no clip, where clips follow each other."""
+        if not self._follows or self.options.has_windows:
+            return {}
+        frames = frames_left_out(self.clips(epoch), self.selection.episodes.num_frames)
+        return {"frames_left_out": frames}
+
+    def describe(self) -> str:
+        """A line for people, and one for each feature with its dtype and shape in a clip."""
+        first, *features = self.selection.describe().split("\n")
+        if self._follows:
+            first += f"; {counted(len(self.clips(0).count), 'sequence')}"
+            for frames in self.left_out(0).values():
+                first += f", {counted(frames, 'frame')} in no clip"
+        elif self._settings.shuffle:
+            settings, whole = self._fit(1).settings, self._facts().whole_block()
+            if settings.first_block_frames < whole:
+                places = counted(settings.num_cursors, "place")
+                first += f"; mixed from {places} of an epoch"
+        return "\n".join((first, *features))
+
+    def _draw_of(self, epoch: int) -> DrawClips:
+        """What draws for clips of an epoch; the same for all clips of a sequence."""
+        sequences = self.clips(epoch) if self._follows else None
+        return partial(self.selection.draws.draw, self._settings.seed, epoch, sequences=sequences)
+
+    def _find_device(self) -> torch.device | None:
+        if self.options.device is None:
+            return None
+        device = torch.device(self.options.device)
+        if device.type != "cpu" and get_worker_info() is not None:
+            raise ClipError(
+                "a DataLoader's worker process cannot deliver what is on a device",
+                expected="num_workers=0, for this loader has threads of its own, or "
+                "seqrecord.prefetch_to_device around the DataLoader",
+                got=device,
+            )
+        return find_device(device)
+
+    # ---- states
+
+    def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
+        """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
+        pending = () if rest is None else rest.pending
+        left = tuple(self.settings(num_parts, *epoch) for epoch in pending)
+        identity = self.selection.identity
+        return SourceState(self.settings(num_parts), self._request, identity, left)
+
+    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> _Fits:
+        """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
+
+        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+        """
+        left = zip(rest.pending, state.left, strict=True)
+        return {
+            (num_parts, *epoch): self.demand(num_parts, *epoch).fit_given(
+                settings, self._limit(num_parts)
+            )
+            for epoch, settings in (((0, ()), state.settings), *left)
+        }
+
+    def keep(self, fits: _Fits) -> None:
+        """Use these settings from here on, instead of those that memory suggests."""
+        self._fits |= fits
+
+    def check_state(
+        self, state: SourceState, rest: SourceRest, *, any_batch_size: bool = False
+    ) -> None:
+        """Raise `StateError` for a state of other clips or another order, and say what differs.
+
+        What memory and defaults have chosen may differ, and where the dataset lies, how fast, with
+        how many threads or in how much memory it is read; what was asked for may not.
+        """
+        url, identity = self.selection.dataset.url, self.selection.identity
+        saved, is_shuffled = state.settings, self._settings.shuffle or state.settings.shuffle
+        free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
+        stages = (stage.settings for _, stages in rest.pending for stage in stages)
+        for other in (*state.left, *stages):
+            problem = "stages of the saved state are of several settings"
+            _check_same(problem, url, vars(saved), vars(other), set(_ASKED) - free)
+        now = {**self._request, **{name: getattr(self._settings, name) for name in _ASKED}}
+        now["num_cursors"] = self.options.num_cursors
+        chosen = ("num_cursors", "shuffle_buffer")
+        free = {name for name in chosen if now[name] is None or not is_shuffled}
+        if any_batch_size:
+            free.add("batch_size")
+        if not is_shuffled and not self.selection.differs_by_epoch:
+            free.add("seed")
+        found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
+        _check_same(problem, url, now, found, now.keys() - free)
+        if state.episodes["digest"] != identity["digest"]:
+            same = state.episodes["dataset"] == identity["dataset"]
+            raise StateError(
+                "the saved state is of other episodes of this dataset"
+                if same
+                else "the saved state is of another dataset, or this one has changed: select the "
+                "state's episodes, if they are still the same",
+                file=url,
+                expected=_described(identity),
+                got=_described(state.episodes),
+            )
+
+    @cached_property
+    def _request(self) -> dict[str, Any]:
+        """What was asked for beside the settings that plans have, as JSON."""
+        selection, dilations = self.selection, self.options.dilations
+        is_made = selection.frame_transform is not None
+        # How features are padded may change, and with the dataset does.
+        arrays = selection.arrays if is_made else selection.stored
+        return {
+            "clip_len": self.options.clip_len,
+            "stride": selection.spec.stride,
+            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
+            "reverse": self.options.reverse,
+            "windows": selection.windows.said(),
+            "pad": self.options.pad,
+            "last_known": selection.windows.said_of_known(),
+            "features": sorted(selection.dataset.features),
+            "frame_transform": {name: str(spec) for name, spec in sorted(arrays.items())},
+            "shuffle_buffer": self.options.shuffle_buffer,
+            "clips": selection.chosen_digest,
+        }
 
     def rest_after(self, state: State) -> Rest | None:
         """See `BatchSource`: one more stage of the epoch is over."""
@@ -106,146 +401,94 @@ class ClipLoader(Planner):
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches([plan.num_batches] * len(state.batches))
 
-    def start(
-        self, plan: Plan, rest: Rest | None = None, *, batch: int = 0, stats: EngineStats
-    ) -> Engine:
-        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
-        self.selection.times_without_frame = 0
-        stages = _stages(plan.epoch, rest)
-        memory, first_row = self._memory(plan, stages)
-        if self.device is None:
-            nbytes = self._fit(plan.part.count, plan.epoch, stages).nbytes(memory)
-            check_machine(nbytes, self.selection.dataset.url)
-        resources = self._resources(memory, first_row=first_row)
-        return run_plan(self._job(plan), resources, stats, batch=batch)
+    # ---- memory
 
-    def _memory(self, plan: Plan, stages: Stages) -> tuple[Memory, IntArray | None]:
-        """What an epoch gets, and the first row of each episode where all frames stay."""
-        fitted, selection = self._fit(plan.part.count, plan.epoch, stages), self.selection
-        on_device = self._find_device() is not None
-        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self.of_mix)
-        if fitted.staying is None:
-            return memory, None
-        return memory, first_rows(selection.episodes.num_frames, selection.selected)
-
-    def _job(self, plan: Plan) -> Job:
-        """What to do for a plan."""
-        selection = self.selection
-        return Job(
-            selection.dataset,
-            plan,
-            self._frames(plan.epoch),
-            selection.arrays,
-            selection.made,
-            selection.lengths,
-            selection.frame_transform,
-            self._draw_of(plan.epoch) if selection.draws.is_any else None,
+    def demand(self, num_parts: int = 1, epoch: int = 0, stages: Stages = ()) -> Demand:
+        """What memory has to hold for epochs in so many parts, or for what some stages have left of
+        one."""
+        what, workers = "these clips", self.workers(num_parts)
+        if workers > 1 and self.options.memory_limit is None:
+            what += f" in each of {workers} workers, which by default share what a rank has"
+        return Demand(
+            self._facts(epoch, stages),
+            self._settings,
+            self._sizes,
+            num_parts,
+            self.options.num_cursors,
+            self.options.shuffle_buffer,
+            frames_to_stay(self.selection),
+            self.selection.dataset.url,
+            what,
         )
 
-    def _resources(self, memory: Memory, **more: Any) -> Resources:
-        return Resources(
-            memory,
-            self.options.num_threads or worker_threads(),
-            self._buffers,
-            self._find_device(),
-            shared=get_worker_info() is not None,
-            decode_there=self.options.video_decoder == "torchcodec",
-            **more,
-        )
+    def most_bytes(self, num_parts: int) -> int:
+        """The most that an epoch in so many parts takes, in bytes, whichever it is."""
+        fitted = self._fit(num_parts)
+        held = resident_bounds(self._facts(), fitted.settings)
+        return fitted.nbytes(fitted.memory(held, fixed=True))
 
-    def _frames(self, epoch: int) -> ClipFrames:
-        return self.selection.drawn_frames(self._settings.seed, epoch)
+    def _limit(self, num_parts: int) -> int:
+        """Bytes of each of so many parts."""
+        if self.options.memory_limit is not None:
+            return parse_size(self.options.memory_limit)
+        return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
 
-    def trace(self) -> Trace:
-        """The trace of an iteration in this process."""
-        return open_trace(self._trace, self.ranks)
+    def workers(self, num_parts: int) -> int:
+        """How many workers a rank has, where there are so many parts."""
+        ranks = 1 if num_parts == 1 else self.ranks.current().count
+        return num_parts // ranks if num_parts % ranks == 0 else 1
 
-    def present(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
-        """See `BatchSource`.
-
-        Single clips that an engine has delivered as one batch have memory of their own: to keep
-        one, or to pickle it, is not to keep all. In a worker process they are rows of shared
-        memory, which is sent without a copy, and of which each piece takes file descriptors.
-        """
-        columns = self.columns(batch.episode, batch.start, plan.epoch)
-        if self.batch_size is None and len(batch) > 1:
-            divide = _rows if get_worker_info() is not None else _copies
-            # Only tensors are made together.
-            given = {
-                name: divide(one)
-                for name, one in batch.features.items()
-                if isinstance(one, torch.Tensor)
-            }
-            clips = self.selection.singles(given, columns)
-            clips.reverse()
-            return clips
-        nested = self.selection.nested
-        features = for_users(batch.features, nested)
-        for name, column in plan.columns(number).items():
-            columns[name] = torch.from_numpy(column)
-        if self.batch_size is not None:
-            return [{**features, **columns}]
-        alone = {n: [item] if n in nested else item for n, item in features.items()}
-        return self.selection.singles(alone, columns)
-
-    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
-        """See `BatchSource`."""
-        clips = self.clips(epoch)
-        return {
-            "clips_dropped": 0,
-            "clips_repeated": 0,
-            "mixed_from": 0,
-            **done,
-            "clips_incomplete": clips.num_incomplete,
-            "clips_outside": clips.num_outside,
-            "times_without_frame": self.selection.times_without_frame,
-            "episodes_too_short": clips.num_short_episodes,
-            **self.left_out(epoch),
-        }
-
-    def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
-        """What is said of clips beside their features, each a list or tensor of clips. They are of
-        these rows of the index, and begin at these frames; int64[clips] each."""
-        drawn = self._draw_of(epoch)(episode, start)
-        return self.selection.columns(episode, start, self._frames(epoch), drawn)
-
-    def left_out(self, epoch: int) -> dict[str, int]:
-        """Frames of the selected episodes that are in no clip, where clips follow each other."""
-        if not self._follows or self.options.has_windows:
-            return {}
-        frames = frames_left_out(self.clips(epoch), self.selection.episodes.num_frames)
-        return {"frames_left_out": frames}
-
-    def describe(self) -> str:
-        """A line for people, and one for each feature with its dtype and shape in a clip."""
-        first, *features = self.selection.describe().split("\n")
-        if self._follows:
-            first += f"; {counted(len(self.clips(0).count), 'sequence')}"
-            for frames in self.left_out(0).values():
-                first += f", {counted(frames, 'frame')} in no clip"
-        elif self._settings.shuffle:
-            settings, whole = self._fit(1).settings, self._facts().whole_block()
-            if settings.first_block_frames < whole:
-                places = counted(settings.num_cursors, "place")
-                first += f"; mixed from {places} of an epoch"
-        return "\n".join((first, *features))
-
-    def _draw_of(self, epoch: int) -> DrawClips:
-        """What draws for clips of an epoch; the same for all clips of a sequence."""
-        sequences = self.clips(epoch) if self._follows else None
-        return partial(self.selection.draws.draw, self._settings.seed, epoch, sequences=sequences)
-
-    def _find_device(self) -> torch.device | None:
-        if self.device is None:
-            return None
-        if self.device.type != "cpu" and get_worker_info() is not None:
-            raise ClipError(
-                "a DataLoader's worker process cannot deliver what is on a device",
-                expected="num_workers=0, for this loader has threads of its own, or "
-                "seqrecord.prefetch_to_device around the DataLoader",
-                got=self.device,
+    def _tell(self, num_parts: int) -> None:
+        """Log what keeps batches of so many parts from being mixed well, if anything does."""
+        fitted, url = self._fit(num_parts), self.selection.dataset.url
+        if fitted.limited and not fitted.of_memory:
+            _logger.info("%s: %s", url, fitted.limited)
+        elif fitted.limited:
+            enough = self.demand(num_parts).limit_to_mix
+            whose = " of each worker" if self.workers(num_parts) > 1 else ""
+            whose += " for this source" if self.of_mix else ""
+            _logger.warning(
+                "%s: %s; a memory_limit%s of %d (%s) would do",
+                *(url, fitted.limited, whose, enough, format_size(enough)),
             )
-        return find_device(self.device)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether clips of an episode follow each other."""
+        return self._settings.order == "sequences"
+
+    @property
+    def _windows(self) -> Sequence[Window]:
+        """What clips use of each group of features."""
+        return self.selection.windows.of_groups(self.selection.spec.stride)
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        return frame_sizes(self.selection, 0 if self.of_mix else self.batch_size or 1)
+
+    def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
+        table, episodes = self.clips_left(epoch, stages), self.selection.episodes
+        make, stage = SequencePlan if self._follows else EpochPlan, len(stages)
+        windows = self._windows
+        return make(table, episodes, settings, epoch=epoch, part=part, stage=stage, windows=windows)
+
+    def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
+        if (key := (num_parts, epoch if stages else 0, stages)) not in self._fits:
+            demand = self.demand(num_parts, epoch, stages)
+            self._fits[key] = demand.fit(self._limit(num_parts))
+        return self._fits[key]
+
+    def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
+        """What settings are chosen for: all epochs, or what some stages have left of one."""
+        if not stages:
+            return self._facts_of_all
+        return ClipFacts.of(self.clips_left(epoch, stages), self.selection.episodes, self._windows)
+
+    @cached_property
+    def _facts_of_all(self) -> ClipFacts:
+        table, episodes = self.selection.typical_clips, self.selection.episodes
+        any_clips = self.selection.differs_by_epoch
+        return ClipFacts.of(table, episodes, self._windows, any_clips=any_clips)
 
 
 def _stages(epoch: int, rest: Rest | None) -> Stages:
@@ -259,12 +502,33 @@ def _settings(state: State) -> PlanSettings:
     return source.left[0] if source.left else source.settings
 
 
-def _rows(batch: torch.Tensor) -> Sequence[torch.Tensor]:
-    return batch.unbind()
+def _check_same(
+    problem: str,
+    url: str,
+    now: Mapping[str, Any],
+    found: Mapping[str, Any],
+    names: Collection[str],
+) -> None:
+    """Raise `StateError` where something of these names is found to be other than now."""
+    differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
+    if "features" in differ and "frame_transform" in differ:
+        differ.remove("frame_transform")  # its arrays are the features
+    if differ:
+        raise StateError(
+            f"{problem}: {', '.join(differ)}",
+            file=url,
+            expected=_named(differ, now),
+            got=_named(differ, found),
+        )
 
 
-def _copies(batch: torch.Tensor) -> Sequence[torch.Tensor]:
-    return [torch.from_numpy(row.copy()) for row in batch.numpy()]
+def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={repr_of(values.get(name))}" for name in names)
+
+
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"
 
 
 def _check(selection: ClipSelection, options: LoaderOptions) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,13 +23,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested
 from seqrecord.engine.batches import Copy, Source
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.calls import Drawn, read_only
+from seqrecord.engine.calls import read_only
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
@@ -95,29 +94,23 @@ class ClipReader:
         self._selection = selection
         self._memory_limit = memory_limit
         self._first_row = first_rows(selection.episodes.num_frames, selection.selected)
-        self._alike = selection.clip_frames.alike(selection.arrays)
+        self._alike = selection.windows.frames.alike(selection.arrays)
         self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
         self._filling = PerProcess(threading.Lock)  # who reads what stays
         self._num_threads = PerProcess(worker_threads)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"selection": self._selection, "memory_limit": self._memory_limit}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClipReader, (self._selection, self._memory_limit)
 
     def read(self, numbers: IntArray) -> ClipSequence:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
-        selection = self._selection
-        (episode, start), seed = selection.locate(numbers), 0
+        selection, seed = self._selection, 0
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        frames = selection.drawn_frames(seed, 0)
-        drawn = selection.draws.draw(seed, 0, episode, start)
-        features = self._read(frames, episode, start, drawn)
-        columns = selection.columns(episode, start, frames, drawn)
+        features, tell = self._read(seed, *selection.locate(numbers))
+        columns = tell()
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
@@ -133,10 +126,8 @@ class ClipReader:
 
         It is given by the row of its episode and its start, int64[1] each.
         """
-        frames = self._selection.drawn_frames(0, 0)
-        drawn = self._selection.draws.draw(0, 0, episode, start)
-        features = for_users(self._read(frames, episode, start, drawn), ())
-        return {name: _as_arrays(clips[0]) for name, clips in features.items()}
+        features, _ = self._read(0, episode, start)
+        return {name: _as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
         """The clips of a feature of a batch."""
@@ -146,10 +137,12 @@ class ClipReader:
         return list(map(nested, clips)) if name in self._selection.nested else clips
 
     def _read(
-        self, frames: ClipFrames, episode: IntArray, start: IntArray, drawn: Drawn
-    ) -> dict[str, Any]:
-        """The features, as a batch has them."""
-        count = len(episode)
+        self, seed: int, episode: IntArray, start: IntArray
+    ) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+        """The features, as a batch has them, and what tells the columns that it has beside."""
+        selection, count = self._selection, len(episode)
+        frames = selection.drawn_frames(seed, 0)
+        drawn = selection.draws.draw(seed, 0, episode, start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), _Threads(self._num_threads.get())
         sources: list[Source[Arena]] = []
@@ -181,14 +174,14 @@ class ClipReader:
                 some, rows = np.split(rows, [keys[number].size])
                 found = [name for name in names if name in one.specs]
                 sources.append(Source(arena, some.reshape(keys[number].shape), found))
-        if not self._selection.draws.is_any:
+        if not selection.draws.is_any:
             threads = _Threads(1)  # what is only copied takes less time than to start others
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls)
         for one, arena in used:
             one.release(arena)
-        return builder.finish()[0]
+        return builder.finish()[0], partial(selection.columns, episode, start, frames, drawn)
 
     def _buffers_for(self, count: int) -> HostBuffers:
         """Memory for so many clips: one has its own, for who keeps it would keep a whole batch."""
@@ -215,16 +208,16 @@ class ClipReader:
             None if transform is None else (transform, selection.arrays),
             self._num_threads.get(),
             EngineStats(),
-            clip_frames=None if transform is not None else selection.clip_frames,
+            selection.windows.frames,
+            exact=one.staying is not None,
         )
         nbytes = sum(selection.arrays[name].nbytes for name in chain(*one.features.values()))
         episode, frame = split_keys(keys)
         for grid in grids if transform is None else grids[:1]:  # a load of one brings all others'
             chunk = grid.row(episode, grid.place(episode, frame))
             for a, b in pairwise([0, len(keys)] if one.is_small else followed(same=chunk)):
-                part = chunk[a:b], frame[a:b], target, rows[a:b]
-                do = partial(loader.load_frames, grid.group, *part, exact=one.staying is not None)
-                yield Copy(nbytes // len(grids) * (b - a), do)
+                part = grid.group, chunk[a:b], frame[a:b], target, rows[a:b]
+                yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, *part))
 
     def _rows(self, keys: IntArray) -> IntArray:
         """Where frames stay, by their keys."""
@@ -314,11 +307,11 @@ def _repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[C
             yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
 
 
+@dataclass
 class _Threads:
     """Has copies made before it goes on, on as many threads as pay for their bytes."""
 
-    def __init__(self, num_threads: int) -> None:
-        self.num_threads = num_threads
+    num_threads: int
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """See `Copiers`. Raises the first error."""

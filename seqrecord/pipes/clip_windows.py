@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from seqrecord.clip_frames import (
     reach_of,
 )
 from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
-from seqrecord.errors import ClipError, located
+from seqrecord.errors import ClipError
 from seqrecord.lags import has_lags, with_lags
-from seqrecord.pipes.checks import are_names, check, check_names
+from seqrecord.pipes.checks import are_names, check, check_names, refuse
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Window
 from seqrecord.seconds import Seconds
@@ -55,14 +55,14 @@ class SelectedWindows:
         asked: the argument `windows`.
         is_padded: whether clips may have frames beyond the ends of their episodes.
         span: how many frames an episode must have for a clip, at least.
-        of: the window of each feature that clips have.
+        frames: which frames clips have of each of their features, before anything is drawn.
+        stored: which of each stored feature.
         padded: the features of which clips say what is padding.
         aged: those of which they say how old values are.
     """
 
     def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
         self._dataset, self._selected = dataset, selected
-        self._num_frames = dataset.episode_table.num_frames
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
         self.is_padded = options.pad is not None
@@ -70,25 +70,26 @@ class SelectedWindows:
         self.asked: Mapping[str, Any] = options.windows or {}
         step = 1 if options.has_drawn_steps else options.dilations[0]
         self._others = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
-        self._windows = self._find(options)
+        self._windows, self._rate = self._find(options)
+        self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self._is_transformed:  # which needs all stored features, of every window
             every = [window.held for window in (self._others, *self._windows.values())]
             whole = OffsetWindow.of(np.unique(np.concatenate(every)))
-            self._stored: dict[str, ClipWindow] = dict.fromkeys(dataset.features, whole)
+            self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
             self.give(dict.fromkeys(dataset.features))
-            self._stored = self.of
-        self._reach = np.zeros((len(self._rates.episodes), 2), np.int64)
-        for rate in range(0 if self.is_padded else len(self._reach)):
-            held = (window.held_at(rate) * self._dilations[0] for window in self._stored.values())
-            self._reach[rate] = reach_of(held)
+            self.stored = self.frames
+        self._reach = np.zeros((len(self._rates), 2), np.int64)
+        for rate in () if self.is_padded else self._rates:
+            windows = self.stored.windows.values()
+            self._reach[rate] = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
-    def _find(self, options: ClipOptions) -> dict[str, ClipWindow]:
-        """The windows of features that do not have `clip_len` frames, each the newest."""
+    def _find(self, options: ClipOptions) -> tuple[dict[str, ClipWindow], IntArray]:
+        """The windows of features that do not have `clip_len` frames, each the newest; and the rate
+        of each episode of the dataset, int64[E]."""
         dataset, selected = self._dataset, self._selected
-        self._rates = _Rates.of(self.asked, dataset, selected)
-        found: dict[str, Any] = dict(self._rates.windows)
+        found, rate = _by_rate(self.asked, dataset, selected)
         clocks: dict[str, Timeline] = {}
         for name, window in self.asked.items():
             if not isinstance(window, Seconds):
@@ -98,12 +99,9 @@ class SelectedWindows:
                     clocks[window.by] = Timeline(dataset, window.by, selected)
                 found[name] = clocks[window.by].window(window)
         names = list(options.last_known or ())
-        if wrong := [name for name in names if name not in dataset.features]:
-            raise ClipError(
-                "last_known has a feature that is not read",
-                expected=", ".join(dataset.features),
-                got=", ".join(wrong)[:200],
-            )
+        wrong = [name for name in names if name not in dataset.features]
+        problem = "last_known has a feature that is not read"
+        refuse(bool(wrong), problem, ", ".join(dataset.features), ", ".join(wrong)[:200])
         if names and self._is_transformed:
             raise ClipError(
                 "last_known does not go with frame_transform, which needs whole frames",
@@ -119,7 +117,7 @@ class SelectedWindows:
                 most.get(name),
                 options.unknown is not None,
             )
-        return found
+        return found, rate
 
     def give(self, features: Mapping[str, str | None]) -> None:
         """Say which features clips have: others than those stored, where frames are transformed.
@@ -127,30 +125,32 @@ class SelectedWindows:
         A feature that is the mask of another has that one's name here, and its window.
         """
         names = [name for name, mask_of in features.items() if mask_of is None]
-        if unknown := [name for name in self.asked if name not in names]:
-            raise ClipError(
-                "windows has a feature that clips do not have",
-                expected=", ".join(names),
-                got=", ".join(unknown)[:200],
-            )
-        self.of = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
+        unknown = [name for name in self.asked if name not in names]
+        problem = "windows has a feature that clips do not have"
+        refuse(bool(unknown), problem, ", ".join(names), ", ".join(unknown)[:200])
+        found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
         self.padded = [
             name
             for name in names
-            if (self.is_padded and (self._all_have or name in self.asked)) or self.of[name].pads
+            if (self.is_padded and (self._all_have or name in self.asked)) or found[name].pads
         ]
-        self.aged = [name for name in names if isinstance(self.of[name], KnownWindow)]
+        self.aged = [name for name in names if isinstance(found[name], KnownWindow)]
+        self.frames = self._frames(found)
+
+    def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
+        return ClipFrames(windows, self._dataset.episode_table.num_frames)
 
     def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
         of the dilations that may be drawn; of episodes of one rate, by their rows, and of others.
         """
-        alike = ClipFrames(self._stored, self._num_frames).alike(self._stored)
-        sets = [(names, self.missing(names)) for names in alike]
+        windows, selected = self.stored.windows, self._selected
+        sets = [(windows[n[0]], self.missing(n)) for n in self.stored.alike(windows)]
+        episodes = [selected[self._rate[selected] == rate] for rate in self._rates]
         return [
             [
-                (rows, [ClipUse(self._stored[n[0]].held_at(rate) * d, lack) for n, lack in sets])
-                for rate, rows in enumerate(self._rates.episodes)
+                (rows, [ClipUse(window.held_at(rate) * d, lack) for window, lack in sets])
+                for rate, rows in enumerate(episodes)
             ]
             for d in self._dilations
         ]
@@ -159,7 +159,7 @@ class SelectedWindows:
     def reaches(self) -> IntArray:
         """How many frames before and behind a clip's start there must be in each episode of the
         dataset, int64[E, 2]. Of those that are not selected, 0 where seconds make it differ."""
-        found: IntArray = self._reach[self._rates.rate]
+        found: IntArray = self._reach[self._rate]
         if any(isinstance(window, Seconds) for window in self.asked.values()):
             found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
         return found
@@ -169,20 +169,15 @@ class SelectedWindows:
 
         Of last known values, those for which there is none.
         """
-        window = self._stored[features[0]]
+        window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
             return window.unknown
         return self._dataset.select(features).missing_frames()
 
-    def first_frame(self, episode: IntArray, start: IntArray) -> int:
-        """One of the frames of a clip, which has all features; int64[1] each."""
-        frames = ClipFrames(self._stored, self._num_frames)
-        return int(frames.find(next(iter(self._stored)), episode, start).frames[0, 0])
-
     def of_groups(self, stride: int) -> list[Window]:
         """What clips use of each group of features; of one, where frames are transformed."""
         groups: dict[int, list[ClipWindow]] = {}
-        for name, window in self.of.items():
+        for name, window in self.frames.windows.items():
             if self._is_transformed or name in self._dataset.features:  # no mask of another one
                 group = 0 if self._is_transformed else self._dataset.features[name].group
                 groups.setdefault(group, []).append(window)
@@ -198,12 +193,12 @@ class SelectedWindows:
     def said(self) -> dict[str, str]:
         """The windows as text, by feature, where there are any but those of `clip_len`: offsets,
         of each rate, or times."""
-        found, rates = {}, range(len(self._rates.episodes))
+        found = {}
         for name, asked in sorted(self.asked.items()):
             if isinstance(asked, Seconds) and asked.by is not None:
                 found[name] = repr(asked)
             else:
-                every = (said_of(self._windows[name].held_at(rate)) for rate in rates)
+                every = (said_of(self._windows[name].held_at(rate)) for rate in self._rates)
                 found[name] = "; ".join(dict.fromkeys(every))
         return found
 
@@ -214,60 +209,35 @@ class SelectedWindows:
         return {name: [window.most, window.has_unknown] for name, window in known}
 
 
-class _Rates(NamedTuple):
-    """Windows in seconds by frames a second: offsets in frames, of each number of these.
+def _by_rate(
+    asked: Mapping[str, Any], dataset: SeqRecordReader, selected: IntArray
+) -> tuple[dict[str, Any], IntArray]:
+    """Those windows in seconds that are by frames a second: offsets in frames, of each number of
+    these, which is a rate; and that of all episodes, int64[E], 0 of those that are not selected.
 
     All episodes are of one rate where all offsets are the same, or there are no such windows.
+
+    Raises `ClipError` where a selected episode says nothing of frames a second, where no frame is
+    near enough to a time, and where episodes have different numbers of frames in a window.
     """
-
-    windows: Mapping[str, OffsetWindow]
-    episodes: list[IntArray]  # of each rate, rows of the selected ones
-    rate: IntArray  # int64[E], of all episodes; 0 of those that are not selected
-
-    @classmethod
-    def of(cls, asked: Mapping[str, Any], dataset: SeqRecordReader, selected: IntArray) -> _Rates:
-        """Of those windows that are by frames a second.
-
-        Raises `ClipError` where a selected episode says nothing of frames a second, where no
-        frame is near enough to a time, and where episodes have different numbers of frames in a
-        window."""
-        windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
-        index = dataset.index
-        rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
-        if windows and not fps.all():
-            row = int(selected[int(np.argmin(fps > 0))])
-            raise ClipError(
-                "Seconds need episodes that say how many frames a second they have",
-                episode=index.key(row),
-                expected="an fps, as of SeqRecordWriter.episode; or Seconds by a timestamp",
-                got="none",
-            )
-        values, first, which = np.unique(fps, return_index=True, return_inverse=True)
-        keys = [index.key(row) for row in selected[first].tolist()]
-        offsets = {n: _stacked(w, values.tolist(), keys, n) for n, w in windows.items()}
-        if all((some == some[0]).all() for some in offsets.values()):
-            return cls({n: OffsetWindow(o[:1]) for n, o in offsets.items()}, [selected], rate)
-        rate[selected] = which
-        episodes = [selected[which == number] for number in range(len(values))]
-        return cls({n: OffsetWindow(o, rate) for n, o in offsets.items()}, episodes, rate)
-
-
-def _stacked(window: Seconds, fps: list[float], keys: list[str], name: str) -> IntArray:
-    """The offsets at each of these frames a second, int64[n, T]; `keys` are of episodes of each."""
-    found: list[IntArray] = []
-    for value, key in zip(fps, keys, strict=True):
-        with located(ClipError, episode=key):
-            found.append(window.offsets(value, name))
-        if len(found[-1]) != len(found[0]):
-            raise ClipError(
-                "episodes of different frames a second have other numbers of frames in Seconds",
-                episode=key,
-                feature=name,
-                expected=f"{len(found[0])} frames, as at {fps[0]:g} frames a second; ask for times "
-                "with a list or every",
-                got=f"{len(found[-1])} at {value:g}",
-            )
-    return np.stack(found)
+    windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
+    index = dataset.index
+    rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
+    if windows and not fps.all():
+        row = int(selected[int(np.argmin(fps > 0))])
+        raise ClipError(
+            "Seconds need episodes that say how many frames a second they have",
+            episode=index.key(row),
+            expected="an fps, as of SeqRecordWriter.episode; or Seconds by a timestamp",
+            got="none",
+        )
+    values, first, which = np.unique(fps, return_index=True, return_inverse=True)
+    keys = [index.key(row) for row in selected[first].tolist()]
+    offsets = {n: w.at_rates(values.tolist(), keys, n) for n, w in windows.items()}
+    if all((some == some[0]).all() for some in offsets.values()):
+        return {n: OffsetWindow(some[:1]) for n, some in offsets.items()}, rate
+    rate[selected] = which
+    return {n: OffsetWindow(some, rate) for n, some in offsets.items()}, rate
 
 
 class Timeline:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from seqrecord.clip_frames import ClipSteps
-from seqrecord.clip_transforms import ClipFunction, HorizontalFlip, WindowStep
+from seqrecord.clip_transforms import HorizontalFlip, WindowStep
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
@@ -71,14 +71,13 @@ class ClipDraws:
     Args:
         steps: crops and flips.
         arrays: of the features of a frame, after `frame_transform`.
-        lengths: how many of these a clip has.
         facts: of episodes, with the metadata `camera`.
         episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
             all.
 
     Attributes:
-        made: dtype and shape of the features of a frame of batches.
-        lengths: how many of them a clip has.
+        made: `arrays` after the crops.
+        functions: called with the clips after these, once they are set.
     """
 
     crops: ClipCrops | None = None
@@ -88,13 +87,11 @@ class ClipDraws:
         self,
         steps: tuple[WindowStep, ...],
         arrays: Mapping[str, ArraySpec],
-        lengths: Mapping[str, int],
         dataset: SeqRecordReader,
         facts: EpisodeFacts,
         episode: IntArray,
     ) -> None:
-        self._facts, self._dataset = facts, dataset
-        self.made, self.lengths = arrays, lengths
+        self._facts, self.made = facts, arrays
         if steps:
             kinds = {name: spec.kind for name, spec in dataset.features.items()}
             self.crops = ClipCrops.of(steps, arrays, kinds)
@@ -105,23 +102,6 @@ class ClipDraws:
     def is_any(self) -> bool:
         """Whether there is anything to draw."""
         return self.crops is not None or self.functions is not None
-
-    def call(
-        self,
-        functions: tuple[ClipFunction, ...],
-        clip: Mapping[str, Any],
-        episode: IntArray,
-        start: IntArray,
-    ) -> None:
-        """Have functions called with the clips.
-
-        They give what they make of this one, by the row of its episode and its start, int64[1].
-        """
-        place = int(episode[0]), int(start[0])
-        self.functions = ClipFunctions.of(functions, self._dataset, clip, *place, self.made)
-        made = self.functions.made
-        self.made = {name: replace(spec, shape=spec.shape[1:]) for name, spec in made.items()}
-        self.lengths = {name: int(spec.shape[0] or 0) for name, spec in made.items()}
 
     def draw(
         self,
@@ -176,6 +156,7 @@ def _intrinsics(camera: Any, height: int, width: int) -> list[float]:
     return [float("nan")] * len(_CAMERA)
 
 
+@dataclass(frozen=True, eq=False)
 class SelectedSteps:
     """The steps of a dataset's clips. Picklable.
 
@@ -186,15 +167,10 @@ class SelectedSteps:
             are not needed of a single one.
     """
 
-    def __init__(
-        self,
-        dilations: Sequence[int],
-        reverse: float,
-        whole: Sequence[ClipTable],
-        facts: EpisodeFacts,
-    ) -> None:
-        self._dilations = np.array(dilations)
-        self._reverse, self._whole, self._facts = reverse, whole, facts
+    dilations: Sequence[int]
+    reverse: float
+    whole: Sequence[ClipTable]
+    facts: EpisodeFacts
 
     def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> ClipSteps:
         """For clips by the rows of their episodes and their starts, int64[n] each.
@@ -202,24 +178,24 @@ class SelectedSteps:
         They depend on seed, epoch, the episode's key and the start alone, and on which dilations
         there are with which the clip lacks nothing: each of these is equally likely.
         """
-        numbers = self._facts.numbers(episode, start)
+        numbers = self.facts.numbers(episode, start)
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)
         ]
-        dilation = np.full(len(start), self._dilations[0])
-        if len(self._dilations) > 1:
-            fits = np.stack([table.has(episode, start) for table in self._whole], axis=1)
+        dilation = np.full(len(start), self.dilations[0])
+        if len(self.dilations) > 1:
+            fits = np.stack([table.has(episode, start) for table in self.whole], axis=1)
             count = np.cumsum(fits, axis=1)
             chosen = (shares[0] * count[:, -1]).astype(np.int64)
-            dilation = self._dilations[np.argmax(count > chosen[:, None], axis=1)]
-        return ClipSteps(dilation, shares[1] < self._reverse)
+            dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
+        return ClipSteps(dilation, shares[1] < self.reverse)
 
     def told(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """What batches tell of it: `dilation`, int64[n], and `reversed`, bool[n], where drawn."""
         told = {}
-        if len(self._dilations) > 1:
+        if len(self.dilations) > 1:
             told["dilation"] = torch.from_numpy(steps.dilation)
-        if self._reverse:
+        if self.reverse:
             told["reversed"] = torch.from_numpy(steps.is_reversed)
         return told

@@ -197,7 +197,7 @@ class Streaming(WithEpochs[Plan]):
     @property
     def num_clips(self) -> int:
         """Clips of an epoch over all ranks and workers, each counted once."""
-        return self._loader.num_clips(self._epochs.current)
+        return self.clips.num_clips
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._loader.describe()})"

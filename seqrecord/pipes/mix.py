@@ -147,7 +147,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         found = _checked_sources(sources)
         if weights is None:
             weights = {
-                name: sum(loader.num_clips(0) for loader, _ in each.values())
+                name: sum(loader.clips(0).num_clips for loader, _ in each.values())
                 for name, each in found.items()
             }
         weights = _checked_weights(weights, found)

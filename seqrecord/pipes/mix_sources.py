@@ -16,7 +16,6 @@ import numpy as np
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
-from seqrecord.engine.engine import Execution
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_loader import ClipLoader
@@ -319,9 +318,7 @@ class SourceLoader(ClipLoader):
             plan = self.plan_epoch(epoch, part, stages)
             done.repeated += plan.num_repeated
             done.mixed_from = plan.num_cursors
-            memory, first_row = self._memory(plan, stages)
-            resources = self._resources(memory, stream=stream, first_row=first_row)
-            execution = Execution(self._job(plan), resources, done.stats)
+            execution = self.execution(plan, stages=stages, stats=done.stats, stream=stream)
             some = clip - offset, min(last - offset, plan.num_clips)
             try:
                 execution.run(channel, some, partial(_slots, order, number, offset), fill)

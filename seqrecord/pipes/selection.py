@@ -16,9 +16,9 @@ import torch
 
 from seqrecord.chosen import ChosenClips
 from seqrecord.clip_frames import ClipFrames, ClipUse
-from seqrecord.clip_transforms import chain_of
+from seqrecord.clip_transforms import ClipFunction, chain_of
 from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
-from seqrecord.engine.calls import Drawn
+from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.errors import ClipError, located
 from seqrecord.forks import PerProcess, cached_property
 from seqrecord.grids import numbered
@@ -80,6 +80,8 @@ class ClipSelection:
         arrays: of each feature of a frame, after `frame_transform` or padding.
         nested: those of them that come as nested tensors.
         draws: what `clip_transform` makes of clips.
+        made: dtype and shape of the features of a frame of batches.
+        lengths: how many frames of each of these a clip of a batch has.
         metadata: entries that clips have of their episodes'.
         times_without_frame: of windows in time, that `columns` has told.
     """
@@ -148,24 +150,24 @@ class ClipSelection:
         self.episodes = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is not None:  # needs whole frames: loads of that group bring all
             self.episodes = EpisodeTable(self.episodes.num_frames, (self.episodes.lead,))
-        lengths = self.clip_frames.lengths
-        self.draws = ClipDraws(steps, self.arrays, lengths, self.dataset, self._facts, first[0])
+        self.draws = ClipDraws(steps, self.arrays, self.dataset, self._facts, first[0])
+        self.made, self.lengths = self.draws.made, self.windows.frames.lengths
         if functions:
-            self.draws.call(functions, ClipReader(self, 0).example(*first), *first)
-            check_tensors(self.made)
+            self._call(functions, *first)
         self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
         self._check_names(metadata, () if transform is None else _OF_DRAWS)
         self.metadata = metadata
 
-    @property
-    def made(self) -> Mapping[str, ArraySpec]:
-        """The features of a frame of batches."""
-        return self.draws.made
-
-    @property
-    def lengths(self) -> Mapping[str, int]:
-        """How many frames of each feature a clip of a batch has."""
-        return self.draws.lengths
+    def _call(
+        self, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
+    ) -> None:
+        """Have functions called with clips: they say what they make of the given one."""
+        clip, place = ClipReader(self, 0).example(episode, start), (int(episode[0]), int(start[0]))
+        found = ClipFunctions.of(functions, self.dataset, clip, *place, self.made)
+        self.draws.functions = found
+        self.made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
+        self.lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
+        check_tensors(self.made)
 
     def columns(
         self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: Drawn
@@ -216,16 +218,12 @@ class ClipSelection:
         keys = self.dataset.index.keys.take(self.selected).to_pylist()
         return replace(options, episodes=keys)
 
-    @property
-    def clip_frames(self) -> ClipFrames:
-        """Which frames clips have of each feature, before anything is drawn."""
-        return ClipFrames(self.windows.of, self.episodes.num_frames)
-
     def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
         """Which frames clips have of each feature in an epoch."""
+        frames = self.windows.frames
         if self.steps is None:
-            return self.clip_frames
-        return replace(self.clip_frames, draw=partial(self.steps.draw, seed, epoch))
+            return frames
+        return replace(frames, draw=partial(self.steps.draw, seed, epoch))
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -242,7 +240,8 @@ class ClipSelection:
         if self._last is None or self._last[0] != (epoch, seed):
             if self.chosen is not None:
                 times = times_in_epoch(self.chosen, seed=seed, epoch=epoch)
-                made = self._table_of(self.chosen, times, self.clips.num_incomplete)
+                left_out = self.clips.num_incomplete
+                made = self.chosen.table(self.spec, self.selected, times, num_incomplete=left_out)
             else:
                 made = self._enumerate(replace(self.spec, phase=epoch), self.windows.uses())
             self._last = (epoch, seed), made
@@ -262,7 +261,7 @@ class ClipSelection:
         They are numbered in canonical order, or as they were chosen.
         """
         if self.chosen is not None:
-            numbers = np.argsort(self.chosen.row, kind="stable")[numbers]
+            numbers = self.chosen.as_listed[numbers]
         return self.clips.locate(numbers)
 
     @cached_property
@@ -363,11 +362,9 @@ class ClipSelection:
         self.selected = np.unique(listed.episode)
         some = [[(rows[np.isin(rows, self.selected)], of) for rows, of in use] for use in uses]
         whole = self._enumerate(self.spec, some).has(listed.episode, listed.start)
-        self.chosen = listed.taken(whole)
-        return self._table_of(self.chosen, self.chosen.most, int((~whole).sum()))
-
-    def _table_of(self, chosen: ChosenClips, times: IntArray, num_incomplete: int) -> ClipTable:
-        return chosen.table(self.spec, self.selected, times, num_incomplete=num_incomplete)
+        self.chosen, left_out = listed.taken(whole), int((~whole).sum())
+        times = self.chosen.most
+        return self.chosen.table(self.spec, self.selected, times, num_incomplete=left_out)
 
     @cached_property
     def stored(self) -> dict[str, ArraySpec]:
@@ -386,7 +383,8 @@ class ClipSelection:
                 expected='ragged="list"',
                 got=repr_of(ragged, 100),
             )
-        key, frame = self._facts.of(episode)[0].key, self.windows.first_frame(episode, start)
+        key, stored = self._facts.of(episode)[0].key, self.windows.stored
+        frame = int(stored.find(next(iter(stored.windows)), episode, start).frames[0, 0])
         return transformed_arrays(transform, self.dataset, key, frame, self.stored), frozenset()
 
     def _check_names(self, metadata: Sequence[str], reserved: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seqrecord.engine.engine import Engine
     from seqrecord.engine.stats import EngineStats
     from seqrecord.engine.trace import Trace
-    from seqrecord.pipes.planner import Planner
+    from seqrecord.pipes.clip_loader import ClipLoader
 
 __all__ = [
     "BatchSource",
@@ -435,7 +435,7 @@ class BatchSource(Protocol[PlanT]):
     when their number changed is that of all later epochs, else of one."""
 
     @property
-    def sources(self) -> Sequence[Planner]:
+    def sources(self) -> Sequence[ClipLoader]:
         """What clips come from: one dataset, or several."""
 
     def asked(self) -> Mapping[str, Any]:
