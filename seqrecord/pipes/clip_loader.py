@@ -155,7 +155,14 @@ class ClipLoader:
         if part.index == 0 and part.count not in self._told:
             self._told.add(part.count)
             self._tell(part.count)
-        return self._planned(epoch, part, stages, self._fit(part.count, epoch, stages).settings)
+        return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
+
+    def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
+        """The settings of an epoch in so many parts, all of them chosen.
+
+        Or those of what some stages have left of the epoch.
+        """
+        return self._fit(num_parts, epoch, stages).settings
 
     # ---- what runs
 
@@ -294,9 +301,9 @@ class ClipLoader:
     def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
         """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
         pending = () if rest is None else rest.pending
-        left = tuple(self._fit(num_parts, *epoch).settings for epoch in pending)
-        settings, identity = self._fit(num_parts).settings, self.selection.identity
-        return SourceState(settings, self._request, identity, left)
+        left = tuple(self.settings(num_parts, *epoch) for epoch in pending)
+        identity = self.selection.identity
+        return SourceState(self.settings(num_parts), self._request, identity, left)
 
     def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> _Fits:
         """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
