@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from fractions import Fraction
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import seqrecord
 from seqrecord import SeqRecordMix, SeqRecordStream, StateError
 from tests.mix_data import LENGTHS, write_sources
 
@@ -318,3 +320,39 @@ def test_states_that_make_no_sense(root: Path) -> None:
     fine = mixed(root, rank=0, world_size=2)
     fine.load_state_dict(json.loads(json.dumps(good, sort_keys=True)))
     assert fine.state_dict() == good
+
+
+def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> None:
+    """A source of one clip in three of ten epochs: what other ranks go on with is a state."""
+    key = next(iter(seqrecord.open(root / "b").episodes))
+    one = {"episode": [key], "start": [0], "weight": [0.3]}
+
+    def mixed_rarely(world_size: int) -> SeqRecordMix:
+        sources = {
+            "often": SeqRecordStream(root / "a", clip_len=3),
+            "rarely": SeqRecordStream(root / "b", clip_len=3, clips=one),
+        }
+        weights = {"often": 3, "rarely": 7}
+        return SeqRecordMix(
+            sources, weights=weights, batch_size=1, stop=4000, seed=1, rank=0, world_size=world_size
+        )
+
+    gaps = 0
+    workers = StatefulDataLoader(mixed_rarely(1), batch_size=None, num_workers=2)
+    for _ in islice(workers, 28):
+        ranks = mixed_rarely(2)
+        ranks.load_state_dict(workers.state_dict())
+        next(iter(ranks))
+        saved = json.loads(json.dumps(ranks.state_dict()))
+        epochs = [epoch for epoch, _ in saved["rest"]["sources"][1]["pending"]]
+        gaps += any(after > before + 1 for before, after in pairwise(epochs))
+        again = mixed_rarely(2)
+        again.load_state_dict(saved)
+        assert again.state_dict() == saved
+        if len(epochs) > 1:
+            saved["rest"]["sources"][1]["pending"][0][0] -= (
+                1  # then one that has a clip lies between
+            )
+            with pytest.raises(StateError, match="do not follow each other"):
+                again.load_state_dict(saved)
+    assert gaps

@@ -193,6 +193,8 @@ class MixLoader:
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
+        for loader, rest in zip(self.sources, state.rests, strict=True):
+            loader.check_rest(rest, state.sharing.num_parts)
         try:
             plans = self._plans(state)
         except ClipError as error:

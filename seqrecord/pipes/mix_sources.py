@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
@@ -246,6 +247,17 @@ class SourceLoader(ClipLoader):
         if (key := (epoch, stages)) not in self._left:
             self._left[key] = self.clips_left(epoch, stages).num_clips
         return -(-self._left[key] // num_parts)
+
+    def check_rest(self, rest: SourceRest, num_parts: int) -> None:
+        """Raise `StateError` where epochs that have clips lie between those of `rest`."""
+        for (before, _), (epoch, _) in pairwise(rest.pending):
+            if self._clips_before(epoch, num_parts) > self._clips_before(before + 1, num_parts):
+                raise StateError(
+                    "the saved state: pending epochs that do not follow each other",
+                    file=self.selection.dataset.url,
+                    expected=f"epoch {before + 1} after epoch {before}",
+                    got=epoch,
+                )
 
     def locate(self, clip: int, num_parts: int, rest: SourceRest) -> tuple[int, int]:
         """The epoch that has a part's clip, and the first one there; both counted over the epochs

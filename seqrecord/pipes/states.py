@@ -69,7 +69,8 @@ Stages: TypeAlias = tuple[Stage, ...]
 class SourceRest:
     """What a dataset goes on with: the rests of epochs that follow each other, then whole epochs.
 
-    `pending` has these epochs with their stages, `following` is the first whole epoch.
+    `pending` has these epochs with their stages, ascending, but for epochs without any clip;
+    `following` is the first whole epoch.
     """
 
     pending: tuple[tuple[int, Stages], ...]
@@ -257,10 +258,12 @@ class State:
         for source, rest in zip(state.sources, state.rests, strict=True):
             known = source.episodes.keys() == set(_EPISODES)
             _check(known, "other entries in episodes", _EPISODES, [*source.episodes])
-            first = rest.following - len(source.left)
             epochs = [epoch for epoch, _ in rest.pending[: _MOST_PENDING + 1]]
+            last = epochs[-1:] or [rest.following - 1]
             _check(
-                epochs == list(range(first, rest.following)) and len(epochs) <= _MOST_PENDING,
+                epochs == sorted(set(epochs))
+                and last == [rest.following - 1]
+                and len(epochs) == len(source.left) <= _MOST_PENDING,
                 "pending epochs that do not follow each other",
                 f"{len(source.left)} epochs before {rest.following}, at most {_MOST_PENDING}",
                 epochs,
