@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
-from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload, short_read
+from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.wrappers import StorageWrapper
 
 __all__ = [
     "Between",

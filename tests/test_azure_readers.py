@@ -28,11 +28,10 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.requests import RequestReader
+from seqrecord.storage.requests import FsspecReader, RequestReader
 from tests.canned_server import Canned, CannedServer, answer
 from tests.obstore_runtime import obstore_is
 from tests.services import Azurite

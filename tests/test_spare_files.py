@@ -6,7 +6,7 @@ import gc
 import os
 from typing import IO
 
-from seqrecord.storage.spare_files import Hold, SpareFiles
+from seqrecord.storage.spooled import Hold, SpareFiles
 
 
 def number(file: IO[bytes]) -> int:

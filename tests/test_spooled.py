@@ -28,8 +28,7 @@ from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.parts import Content, WholeFiles, encode_part, kept_uploads
 from seqrecord.storage.ranges import ByteRange, unwanted_if
-from seqrecord.storage.spare_files import Hold
-from seqrecord.storage.spooled import Keeping, SpooledUpload
+from seqrecord.storage.spooled import Hold, Keeping, SpooledUpload
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 

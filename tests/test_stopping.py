@@ -31,12 +31,12 @@ from seqrecord.engine.engine import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.parts import WholeFiles
 from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.storage.spooled import Keeping, SpooledUpload
-from seqrecord.storage.wrappers import StorageWrapper
 from tests.clip_data import effective, leaves_nothing
 from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 from seqrecord.errors import LocationError
 from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
-from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.local.storage import find_remote_mount
+from seqrecord.storage.local import LocalStorage, find_remote_mount
 from seqrecord.storage.parallel import MAX_REQUESTS, ParallelStorage
 from seqrecord.storage.retrying import (
     DEADLINE_SECONDS,
@@ -84,7 +83,7 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
         )
     if not is_mount:
         return LocalStorage(where.root)
-    from seqrecord.storage.mounts.storage import MountStorage
+    from seqrecord.storage.mounts import MountStorage
 
     # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
     # decides how many requests it makes.

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from seqrecord.forks import PerProcess
-from seqrecord.storage.base import Storage, check_buffers
+from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.storage.ranges import (
     MAX_GAP,
     MAX_REQUEST_BYTES,
@@ -22,7 +22,6 @@ from seqrecord.storage.ranges import (
     plan,
     unwanted_if,
 )
-from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.threads import ThreadPool
 
 __all__ = ["MAX_REQUESTS", "ParallelStorage", "RequestThreads", "map_files", "request_threads"]

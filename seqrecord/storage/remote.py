@@ -25,9 +25,9 @@ from seqrecord.errors import (
 )
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
 from seqrecord.storage.failures import call
-from seqrecord.storage.fsspec_reader import FsspecReader
-from seqrecord.storage.places import named_place
+from seqrecord.storage.requests import FsspecReader
 from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.url import named_place
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["FsspecStorage", "url_options"]

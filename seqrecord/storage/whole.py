@@ -21,8 +21,7 @@ from seqrecord.storage.parts import PARTS, Content, WholeFiles, kept_uploads
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.spare_files import Hold
-from seqrecord.storage.spooled import Keeping, SpooledUpload
+from seqrecord.storage.spooled import Hold, Keeping, SpooledUpload
 
 __all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import check_token_endpoint, is_true, one_of
-from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.objects.bucket import Bucket, check_token_endpoint, is_true, one_of
+from seqrecord.storage.objects.http import Fetch, Signer, renewed
 
 __all__ = ["GcsBucket"]
 

@@ -12,10 +12,9 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.storage.base import check_path, too_large
-from seqrecord.storage.clients import Clients
+from seqrecord.storage.clients import RUNTIME, Clients
 from seqrecord.storage.failures import call
-from seqrecord.storage.objects.runtime import RUNTIME
-from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.objects.bucket import Bucket
 from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, fill, hurried
 
 __all__ = ["ObstoreReader", "whole_of"]

@@ -11,9 +11,8 @@ from urllib.parse import quote
 from seqrecord.errors import AccessError
 from seqrecord.lazy import is_installed
 from seqrecord.storage.failures import GIVE_ONE
-from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import is_true
-from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.objects.bucket import Bucket, is_true
+from seqrecord.storage.objects.http import Fetch, Signer, renewed
 
 __all__ = ["S3Bucket"]
 

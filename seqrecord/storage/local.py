@@ -14,15 +14,15 @@ from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_buffers, check_path
-from seqrecord.storage.local.folders import make_folder
-from seqrecord.storage.local.replacing import put_file, read_file
-from seqrecord.storage.local.upload import (
+from seqrecord.storage.local_replacing import put_file, read_file
+from seqrecord.storage.local_upload import (
     NOTES,
     PARTIAL,
     Handle,
     LocalUnfinished,
     LocalUpload,
     local_errors,
+    make_folder,
     with_suffix,
 )
 from seqrecord.storage.ranges import ByteRange

@@ -1,6 +1,7 @@
 """Uploads to a local folder: a file beside the target, synced and renamed when it is whole.
 
-`<path>.partial` has the bytes, `<path>.notes` the checkpoints; anyone may read both meanwhile.
+`<path>.partial` has the bytes, `<path>.notes` the checkpoints; anyone may read both meanwhile. A
+name is safe from a loss of power when its folder is synced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
 from seqrecord.storage.base import Storage, check_rewind, short_read
-from seqrecord.storage.local.folders import sync_folder
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
     "LocalUnfinished",
     "LocalUpload",
     "local_errors",
+    "make_folder",
+    "sync_folder",
     "with_suffix",
 ]
 
@@ -256,3 +258,25 @@ def _read_notes(path: Path) -> list[tuple[int, bytes]]:
                 else:
                     notes = [each for each in notes if each[0] <= size]
     return notes
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are not there; their names are on disk then."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some mounts cannot sync a folder; they make renames durable on their own.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)

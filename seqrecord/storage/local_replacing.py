@@ -28,8 +28,7 @@ from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
 from seqrecord.storage.base import MAX_PUT_BYTES, too_large
-from seqrecord.storage.local.folders import sync_folder
-from seqrecord.storage.local.upload import Handle
+from seqrecord.storage.local_upload import Handle, sync_folder
 
 __all__ = ["put_file", "read_file"]
 

@@ -15,7 +15,7 @@ import urllib3
 from seqrecord.errors import StorageError
 from seqrecord.storage.requests import fill, hurried
 
-__all__ = ["Fetch", "PlainFiles", "Signer", "renewed"]
+__all__ = ["Fetch", "HttpFiles", "Signer", "renewed"]
 
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
@@ -54,7 +54,7 @@ class HTTPError(Exception):
         self.error_code = found[1].decode() if found else answer.headers.get("x-ms-error-code")
 
 
-class PlainFiles:
+class HttpFiles:
     """Reads as a filesystem of fsspec does.
 
     A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of
