@@ -6,11 +6,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from seqrecord.errors import (
-    ConflictError,
-    StorageError,
-    TransientError,
-)
+from seqrecord.errors import ConflictError, StorageError, TransientError
 from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.clients import RUNTIME, Clients
 from seqrecord.storage.failures import call
