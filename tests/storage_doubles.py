@@ -178,8 +178,8 @@ class _FaultyUpload:
         self._inner.checkpoint(note)
 
     @property
-    def is_kept(self) -> bool:
-        return self._inner.is_kept
+    def is_durable(self) -> bool:
+        return self._inner.is_durable
 
     def rewind(self, offset: int) -> None:
         self._inner.rewind(offset)
@@ -286,8 +286,8 @@ class _StepwiseUpload:
         self._inner.checkpoint(note)
 
     @property
-    def is_kept(self) -> bool:
-        return self._inner.is_kept
+    def is_durable(self) -> bool:
+        return self._inner.is_durable
 
     def rewind(self, offset: int) -> None:
         self._inner.rewind(offset)

@@ -48,13 +48,13 @@ SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 
 def by_urllib3(account: AzureContainer, shown: str, *, timeout: float = 30.0) -> RequestReader:
-    return FsspecReader(partial(account.plain, timeout), "", shown)
+    return FsspecReader(partial(account.http_client, timeout), "", shown)
 
 
 def by_obstore(account: AzureContainer, shown: str, *, timeout: float = 30.0) -> RequestReader:
     """obstore from the first byte on, and urllib3 only in a fork."""
-    quiet = by_urllib3(account, shown, timeout=timeout)
-    return ObstoreReader(account, shown, quiet=quiet, timeout=timeout)
+    fallback = by_urllib3(account, shown, timeout=timeout)
+    return ObstoreReader(account, shown, fallback=fallback, timeout=timeout)
 
 
 KINDS: dict[str, Callable[..., RequestReader]] = {"obstore": by_obstore, "urllib3": by_urllib3}
@@ -545,7 +545,7 @@ print("well")
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps(ObstoreReader(account, SHOWN, quiet=by_urllib3(account, SHOWN))),
+        input=pickle.dumps(ObstoreReader(account, SHOWN, fallback=by_urllib3(account, SHOWN))),
         capture_output=True,
         timeout=100,
         check=False,

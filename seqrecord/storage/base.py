@@ -54,7 +54,7 @@ class Upload(Protocol):
         """Keep what has been written so far, and `note`, even if the process is killed later."""
 
     @property
-    def is_kept(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether a kill loses no checkpoint: some storages keep one a few seconds after it."""
 
     def rewind(self, offset: int) -> None:

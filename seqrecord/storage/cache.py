@@ -31,7 +31,7 @@ from seqrecord.units import format_size, parse_size
 __all__ = ["CacheInfo", "CachedStorage", "cache_info", "clear_cache", "forget_cached", "with_cache"]
 
 # Files that never change under their name, since it holds a unique id. The manifest does.
-_KEPT = (".seqrec", ".arrow")
+_CACHED = (".seqrec", ".arrow")
 
 _PATIENCE_SECONDS = 2.0  # for the lock of the cache; all hold it briefly
 _PAUSE_SECONDS = 10.0  # without the cache after its disk has failed, or somebody else had it
@@ -92,7 +92,7 @@ class CachedStorage(StorageWrapper):
             for item, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
         ]
-        if not wanted or not path.endswith(_KEPT):
+        if not wanted or not path.endswith(_CACHED):
             self.inner.read_ranges(path, ranges, buffers)
             return
         key = CacheKey(self.place, path)

@@ -132,15 +132,15 @@ class Runtime:
     """obstore's Rust runtime in this process: `used`, or `lost`.
 
     There is one in a process, whose threads a fork does not copy: in a child of a process that had
-    used obstore every call would wait forever. `told` says that the log says so.
+    used obstore every call would wait forever. `warned` says that the log says so.
     """
 
     def __init__(self) -> None:
-        self.used = self.lost = self.told = False
+        self.used = self.lost = self.warned = False
 
     def after_fork(self) -> None:
         self.lost = self.lost or self.used or "obstore" in sys.modules
-        self.used = self.told = False
+        self.used = self.warned = False
 
     @property
     def is_wanted(self) -> bool:

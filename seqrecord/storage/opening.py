@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -59,15 +58,8 @@ def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
         return location
     where = parse_location(location, backend=options.get("backend"))
     # What the URL says of a backend counts where the options say nothing.
-    said, where = _without_backend(where)
-    settings, rest = split_options({**said, **options}, where.shown)
+    settings, rest = split_options({"backend": where.backend, **options}, where.shown)
     return (_local if where.protocol == "file" else _remote)(where, settings, rest)
-
-
-def _without_backend(where: Location) -> tuple[dict[str, Any], Location]:
-    options = dict(where.options)
-    said = {"backend": options.pop("backend")} if "backend" in options else {}
-    return said, dataclasses.replace(where, options=options)
 
 
 def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:

@@ -22,11 +22,11 @@ from seqrecord.storage.ranges import ByteRange
 __all__ = [
     "PARTS",
     "Content",
-    "KeptParts",
+    "UploadParts",
     "WholeFiles",
     "encode_part",
-    "kept_uploads",
     "part_path",
+    "unfinished_uploads",
 ]
 
 PARTS = "parts"
@@ -103,7 +103,7 @@ def encode_part(start: int, data: bytes, notes: Sequence[tuple[int, bytes]]) -> 
     return b"".join(pieces)
 
 
-def kept_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
+def unfinished_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
     """Uploads into a folder of which there are parts, sorted by path."""
     prefix = f"{PARTS}/{check_path(folder)}/"
     found: dict[str, dict[int, FileInfo]] = {}
@@ -111,10 +111,10 @@ def kept_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
         name, _, number = file.path.removeprefix(prefix).partition("/")
         if file.path.startswith(prefix) and _NUMBER.fullmatch(number):
             found.setdefault(f"{folder}/{name}", {})[int(number)] = file
-    return [KeptParts(path, parts, store) for path, parts in sorted(found.items())]
+    return [UploadParts(path, parts, store) for path, parts in sorted(found.items())]
 
 
-class KeptParts:
+class UploadParts:
     """An `Unfinished` upload, of its parts by number. Of those, the unbroken run from 0 counts."""
 
     def __init__(self, path: str, files: dict[int, FileInfo], store: WholeFiles) -> None:
@@ -123,7 +123,7 @@ class KeptParts:
         self._files, self._store = files, store
 
     def __repr__(self) -> str:
-        return f"KeptParts({self.path!r}, {len(self._files)} parts)"
+        return f"UploadParts({self.path!r}, {len(self._files)} parts)"
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         return [note for part in self._run for note in part.notes]

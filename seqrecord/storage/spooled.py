@@ -29,7 +29,7 @@ from seqrecord.storage.parts import WholeFiles, encode_part, part_path
 from seqrecord.storage.ranges import check_wanted, unwanted_if
 from seqrecord.threads import start
 
-__all__ = ["SPARE_FILES", "Hold", "Keeping", "SpareFiles", "SpooledUpload"]
+__all__ = ["FILE_POOL", "FilePool", "Hold", "SpooledUpload", "UploadTiming"]
 
 _UNDER_WAY_BYTES = 64 << 20  # that a store may have taken to send, and not sent yet
 _POLL_SECONDS = 0.25
@@ -39,7 +39,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class Keeping:
+class UploadTiming:
     """How soon after a checkpoint parts are put, and how much of the file each has at most.
 
     With the request, a checkpoint is durable within five seconds. A file of `send_from_bytes` is
@@ -66,10 +66,10 @@ class SpooledUpload:
     sooner than the whole file. What a thread fails with is raised by the next call.
     """
 
-    def __init__(self, path: str, store: WholeFiles, keeping: Keeping | None = None) -> None:
+    def __init__(self, path: str, store: WholeFiles, timing: UploadTiming | None = None) -> None:
         self.path = path
         self._store = store
-        self._spool = _Spool(path, store, keeping or Keeping())
+        self._spool = _Spool(path, store, timing or UploadTiming())
         # When it is collected, and when the interpreter leaves.
         self._stop = weakref.finalize(self, self._spool.stop)
 
@@ -83,8 +83,8 @@ class SpooledUpload:
         self._spool.checkpoint(note)
 
     @property
-    def is_kept(self) -> bool:
-        return self._spool.is_kept
+    def is_durable(self) -> bool:
+        return self._spool.is_durable
 
     def rewind(self, offset: int) -> None:
         self._spool.rewind(offset)
@@ -117,12 +117,12 @@ class SpooledUpload:
 class _Spool:
     """The local file, and the threads that keep what lies below checkpoints and send it all."""
 
-    def __init__(self, path: str, store: WholeFiles, keeping: Keeping) -> None:
+    def __init__(self, path: str, store: WholeFiles, timing: UploadTiming) -> None:
         self._path, self._store, self._shown = path, store, f"{store.root}/{path}"
-        self._keeping = keeping
+        self._timing = timing
         self._pid = os.getpid()
         self._changed = threading.Condition()  # of what follows
-        self._file: IO[bytes] = SPARE_FILES.get().take()  # given back by `stop`
+        self._file: IO[bytes] = FILE_POOL.get().take()  # given back by `stop`
         self._notes: list[tuple[int, bytes]] = []  # of checkpoints that are in no part yet
         self._kept = self._saved = 0  # bytes below the last checkpoint, and bytes that are in parts
         self._is_undone = False  # some of what is in parts
@@ -159,7 +159,7 @@ class _Spool:
                 count = self._local(self._file.write, view)
                 self.written += count
                 view = view[count:]
-            if self._sender is None and self.written >= self._keeping.send_from_bytes:
+            if self._sender is None and self.written >= self._timing.send_from_bytes:
                 with suppress(ResourceError):  # then it is sent at last, by who commits
                     self._sender = self._start(_SENDER, self._stream)
             self._changed.notify_all()
@@ -172,11 +172,11 @@ class _Spool:
             self._notes.append((self.written, note))
             self._kept = self.written
             if self._due is None:
-                self._due = time.monotonic() + self._keeping.save_seconds
+                self._due = time.monotonic() + self._timing.save_seconds
             self._changed.notify_all()
 
     @property
-    def is_kept(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether all that is to be in parts is there."""
         with self._changed:
             return self._due is None and not self._is_busy and _KEEPER not in self._failures
@@ -191,7 +191,7 @@ class _Spool:
             if offset < self._saved:  # a part without bytes takes back what parts have
                 self._is_undone = True
                 if self._due is None:
-                    self._due = time.monotonic() + self._keeping.save_seconds
+                    self._due = time.monotonic() + self._timing.save_seconds
                     self._changed.notify_all()
             self._saved, self._kept = min(self._saved, offset), min(self._kept, offset)
             self._notes = [note for note in self._notes if note[0] <= offset]
@@ -249,7 +249,7 @@ class _Spool:
             if self._due is not None:
                 self._due = time.monotonic()
             self._changed.notify_all()
-            self._changed.wait_for(self._is_done, self._keeping.leave_seconds)
+            self._changed.wait_for(self._is_done, self._timing.leave_seconds)
 
     def stop(self) -> None:
         """End the threads, after the requests that they are at, and drop the file."""
@@ -258,7 +258,7 @@ class _Spool:
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
-        deadline = time.monotonic() + self._keeping.leave_seconds
+        deadline = time.monotonic() + self._timing.leave_seconds
         threads = [t for t in (self._keeper, self._sender) if t is not threading.current_thread()]
         for thread in threads:
             if thread is not None:
@@ -270,7 +270,7 @@ class _Spool:
                 # A closed file in its place: nothing reads or writes the next upload's.
                 file, self._file = self._file, io.BytesIO()
                 self._file.close()
-                SPARE_FILES.get().give_back(file)
+                FILE_POOL.get().give_back(file)
 
     def _check_sent(self) -> None:
         """Raise `StorageError` where there is nothing to send any more, or not what there was."""
@@ -331,14 +331,14 @@ class _Spool:
         sent, now = max(0, self._read - _UNDER_WAY_BYTES), time.monotonic()
         left = self.written - sent
         end = now + left * (now - self._begun) / sent if sent else now
-        is_soon = end <= due + self._keeping.whole_seconds
+        is_soon = end <= due + self._timing.whole_seconds
         return self._is_whole and is_soon and left <= self._kept - self._saved
 
     def _save(self) -> None:
         """Put one part: all that is due, or as much of it as goes into one."""
         with self._changed:
             end = self._notes[-1][0] if self._notes else self._saved
-            start, stop = self._saved, min(end, self._saved + self._keeping.part_bytes)
+            start, stop = self._saved, min(end, self._saved + self._timing.part_bytes)
             notes = [note for note in self._notes if note[0] <= stop]
             data = self._bytes(start, stop)
             number, is_needed = self.num_parts, bool(notes or data or self._is_undone)
@@ -376,7 +376,7 @@ class _Spool:
 _MOST = 2  # of a writer, one is sent while the next is written
 
 
-class SpareFiles:
+class FilePool:
     """Keeps files that are given back while there is a `Hold`; the end of the last closes them."""
 
     def __init__(self) -> None:
@@ -414,13 +414,13 @@ class SpareFiles:
             file.close()
 
 
-SPARE_FILES = PerProcess(SpareFiles)
+FILE_POOL = PerProcess(FilePool)
 
 
 class Hold:
     """Has the files of this process kept until it is released or collected."""
 
-    def __init__(self, spare_files: SpareFiles | None = None) -> None:
-        spare_files = spare_files or SPARE_FILES.get()
-        spare_files.hold()
-        self.release = weakref.finalize(self, spare_files.release)
+    def __init__(self, pool: FilePool | None = None) -> None:
+        pool = pool or FILE_POOL.get()
+        pool.hold()
+        self.release = weakref.finalize(self, pool.release)

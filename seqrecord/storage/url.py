@@ -53,13 +53,15 @@ class Location:
 
     `protocol` is `file`, `az` or fsspec's name of a filesystem, `root` the path in it (of Azure,
     `CONTAINER/PATH`), and `shown` the URL without credentials. `options` are those that the URL
-    itself says. `root` and `options` may hold credentials, so `repr` leaves them out.
+    itself says, and `backend` is the one that it names. `root` and `options` may hold credentials,
+    so `repr` leaves them out.
     """
 
     protocol: str
     root: str = field(repr=False)
     shown: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    backend: str | None = None
 
 
 def parse_location(location: str | os.PathLike[str], *, backend: str | None = None) -> Location:
@@ -80,7 +82,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     text = _text(location, "not a path or URL")
     if "://" not in text:
         _refuse_broken_url(location, text)
-        return _local(text, text)
+        return _local(text)
     scheme = text.split("://", 1)[0].lower()
     try:
         parts = urlsplit(text)
@@ -93,7 +95,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise LocationError("a file URL with a host", expected="file:///path", got=shown)
-        return _local(unquote(parts.path), unquote(parts.path))
+        return _local(unquote(parts.path))
     if ".." in unquote(parts.path).split("/"):
         raise LocationError("a URL with .. in its path", got=shown)
     if scheme in ("http", "https") and _ANY_HOST.fullmatch(host):
@@ -138,7 +140,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
             got=f"{found['scheme'].lower()}://…",
         )
     _refuse_broken_url(path, text)
-    return Path(_local(text, text).root)
+    return Path(_local(text).root)
 
 
 def _text(path: str | os.PathLike[str], problem: str) -> str:
@@ -171,13 +173,13 @@ def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
         )
 
 
-def _local(path: str, shown: str) -> Location:
+def _local(path: str) -> Location:
     if not path:
         raise LocationError("not a path or URL", expected="text", got=repr(path))
     try:
-        return Location("file", str(Path(path).expanduser()), shown)
+        return Location("file", str(Path(path).expanduser()), path)
     except RuntimeError as error:
-        raise LocationError(str(error), got=shown) from None
+        raise LocationError(str(error), got=path) from None
 
 
 def _abfs(parts: SplitResult, shown: str) -> Location:
@@ -209,7 +211,7 @@ def _blobfile(parts: SplitResult, shown: str) -> Location:
             expected=f"{_BLOBFILE}://ACCOUNT/CONTAINER/PATH, or {_HTTPS}",
             got=shown,
         )
-    return Location("az", path, shown, {"account_name": account, "backend": "blobfile"})
+    return Location("az", path, shown, {"account_name": account}, "blobfile")
 
 
 def _account(host: re.Match[str]) -> dict[str, Any]:
@@ -268,10 +270,10 @@ def _parsed(place: str | os.PathLike[str]) -> tuple[Location, str, dict[str, str
     said = {**where.options, **dict(word.split("=", 1) for word in words)}
     if where.protocol == "az":
         return where, _normal(f"az://{where.root}"), _cleaned(said)
-    return where, _normal(where.shown), _cleaned({**_said_before(where), **said})
+    return where, _normal(where.shown), _cleaned({**_url_options(where), **said})
 
 
-def _said_before(where: Location) -> dict[str, Any]:
+def _url_options(where: Location) -> dict[str, Any]:
     """What a filesystem of fsspec reads in the URL that its path does not have."""
     from seqrecord.storage.objects import OBJECTS
     from seqrecord.storage.remote import url_options

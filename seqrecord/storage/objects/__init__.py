@@ -56,8 +56,8 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
         root = f"{bucket.account}/{bucket.bucket}/{bucket.root}"
         reader = FsspecReader(partial(Blobfiles, pool), root, where.shown)
     else:
-        plain = partial(bucket.plain, timeout)
-        reader = FsspecReader(plain, "", where.shown, is_reread=bucket.is_reread)
+        client = partial(bucket.http_client, timeout)
+        reader = FsspecReader(client, "", where.shown, is_reread=bucket.is_reread)
     backend = settings.backend or ("obstore" if is_installed("obstore") else "urllib3")
     if backend != "urllib3" and not is_installed(backend):
         raise LocationError(
@@ -65,8 +65,8 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
         )
     if backend == "obstore":
         # The other client would ignore obstore's client_options, such as a proxy.
-        quiet = None if bucket.client_options else reader
-        reader = ObstoreReader(bucket, where.shown, quiet=quiet, timeout=timeout)
+        fallback = None if bucket.client_options else reader
+        reader = ObstoreReader(bucket, where.shown, fallback=fallback, timeout=timeout)
     elif bucket.client_options:
         raise LocationError(
             "storage options of obstore alone",

@@ -173,11 +173,10 @@ class AzureContainer(Bucket):
         )
 
     def signer(self) -> Signer:
-        given = self.fetch()
-        fetch = renewed(given) if given else None
+        fetch = renewed(self.fetch())
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            held, headers = fetch() if fetch else {}, {"x-ms-version": _VERSION}
+            held, headers = fetch(), {"x-ms-version": _VERSION}
             sas = held.get("sas_token", "")
             query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as obstore has it too
             if key := held.get("access_key"):

@@ -101,7 +101,7 @@ class Bucket(ABC):
     def signer(self) -> Signer:
         """A new signer of requests, for who reads without obstore."""
 
-    def plain(self, timeout: float) -> HttpFiles:
+    def http_client(self, timeout: float) -> HttpFiles:
         """A new client that reads without obstore; it repeats nothing by itself."""
         return HttpFiles(self.signer(), self.shown, timeout, follows=not self.is_writable)
 

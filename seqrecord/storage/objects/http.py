@@ -29,15 +29,15 @@ Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
 """Gives the URL and the headers of a request: of its method, and of a path below the root."""
 
 
-def renewed(fetch: Fetch) -> Fetch:
-    """`fetch` that is called when what it gave last expires within a minute."""
+def renewed(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
+    """`fetch` that is called when what it gave last expires within a minute; without it nothing."""
     given: dict[str, Any] = {}
 
     def fetched() -> dict[str, Any]:
         nonlocal given
         expires = given.get("expires_at")
         soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
-        if not given or (expires and expires <= soon):
+        if fetch and (not given or (expires and expires <= soon)):
             given = fetch()
         return given
 

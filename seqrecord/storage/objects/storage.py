@@ -38,7 +38,6 @@ from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["ObjectStorage", "can_copy_on_server", "copy_on_server"]
 
-_MOST_PIECES = 10_000  # S3 takes no more; Azure 50,000
 _AT_ONCE = 4  # pieces under way, so 80 MiB of memory for each file
 _SLOWER = 5  # times the timeout of other requests: so many pieces share the way up
 
@@ -51,7 +50,8 @@ class ObjectStorage(WholeFileStorage):
     others are for a `RetryingStorage` around this one. Pickles hold the store's credential.
     """
 
-    piece_bytes = 16 << 20  # of a file that is sent: one request
+    piece_bytes = 16 << 20  # one request
+    most_pieces = 10_000  # S3 takes no more; Azure 50,000
 
     def __init__(
         self,
@@ -117,9 +117,6 @@ class ObjectStorage(WholeFileStorage):
                     raise
                 # Azurite takes the pieces that were sent before a rewind for a file.
         super().send(path, content)
-
-    def piece_limits(self) -> tuple[int, int]:
-        return self.piece_bytes, _MOST_PIECES
 
     def upload(self, path: str, pieces: Pieces) -> None:
         """Of what fails nothing is left: obstore aborts the upload."""
@@ -225,10 +222,7 @@ _logger = logging.getLogger("seqrecord")
 
 def can_copy_on_server(source: Storage, destination: Storage) -> bool:
     """Whether both lie in one bucket or container of one service, which can be written to."""
-    a, b = _objects(source), _objects(destination)
-    if a is None or b is None or not b.bucket.is_writable:
-        return False
-    return _holds_both(a.bucket, b.bucket)
+    return _in_one_bucket(source, destination) is not None
 
 
 def copy_on_server(source: Storage, path: str, destination: Storage, target: str) -> bool:
@@ -238,11 +232,11 @@ def copy_on_server(source: Storage, path: str, destination: Storage, target: str
     one bucket, and where the service refuses, which is logged; then nothing is left there, unless
     the service copies it later.
     """
-    a, b = _objects(source), _objects(destination)
-    if a is None or b is None or not can_copy_on_server(source, destination):
+    both = _in_one_bucket(source, destination)
+    if both is None:
         return False
     try:
-        b.copy(a.bucket.key(path), target)
+        both[1].copy(both[0].bucket.key(path), target)
         if destination.size(target) == source.size(path):
             return True
         why = "the copy has another length"
@@ -253,16 +247,17 @@ def copy_on_server(source: Storage, path: str, destination: Storage, target: str
     return False
 
 
-def _objects(storage: Storage) -> ObjectStorage | None:
+def _in_one_bucket(*storages: Storage) -> tuple[ObjectStorage, ObjectStorage] | None:
+    """Source and destination below their wrappers, where the service can copy between them."""
+    source, destination = map(_innermost, storages)
+    if not isinstance(source, ObjectStorage) or not isinstance(destination, ObjectStorage):
+        return None
+    a, b = (replace(each.bucket, root="") for each in (source, destination))
+    is_same = type(a) is type(b) and (a.bucket, a.place) == (b.bucket, b.place)
+    return (source, destination) if is_same and b.is_writable else None
+
+
+def _innermost(storage: Storage) -> Storage:
     while isinstance(storage, StorageWrapper):
         storage = storage.inner
-    return storage if isinstance(storage, ObjectStorage) else None
-
-
-def _holds_both(a: Bucket, b: Bucket) -> bool:
-    return type(a) is type(b) and a.bucket == b.bucket and _service(a) == _service(b)
-
-
-def _service(bucket: Bucket) -> str:
-    """The address of the bucket, without the path in it."""
-    return replace(bucket, root="").place
+    return storage
