@@ -168,7 +168,7 @@ class _Spool:
         with self._changed:
             self.check()
             if self._keeper is None:
-                self._keeper = self._start(_KEEPER, self._keep)
+                self._keeper = self._start(_KEEPER, self._put_parts)
             self._notes.append((self.written, note))
             self._kept = self.written
             if self._due is None:
@@ -309,7 +309,7 @@ class _Spool:
                 if not self._is_taken_back:
                     raise
 
-    def _keep(self) -> None:
+    def _put_parts(self) -> None:
         """A thread: put parts when they are due."""
         while self._wait():
             self._save()

@@ -113,7 +113,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
             raise LocationError(
                 "an az:// URL without container", expected="az://CONTAINER/PATH", got=shown
             )
-        return Location("az", _joined(parts.netloc, parts.path), shown)
+        return Location("az", _in_container(parts.netloc, parts.path), shown)
     rest = text.split("://", 1)[1]
     return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
 
@@ -189,7 +189,7 @@ def _abfs(parts: SplitResult, shown: str) -> Location:
     if not clear or host is None or parts.password or parts.query or parts.fragment:
         raise LocationError("an unclear Azure URL", expected=_ABFS, got=shown)
     shown = shown.replace("://", f"://{container}@", 1)
-    return Location("az", _joined(str(container), parts.path), shown, _account(host))
+    return Location("az", _in_container(str(container), parts.path), shown, _account(host))
 
 
 def _https(parts: SplitResult, shown: str) -> Location:
@@ -221,7 +221,7 @@ def _account(host: re.Match[str]) -> dict[str, Any]:
     return {"account_name": host["account"], "endpoint": endpoint}
 
 
-def _joined(container: str, path: str) -> str:
+def _in_container(container: str, path: str) -> str:
     return f"{container}/{path.strip('/')}".strip("/")
 
 
