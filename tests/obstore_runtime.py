@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from seqrecord.storage.objects.runtime import RUNTIME
+from seqrecord.storage.clients import RUNTIME
 
 __all__ = ["obstore_is"]
 

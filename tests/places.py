@@ -13,7 +13,7 @@ import pytest
 from seqrecord.storage import Storage, StorageWrapper, open_storage
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.storage.spooled import Keeping
+from seqrecord.storage.spooled import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.gcs_stub import GcsStub
 from tests.services import Azurite, Moto
@@ -79,7 +79,7 @@ def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
         inner = inner.inner
     if isinstance(inner, WholeFileStorage):
         inner.retrier.first_wait = 0.01
-        inner.keeping = Keeping(0.0, leave_seconds=leave_seconds, **sizes)
+        inner.timing = UploadTiming(0.0, leave_seconds=leave_seconds, **sizes)
     if isinstance(inner, ObjectStorage):
         inner.piece_bytes = 5 << 16
     return storage

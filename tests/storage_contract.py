@@ -22,7 +22,7 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.spooled import Keeping
+from seqrecord.storage.spooled import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.services.process import wait_for
 
@@ -229,7 +229,7 @@ class StorageContract(ReadContract):
         while isinstance(inner, StorageWrapper):
             inner = inner.inner
         if isinstance(inner, WholeFileStorage):
-            inner.keeping = Keeping(0.02)
+            inner.timing = UploadTiming(0.02)
 
     # Small files, put if what is there is as expected
 

@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
-from seqrecord.storage.base import FileInfo, Storage, Unfinished, Upload, short_read
+from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.wrappers import StorageWrapper
 
 __all__ = [
     "Between",
@@ -179,8 +178,8 @@ class _FaultyUpload:
         self._inner.checkpoint(note)
 
     @property
-    def is_kept(self) -> bool:
-        return self._inner.is_kept
+    def is_durable(self) -> bool:
+        return self._inner.is_durable
 
     def rewind(self, offset: int) -> None:
         self._inner.rewind(offset)
@@ -287,8 +286,8 @@ class _StepwiseUpload:
         self._inner.checkpoint(note)
 
     @property
-    def is_kept(self) -> bool:
-        return self._inner.is_kept
+    def is_durable(self) -> bool:
+        return self._inner.is_durable
 
     def rewind(self, offset: int) -> None:
         self._inner.rewind(offset)

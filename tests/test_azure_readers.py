@@ -28,11 +28,10 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage.fsspec_reader import FsspecReader
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.requests import RequestReader
+from seqrecord.storage.requests import FsspecReader, RequestReader
 from tests.canned_server import Canned, CannedServer, answer
 from tests.obstore_runtime import obstore_is
 from tests.services import Azurite
@@ -49,13 +48,13 @@ SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
 
 
 def by_urllib3(account: AzureContainer, shown: str, *, timeout: float = 30.0) -> RequestReader:
-    return FsspecReader(partial(account.plain, timeout), "", shown)
+    return FsspecReader(partial(account.http_client, timeout), "", shown)
 
 
 def by_obstore(account: AzureContainer, shown: str, *, timeout: float = 30.0) -> RequestReader:
     """obstore from the first byte on, and urllib3 only in a fork."""
-    quiet = by_urllib3(account, shown, timeout=timeout)
-    return ObstoreReader(account, shown, quiet=quiet, timeout=timeout)
+    fallback = by_urllib3(account, shown, timeout=timeout)
+    return ObstoreReader(account, shown, fallback=fallback, timeout=timeout)
 
 
 KINDS: dict[str, Callable[..., RequestReader]] = {"obstore": by_obstore, "urllib3": by_urllib3}
@@ -546,7 +545,7 @@ print("well")
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=pickle.dumps(ObstoreReader(account, SHOWN, quiet=by_urllib3(account, SHOWN))),
+        input=pickle.dumps(ObstoreReader(account, SHOWN, fallback=by_urllib3(account, SHOWN))),
         capture_output=True,
         timeout=100,
         check=False,

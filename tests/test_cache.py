@@ -30,11 +30,11 @@ from seqrecord.errors import ChecksumError, LocationError, StorageError
 from seqrecord.reading.metadata import read_footer
 from seqrecord.reading.raw_frames import FrameRun
 from seqrecord.storage import LocalStorage, Storage, open_storage
+from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
-from seqrecord.storage.cache.entry import PIECE_BYTES, DamagedError, read_entry, write_entry
-from seqrecord.storage.cache.folder import CacheFolder
+from seqrecord.storage.cache_files import PIECE_BYTES, DamagedError, read_entry, write_entry
+from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.wrappers import StorageWrapper
 from tests.datasets import nth_chunk, write_small
 from tests.storage_contract import PATH, StorageContract, get, put
 from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage

@@ -22,7 +22,7 @@ import fsspec
 import pytest
 
 import seqrecord
-from seqrecord.storage.cache.folder import CacheFolder
+from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.datasets import write_small
 from tests.storage_contract import PATH

@@ -36,7 +36,7 @@ from seqrecord.reading.index_building import absent_chunks
 from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
-from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.storage.base import StorageWrapper
 from tests.tiny import change_manifest, index_entry, sign_manifest, split_record, write_tiny
 
 _HUGE = 1 << 43  # 8 TiB

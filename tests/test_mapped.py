@@ -21,7 +21,7 @@ from seqrecord.errors import ChecksumError
 from seqrecord.format.index import Index
 from seqrecord.reading.metadata import Sizes, load, map_file
 from seqrecord.storage import LocalStorage, Storage
-from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.storage.base import StorageWrapper
 from tests.big_index import write_big_index
 from tests.datasets import write_small
 from tests.storage_contract import PATH, put
@@ -210,7 +210,7 @@ import pyarrow.compute
 import seqrecord
 from seqrecord.storage import LocalStorage, open_storage
 from seqrecord.storage.base import ByteRange
-from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.storage.base import StorageWrapper
 
 def status(name):
     lines = open("/proc/self/status").read().splitlines()

@@ -25,10 +25,9 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.storage import Storage
-from seqrecord.storage.local.storage import find_remote_mount
-from seqrecord.storage.local.upload import Handle
-from seqrecord.storage.mounts.storage import MountStorage
-from seqrecord.storage.mounts.streams import Streams
+from seqrecord.storage.local import find_remote_mount
+from seqrecord.storage.local_upload import Handle
+from seqrecord.storage.mounts import MountStorage, Streams
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy

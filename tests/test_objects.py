@@ -32,7 +32,7 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.objects.runtime import RUNTIME
+from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import ByteRange
 from tests.canned_server import Canned, CannedServer, answer
 from tests.datasets import write_small
@@ -244,12 +244,12 @@ if __name__ == "__main__":
         return sum(len(batch["start"]) for batch in loader)
 
     def told(_):
-        from seqrecord.storage.objects.runtime import RUNTIME
+        from seqrecord.storage.clients import RUNTIME
         assert not RUNTIME.used
         os.write(1, b"lost " if RUNTIME.lost else b"well ")  # whole, beside another's
 
     if streamed:
-        from seqrecord.storage.objects.runtime import RUNTIME
+        from seqrecord.storage.clients import RUNTIME
         RUNTIME.used = True
         clips(inside=True)
         assert "obstore" in sys.modules

@@ -516,11 +516,11 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
 _SCRIPT = """
 import pickle, sys
 from seqrecord import convert
-from seqrecord.storage.spooled import Keeping
+from seqrecord.storage.spooled import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.made_source import EndlessSource
 
-WholeFileStorage.keeping = Keeping(0.0)
+WholeFileStorage.timing = UploadTiming(0.0)
 
 if __name__ == "__main__":
     url, options, folder, workers = pickle.load(sys.stdin.buffer)

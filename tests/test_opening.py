@@ -9,7 +9,7 @@ import pytest
 from seqrecord.errors import LocationError
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.cache import CachedStorage
-from seqrecord.storage.mounts.storage import MountStorage
+from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.objects.azure import AzureContainer
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.opening import StorageSettings, split_options

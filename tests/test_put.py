@@ -19,8 +19,8 @@ import pytest
 
 from seqrecord.errors import ConflictError, NotFoundError, StorageError, TransientError
 from seqrecord.storage import LocalStorage
-from seqrecord.storage.local.replacing import put_file
-from seqrecord.storage.mounts.storage import MountStorage
+from seqrecord.storage.local_replacing import put_file
+from seqrecord.storage.mounts import MountStorage
 from tests.power_loss import Choice, Disk, Record
 
 PATH = "manifest.json"

@@ -20,9 +20,9 @@ from seqrecord.reading.chunks import Page
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.wrappers import StorageWrapper
 from tests.storage_doubles import CountingStorage
 
 FRAMES = 700

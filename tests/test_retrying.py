@@ -26,10 +26,9 @@ from seqrecord.errors import (
 )
 from seqrecord.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
-from seqrecord.storage.pacing import Pace
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.retrying import Retrier, RetryingStorage
+from seqrecord.storage.retrying import Pace, Retrier, RetryingStorage
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
 

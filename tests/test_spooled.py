@@ -26,10 +26,9 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
-from seqrecord.storage.parts import Content, WholeFiles, encode_part, kept_uploads
+from seqrecord.storage.parts import Content, WholeFiles, encode_part, unfinished_uploads
 from seqrecord.storage.ranges import ByteRange, unwanted_if
-from seqrecord.storage.spare_files import Hold
-from seqrecord.storage.spooled import Keeping, SpooledUpload
+from seqrecord.storage.spooled import Hold, SpooledUpload, UploadTiming
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 
@@ -51,8 +50,10 @@ class Store:
         self.save_seconds, self.part_bytes, self.whole_seconds = 4.0, 8 << 20, 60.0
 
     def upload(self, path: str, send_from_bytes: int = 1 << 30) -> SpooledUpload:
-        keeping = Keeping(self.save_seconds, self.part_bytes, send_from_bytes, self.whole_seconds)
-        return SpooledUpload(path, self.whole, keeping)
+        timing = UploadTiming(
+            self.save_seconds, self.part_bytes, send_from_bytes, self.whole_seconds
+        )
+        return SpooledUpload(path, self.whole, timing)
 
     @property
     def whole(self) -> WholeFiles:
@@ -71,7 +72,7 @@ class Store:
         return sorted(path for path in list(self.objects) if path.startswith("parts/"))
 
     def unfinished(self) -> list[Unfinished]:
-        return kept_uploads("records", self.whole)
+        return unfinished_uploads("records", self.whole)
 
     def _send(self, path: str, content: Content) -> None:
         self.on_send()
@@ -645,18 +646,18 @@ def test_it_tells_whether_a_kill_loses_a_checkpoint() -> None:
     store.on_put = wait
     upload = store.upload(PATH)
     upload.write(DATA)
-    before = upload.is_kept  # there is none
+    before = upload.is_durable  # there is none
     upload.checkpoint(b"one")
-    meanwhile = upload.is_kept
+    meanwhile = upload.is_durable
     putting.set()
-    wait_for(lambda: upload.is_kept)
+    wait_for(lambda: upload.is_durable)
     assert (before, meanwhile) == (True, False)
     (unfinished,) = store.unfinished()
     assert unfinished.checkpoints() == [(len(DATA), b"one")]
     putting.clear()
     upload.rewind(0)
-    assert not upload.is_kept
+    assert not upload.is_durable
     putting.set()
-    wait_for(lambda: upload.is_kept)
+    wait_for(lambda: upload.is_durable)
     assert [u.checkpoints() for u in store.unfinished()] in ([], [[]])
     upload.abort()

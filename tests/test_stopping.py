@@ -31,12 +31,12 @@ from seqrecord.engine.engine import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.parts import WholeFiles
 from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.storage.spooled import Keeping, SpooledUpload
-from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.storage.spooled import SpooledUpload, UploadTiming
 from tests.clip_data import effective, leaves_nothing
 from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage
@@ -371,7 +371,7 @@ def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
         raise AssertionError
 
     store = WholeFiles("az://box", nothing, gone, nothing, nothing, nothing, lambda path: None)
-    upload = SpooledUpload("file", store, Keeping(0.0))
+    upload = SpooledUpload("file", store, UploadTiming(0.0))
     upload.write(bytes(9 << 20))
     upload.checkpoint(b"note")
     while not retrier.counters()["retries"]:

@@ -10,7 +10,7 @@ import pytest
 
 from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.storage import LocalStorage, Unfinished
-from seqrecord.storage.mounts.storage import MountStorage
+from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.storage_contract import DATA, PATH, get, put
 

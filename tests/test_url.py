@@ -88,7 +88,7 @@ def test_the_account_comes_first_where_blobfile_is_named() -> None:
         parse_location("az://acme/box/path", backend="blobfile"),
         parse_location("blobfile+az://acme/box/path"),
     ):
-        assert where.options == {"account_name": "acme", "backend": "blobfile"}
+        assert (where.options, where.backend) == ({"account_name": "acme"}, "blobfile")
         assert (where.protocol, where.root) == ("az", "box/path")
     for url in (
         "https://acme.blob.core.windows.net/box/p",

@@ -3,18 +3,25 @@
 from typing import TYPE_CHECKING
 
 from seqrecord.lazy import lazy
-from seqrecord.storage.base import Entry, FileInfo, Storage, Unfinished, Upload, entries_of
+from seqrecord.storage.base import (
+    Entry,
+    FileInfo,
+    Storage,
+    StorageWrapper,
+    Unfinished,
+    Upload,
+    entries_of,
+)
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
 from seqrecord.storage.ranges import ByteRange, unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
-from seqrecord.storage.wrappers import StorageWrapper
 
 if TYPE_CHECKING:
+    from seqrecord.storage.objects.storage import can_copy_on_server, copy_on_server
     from seqrecord.storage.remote import FsspecStorage
-    from seqrecord.storage.server_copies import can_copy_on_server, copy_on_server
 
 __all__ = [
     "ByteRange",
@@ -51,7 +58,7 @@ if not TYPE_CHECKING:  # what a local disk does not need, and takes long to impo
         __name__,
         {
             "FsspecStorage": "remote",
-            "can_copy_on_server": "server_copies",
-            "copy_on_server": "server_copies",
+            "can_copy_on_server": "objects.storage",
+            "copy_on_server": "objects.storage",
         },
     )

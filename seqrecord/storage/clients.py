@@ -1,17 +1,23 @@
-"""Clients of a service: one for each process, and another one after a refusal."""
+"""Clients of a service: one for each process, another one after a refusal, and clean logs of all.
+
+A fork does not copy the threads of obstore's runtime: `RUNTIME` says whether it can be used here.
+"""
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import re
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from seqrecord.errors import AccessError
-from seqrecord.forks import PerProcess
+from seqrecord.errors import AccessError, LocationError
+from seqrecord.forks import PerProcess, at_fork
 from seqrecord.storage.failures import call
-from seqrecord.storage.redaction import redact_logs
 
-__all__ = ["Clients"]
+__all__ = ["RUNTIME", "Clients", "Runtime", "redact_logs", "use_obstore"]
 
 # Python may give one of two threads that first import a package at once, as obstore, a half of it.
 _ONE_AT_A_TIME = PerProcess(threading.RLock)
@@ -60,3 +66,102 @@ class Clients:
         redact_logs()
         with _ONE_AT_A_TIME.get():
             return self._make()
+
+
+# Those that log URLs as they are: urllib3 at DEBUG every one, and what it tries again as a warning.
+_LOGGERS = """
+aiobotocore aiobotocore.endpoint aiohttp.client asyncio
+azure.core.pipeline.policies.http_logging_policy azure.storage.blob._shared.policies
+boto3 botocore botocore.auth botocore.endpoint botocore.hooks botocore.parsers botocore.regions
+fsspec fsspec.http gcsfs google.auth google.auth.transport.requests google.oauth2
+httpx httpx2 huggingface_hub.utils._http s3fs
+urllib3.connectionpool urllib3.poolmanager urllib3.util.retry
+"""
+# What stays of each is its group.
+_SECRETS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        # A signature, as a query has it, in the URL or quoted into another.
+        r"((?:sig|signature|token)(?:=|%3D))[^&\s'\"<>]+",
+        r"(//)[^/\s'\"<>@]+(?=@)",
+        r"((?:AccountKey|SharedAccessSignature)=)[^;\s'\"]+",
+        # What S3's and GCS's clients send and log: headers, tokens in JSON, their own dicts.
+        r"(Bearer\s+|Signature=|Credential=|x-amz-security-token:\s*)[^\s,'\"]+",
+        (
+            r"((?:secret|token|private_key|assertion|authorization|access_key)[\w-]*"
+            r"['\"]?\s*[:=]\s*b?['\"])[^'\"]+"
+        ),
+    )
+]
+
+
+def redact_logs() -> None:
+    """From now on, URLs in the logs of client libraries have no signature and no password.
+
+    For the whole process, and as often as one likes.
+    """
+    for name in _LOGGERS.split():
+        logging.getLogger(name).addFilter(_FILTER)
+
+
+class _Redaction(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            text = record.getMessage()
+        except Exception:
+            return True  # whoever formats it will say so
+        clean = _redacted(text)
+        if clean != text:
+            record.msg, record.args = clean, ()
+        if record.exc_info and record.exc_info[1] is not None:
+            # The formatter takes the text that is there.
+            record.exc_text = _redacted(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+def _redacted(text: str) -> str:
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1…", text)
+    return text
+
+
+_FILTER = _Redaction()
+
+
+class Runtime:
+    """obstore's Rust runtime in this process: `used`, or `lost`.
+
+    There is one in a process, whose threads a fork does not copy: in a child of a process that had
+    used obstore every call would wait forever. `warned` says that the log says so.
+    """
+
+    def __init__(self) -> None:
+        self.used = self.lost = self.warned = False
+
+    def after_fork(self) -> None:
+        self.lost = self.lost or self.used or "obstore" in sys.modules
+        self.used = self.warned = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether all reading may go through obstore: nobody will fork here after it.
+
+        A daemonic process, such as a DataLoader's worker, may have no children.
+        """
+        return self.used or multiprocessing.current_process().daemon
+
+
+RUNTIME = Runtime()
+at_fork(after_in_child=RUNTIME.after_fork)
+
+
+def use_obstore(file: str) -> None:
+    """Note that this process uses obstore, for `file`; `LocationError` where it cannot."""
+    if RUNTIME.lost:
+        raise LocationError(
+            "obstore was used before this process was forked, and cannot be used here",
+            file=file,
+            expected="a process that is spawned, as workers are with multiprocessing_context="
+            '"forkserver"; or only to read, and no option of obstore alone',
+        )
+    RUNTIME.used = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -13,8 +12,7 @@ from typing import Any, TypeAlias
 from seqrecord.errors import LocationError
 from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
-from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.local.storage import find_remote_mount
+from seqrecord.storage.local import LocalStorage, find_remote_mount
 from seqrecord.storage.parallel import MAX_REQUESTS, ParallelStorage
 from seqrecord.storage.retrying import (
     DEADLINE_SECONDS,
@@ -60,15 +58,8 @@ def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
         return location
     where = parse_location(location, backend=options.get("backend"))
     # What the URL says of a backend counts where the options say nothing.
-    said, where = _without_backend(where)
-    settings, rest = split_options({**said, **options}, where.shown)
+    settings, rest = split_options({"backend": where.backend, **options}, where.shown)
     return (_local if where.protocol == "file" else _remote)(where, settings, rest)
-
-
-def _without_backend(where: Location) -> tuple[dict[str, Any], Location]:
-    options = dict(where.options)
-    said = {"backend": options.pop("backend")} if "backend" in options else {}
-    return said, dataclasses.replace(where, options=options)
 
 
 def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
@@ -84,7 +75,7 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
         )
     if not is_mount:
         return LocalStorage(where.root)
-    from seqrecord.storage.mounts.storage import MountStorage
+    from seqrecord.storage.mounts import MountStorage
 
     # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
     # decides how many requests it makes.

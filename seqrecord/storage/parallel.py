@@ -9,10 +9,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from seqrecord.forks import PerProcess
-from seqrecord.storage.base import Storage, check_buffers
+from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.storage.ranges import (
     MAX_GAP,
     MAX_REQUEST_BYTES,
@@ -22,7 +22,6 @@ from seqrecord.storage.ranges import (
     plan,
     unwanted_if,
 )
-from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.threads import ThreadPool
 
 __all__ = ["MAX_REQUESTS", "ParallelStorage", "RequestThreads", "map_files", "request_threads"]
@@ -36,11 +35,11 @@ _Result = TypeVar("_Result")
 class ParallelStorage(StorageWrapper):
     """Makes the requests of a call with one call of the inner storage each; see `plan`.
 
-    All reading calls
-    together have at most `max_requests` requests under way; one that is tried again below
-    keeps its place meanwhile. A call with one request stays in its thread, any other has threads
-    until it returns, and none outlives it: after an error nothing is written into its buffers any
-    more. The requests that have not begun then, or that wait to be tried again, are given up.
+    All reading calls together have at most `max_requests` requests under way; one that is tried
+    again below keeps its place meanwhile. A call with one request stays in its thread, any other
+    has threads until it returns, and none outlives it: after an error nothing is written into its
+    buffers any more. The requests that have not begun then, or that wait to be tried again, are
+    given up.
     """
 
     def __init__(
@@ -55,16 +54,7 @@ class ParallelStorage(StorageWrapper):
         if max_requests < 1:
             raise ValueError(f"at most {max_requests} requests")
         self._max_requests, self._max_gap, self._max_bytes = max_requests, max_gap, max_bytes
-        self._places = PerProcess(lambda: threading.BoundedSemaphore(max_requests))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(
-            ParallelStorage,
-            max_requests=self._max_requests,
-            max_gap=self._max_gap,
-            max_bytes=self._max_bytes,
-        )
-        return make, (self.inner,)
+        self._slots = PerProcess(partial(threading.BoundedSemaphore, max_requests))
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -72,10 +62,10 @@ class ParallelStorage(StorageWrapper):
         check_buffers(ranges, buffers)
         if not ranges:
             return
-        places, file = self._places.get(), f"{self.url}/{path}"
+        slots, file = self._slots.get(), f"{self.url}/{path}"
 
         def read(part: Part) -> None:
-            with places:
+            with slots:
                 check_wanted(file)
                 self.inner.read_ranges(path, *part)
 

@@ -16,23 +16,17 @@ from typing import NamedTuple, Protocol
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError
 from seqrecord.forks import cached_property
-from seqrecord.storage.base import (
-    FileInfo,
-    Unfinished,
-    check_buffers,
-    check_path,
-    short_read,
-)
+from seqrecord.storage.base import FileInfo, Unfinished, check_buffers, check_path, short_read
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "PARTS",
     "Content",
-    "KeptParts",
+    "UploadParts",
     "WholeFiles",
     "encode_part",
-    "kept_uploads",
     "part_path",
+    "unfinished_uploads",
 ]
 
 PARTS = "parts"
@@ -109,7 +103,7 @@ def encode_part(start: int, data: bytes, notes: Sequence[tuple[int, bytes]]) -> 
     return b"".join(pieces)
 
 
-def kept_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
+def unfinished_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
     """Uploads into a folder of which there are parts, sorted by path."""
     prefix = f"{PARTS}/{check_path(folder)}/"
     found: dict[str, dict[int, FileInfo]] = {}
@@ -117,10 +111,10 @@ def kept_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
         name, _, number = file.path.removeprefix(prefix).partition("/")
         if file.path.startswith(prefix) and _NUMBER.fullmatch(number):
             found.setdefault(f"{folder}/{name}", {})[int(number)] = file
-    return [KeptParts(path, parts, store) for path, parts in sorted(found.items())]
+    return [UploadParts(path, parts, store) for path, parts in sorted(found.items())]
 
 
-class KeptParts:
+class UploadParts:
     """An `Unfinished` upload, of its parts by number. Of those, the unbroken run from 0 counts."""
 
     def __init__(self, path: str, files: dict[int, FileInfo], store: WholeFiles) -> None:
@@ -129,7 +123,7 @@ class KeptParts:
         self._files, self._store = files, store
 
     def __repr__(self) -> str:
-        return f"KeptParts({self.path!r}, {len(self._files)} parts)"
+        return f"UploadParts({self.path!r}, {len(self._files)} parts)"
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
         return [note for part in self._run for note in part.notes]

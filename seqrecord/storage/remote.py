@@ -25,9 +25,9 @@ from seqrecord.errors import (
 )
 from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
 from seqrecord.storage.failures import call
-from seqrecord.storage.fsspec_reader import FsspecReader
-from seqrecord.storage.places import named_place
+from seqrecord.storage.requests import FsspecReader
 from seqrecord.storage.retrying import Retrier
+from seqrecord.storage.url import named_place
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
 __all__ = ["FsspecStorage", "url_options"]
@@ -35,7 +35,6 @@ __all__ = ["FsspecStorage", "url_options"]
 _PARTIAL = ".partial"
 # Of object stores: a file is there when it is closed.
 _OBJECT_STORES = ("az", "gcs", "gs", "hf", "oci", "oss", "s3", "s3a")
-_PIECE_BYTES = 8 << 20
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 _logger = logging.getLogger("seqrecord")
@@ -72,18 +71,19 @@ class FsspecStorage(WholeFileStorage):
         super().__init__(self._remote, shown, retrier)
 
     has_conditions = False
+    piece_bytes, most_pieces = 8 << 20, sys.maxsize
 
     @property
     def place(self) -> str:
         return named_place(self._url, self._options)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        _tell(self._url)
+        _warn_once(self._url)
         shown = self.shown(path)
         if self._tag(path) != expected:
             raise ConflictError("another writer was there first", file=shown)
         try:
-            self._write(path, [data])
+            self.overwrite(path, data)
         except (AccessError, DestinationError, LocationError, NotFoundError):
             raise  # it was refused
         except StorageError as error:
@@ -98,9 +98,6 @@ class FsspecStorage(WholeFileStorage):
     def create(self, path: str) -> Upload:
         self._ask(path, lambda _: None)  # a package that is missing is noticed now
         return super().create(path)
-
-    def piece_limits(self) -> tuple[int, int]:
-        return _PIECE_BYTES, sys.maxsize
 
     def upload(self, path: str, pieces: Pieces) -> None:
         self._write(path, pieces)
@@ -224,7 +221,7 @@ def _modified(entry: Mapping[str, Any]) -> float:
 
 
 @functools.cache  # once in a process
-def _tell(url: str) -> None:
+def _warn_once(url: str) -> None:
     _logger.warning(
         "%s: this storage has no conditional writes: let one writer be at work at a time", url
     )

@@ -1,4 +1,7 @@
-"""Attempts that are repeated until one goes well or a deadline passes."""
+"""Attempts that are repeated until one goes well or a deadline passes.
+
+Requests to each file are limited too: a service answers 503 to more.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,26 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.forks import PerProcess
-from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Storage, Unfinished, Upload
-from seqrecord.storage.pacing import Pace
+from seqrecord.storage.base import (
+    MAX_PUT_BYTES,
+    Entry,
+    FileInfo,
+    Storage,
+    StorageWrapper,
+    Unfinished,
+    Upload,
+)
 from seqrecord.storage.ranges import ByteRange, check_wanted
-from seqrecord.storage.wrappers import StorageWrapper
 from seqrecord.text import counted
 
-__all__ = ["DEADLINE_SECONDS", "REQUESTS_PER_SECOND", "Retrier", "RetryingStorage", "put_once"]
+__all__ = [
+    "DEADLINE_SECONDS",
+    "REQUESTS_PER_SECOND",
+    "Pace",
+    "Retrier",
+    "RetryingStorage",
+    "put_once",
+]
 
 DEADLINE_SECONDS = 120.0
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
@@ -313,3 +329,36 @@ class _State:
         with self._lock:
             warned, self._warned = self._warned, None
             return warned is not None
+
+
+_BURST_SECONDS = 0.1  # this much of a second's requests may come at once
+_MANY = 1024
+
+
+class Pace:
+    """When the next request to a file may go: at most `rate` a second, and a tenth more at once.
+
+    The algorithm is the "virtual scheduling" one of ITU-T I.371. Safe to use from many threads.
+    """
+
+    def __init__(self, rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not rate > 0:
+            raise ValueError(f"a rate of {rate} requests a second")
+        self._interval = 1 / rate
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due: dict[str, float] = {}  # when the next request is due, at an even pace
+
+    def __len__(self) -> int:
+        """Files that it keeps in mind."""
+        return len(self._due)
+
+    def delay(self, path: str) -> float:
+        """Seconds that a request to `path` must wait; the turn after it is another's."""
+        with self._lock:
+            now = self._clock()
+            if len(self._due) > _MANY:
+                self._due = {name: due for name, due in self._due.items() if due > now}
+            due = max(now, self._due.get(path, now))
+            self._due[path] = due + self._interval
+        return max(0.0, due - now - _BURST_SECONDS)

@@ -1,7 +1,17 @@
-"""Turns every form of a path or URL into one Location."""
+"""Turns every form of a path or URL into one Location, and names the place of a dataset.
+
+The name of a place has account and endpoint, and no credentials::
+
+    https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH
+    s3://BUCKET/PATH?endpoint=https://HOST          said beside the URL
+    az://CONTAINER/PATH?account_name=ACCOUNT&endpoint=http://HOST
+    github://BRANCH/PATH?org=ORG&repo=REPO          said before the @ of the URL
+    /local/path
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +23,15 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from seqrecord.errors import LocationError
 from seqrecord.text import repr_of
 
-__all__ = ["Location", "is_blob_service", "local_path", "parse_location"]
+__all__ = [
+    "Location",
+    "is_blob_service",
+    "is_place_of",
+    "local_path",
+    "named_place",
+    "parse_location",
+    "shown_place",
+]
 
 # The public cloud, the national ones, and accounts that have a DNS zone.
 _CLOUD = (
@@ -35,13 +53,15 @@ class Location:
 
     `protocol` is `file`, `az` or fsspec's name of a filesystem, `root` the path in it (of Azure,
     `CONTAINER/PATH`), and `shown` the URL without credentials. `options` are those that the URL
-    itself says. `root` and `options` may hold credentials, so `repr` leaves them out.
+    itself says, and `backend` is the one that it names. `root` and `options` may hold credentials,
+    so `repr` leaves them out.
     """
 
     protocol: str
     root: str = field(repr=False)
     shown: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    backend: str | None = None
 
 
 def parse_location(location: str | os.PathLike[str], *, backend: str | None = None) -> Location:
@@ -62,7 +82,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     text = _text(location, "not a path or URL")
     if "://" not in text:
         _refuse_broken_url(location, text)
-        return _local(text, text)
+        return _local(text)
     scheme = text.split("://", 1)[0].lower()
     try:
         parts = urlsplit(text)
@@ -75,7 +95,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise LocationError("a file URL with a host", expected="file:///path", got=shown)
-        return _local(unquote(parts.path), unquote(parts.path))
+        return _local(unquote(parts.path))
     if ".." in unquote(parts.path).split("/"):
         raise LocationError("a URL with .. in its path", got=shown)
     if scheme in ("http", "https") and _ANY_HOST.fullmatch(host):
@@ -93,7 +113,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
             raise LocationError(
                 "an az:// URL without container", expected="az://CONTAINER/PATH", got=shown
             )
-        return Location("az", _joined(parts.netloc, parts.path), shown)
+        return Location("az", _in_container(parts.netloc, parts.path), shown)
     rest = text.split("://", 1)[1]
     return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
 
@@ -120,7 +140,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
             got=f"{found['scheme'].lower()}://…",
         )
     _refuse_broken_url(path, text)
-    return Path(_local(text, text).root)
+    return Path(_local(text).root)
 
 
 def _text(path: str | os.PathLike[str], problem: str) -> str:
@@ -153,13 +173,13 @@ def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
         )
 
 
-def _local(path: str, shown: str) -> Location:
+def _local(path: str) -> Location:
     if not path:
         raise LocationError("not a path or URL", expected="text", got=repr(path))
     try:
-        return Location("file", str(Path(path).expanduser()), shown)
+        return Location("file", str(Path(path).expanduser()), path)
     except RuntimeError as error:
-        raise LocationError(str(error), got=shown) from None
+        raise LocationError(str(error), got=path) from None
 
 
 def _abfs(parts: SplitResult, shown: str) -> Location:
@@ -169,7 +189,7 @@ def _abfs(parts: SplitResult, shown: str) -> Location:
     if not clear or host is None or parts.password or parts.query or parts.fragment:
         raise LocationError("an unclear Azure URL", expected=_ABFS, got=shown)
     shown = shown.replace("://", f"://{container}@", 1)
-    return Location("az", _joined(str(container), parts.path), shown, _account(host))
+    return Location("az", _in_container(str(container), parts.path), shown, _account(host))
 
 
 def _https(parts: SplitResult, shown: str) -> Location:
@@ -191,7 +211,7 @@ def _blobfile(parts: SplitResult, shown: str) -> Location:
             expected=f"{_BLOBFILE}://ACCOUNT/CONTAINER/PATH, or {_HTTPS}",
             got=shown,
         )
-    return Location("az", path, shown, {"account_name": account, "backend": "blobfile"})
+    return Location("az", path, shown, {"account_name": account}, "blobfile")
 
 
 def _account(host: re.Match[str]) -> dict[str, Any]:
@@ -201,5 +221,81 @@ def _account(host: re.Match[str]) -> dict[str, Any]:
     return {"account_name": host["account"], "endpoint": endpoint}
 
 
-def _joined(container: str, path: str) -> str:
+def _in_container(container: str, path: str) -> str:
     return f"{container}/{path.strip('/')}".strip("/")
+
+
+# Options that say where files are, by any of their names.
+_OPTIONS = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
+_SAID = rf"({'|'.join(_OPTIONS)})=[^&]*"
+_PLACE = re.compile(rf"(?P<url>[^?]*://[^?]*)\?(?P<said>{_SAID}(&{_SAID})*)")
+_ALIASES = {"s3a": "s3", "gcs": "gs", "endpoint_url": "endpoint", "base_url": "endpoint"}
+
+
+def named_place(url: str, said: Mapping[str, Any]) -> str:
+    """The place of a URL without query, and of what options said beside it."""
+    words = [f"{name}={value}" for name, value in _cleaned(said).items()]
+    return _normal(url) + ("?" + "&".join(words) if words else "")
+
+
+def is_place_of(location: str | os.PathLike[str], place: str) -> bool:
+    """Whether a location, which may be a place, is that place.
+
+    A location that says no account or endpoint may be in any of them. Raises `LocationError` for
+    what is no location.
+    """
+    where, wanted, said = _parsed(location)
+    if where.protocol == "file":
+        return place == str(Path(where.root).absolute())
+    with contextlib.suppress(LocationError):
+        there, held, known = _parsed(place)
+        # A place that says no endpoint is at the usual one, as the URL of an account is.
+        known = {"endpoint": where.options.get("endpoint", ""), **known}
+        is_same = there.protocol != "file" and wanted == held
+        return is_same and all(known.get(name) == said[name] for name in said)
+    return False
+
+
+def shown_place(location: str | os.PathLike[str]) -> str:
+    """A location without credentials. Raises `LocationError` for what is none."""
+    where, _, said = _parsed(location)
+    return where.shown if where.protocol in ("file", "az") else named_place(where.shown, said)
+
+
+def _parsed(place: str | os.PathLike[str]) -> tuple[Location, str, dict[str, str]]:
+    """A place, its URL as all write it, and what is said beside that."""
+    found = _PLACE.fullmatch(place) if isinstance(place, str) else None
+    where = parse_location(place if found is None else found["url"])
+    words = [] if found is None else found["said"].split("&")
+    said = {**where.options, **dict(word.split("=", 1) for word in words)}
+    if where.protocol == "az":
+        return where, _normal(f"az://{where.root}"), _cleaned(said)
+    return where, _normal(where.shown), _cleaned({**_url_options(where), **said})
+
+
+def _url_options(where: Location) -> dict[str, Any]:
+    """What a filesystem of fsspec reads in the URL that its path does not have."""
+    from seqrecord.storage.objects import OBJECTS
+    from seqrecord.storage.remote import url_options
+
+    if where.protocol in OBJECTS:
+        return {}
+    with contextlib.suppress(LocationError):  # without its package nothing more is known
+        return url_options(where.protocol, where.root, where.shown)
+    return {}
+
+
+def _cleaned(said: Mapping[str, Any]) -> dict[str, str]:
+    """What says where, by one name each, without passwords and signatures."""
+    found = {}
+    for name in _OPTIONS:
+        if value := said.get(name):
+            text = re.sub(r"^(.*//)?[^/]*@", r"\1", str(value).partition("?")[0])
+            found[_ALIASES.get(name, name)] = text.rstrip("/")
+    return found
+
+
+def _normal(url: str) -> str:
+    scheme, _, path = url.partition("://")
+    scheme = _ALIASES.get(scheme, scheme)
+    return f"{scheme}://" + "/".join(part for part in path.split("/") if part)

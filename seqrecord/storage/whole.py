@@ -17,12 +17,11 @@ from seqrecord.errors import (
 )
 from seqrecord.forks import PerProcess
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
-from seqrecord.storage.parts import PARTS, Content, WholeFiles, kept_uploads
+from seqrecord.storage.parts import PARTS, Content, WholeFiles, unfinished_uploads
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.spare_files import Hold
-from seqrecord.storage.spooled import Keeping, SpooledUpload
+from seqrecord.storage.spooled import Hold, SpooledUpload, UploadTiming
 
 __all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
 
@@ -38,7 +37,9 @@ class WholeFileStorage(ABC):
     """
 
     has_conditions = True
-    keeping: Keeping | None = None  # of uploads that begin from now on; `None`: the default
+    piece_bytes: int  # of a new file that is sent
+    most_pieces: int
+    timing: UploadTiming | None = None  # of uploads that begin from now on; `None`: the default
 
     def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
         self._reader, self._url = reader, shown.rstrip("/")
@@ -52,10 +53,6 @@ class WholeFileStorage(ABC):
     @abstractmethod
     def upload(self, path: str, pieces: Pieces) -> None:
         """Put a new file in place; one attempt."""
-
-    @abstractmethod
-    def piece_limits(self) -> tuple[int, int]:
-        """Bytes of a piece of a new file, and how many pieces it may have at most."""
 
     @abstractmethod
     def overwrite(self, path: str, data: bytes) -> None:
@@ -89,11 +86,11 @@ class WholeFileStorage(ABC):
         return self.listed(check_path(folder), deep=False)
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        return kept_uploads(folder, self._files())
+        return unfinished_uploads(folder, self._files())
 
     def create(self, path: str) -> Upload:
         self._hold.get()
-        upload = SpooledUpload(check_path(path), self._files(), self.keeping)
+        upload = SpooledUpload(check_path(path), self._files(), self.timing)
         self._uploads.get().add(upload)
         return upload
 
@@ -132,7 +129,10 @@ class WholeFileStorage(ABC):
                 if sent is None or not self._is_stored(path, sent, found):
                     raise DestinationError("the file exists already", file=self.shown(path))
                 return
-            pieces, failure = Pieces(self.shown(path), content, *self.piece_limits()), None
+            pieces, failure = (
+                Pieces(self.shown(path), content, self.piece_bytes, self.most_pieces),
+                None,
+            )
             try:
                 self.upload(path, pieces)
             except StorageError as error:

@@ -14,9 +14,8 @@ from seqrecord.format import RECORDS
 from seqrecord.format.manifest import RecordFile
 from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import Storage, copy_on_server
-from seqrecord.storage.local.folders import make_folder, sync_folder
-from seqrecord.storage.local.storage import LocalStorage
-from seqrecord.storage.local.upload import local_errors
+from seqrecord.storage.local import LocalStorage
+from seqrecord.storage.local_upload import local_errors, make_folder, sync_folder
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["bring", "link_source"]

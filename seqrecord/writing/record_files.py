@@ -193,7 +193,7 @@ class RecordFiles:
         if held is None:
             return
         is_told = file is not None and episode is not None and file.tells_of(episode)
-        is_safe = is_told and file is not None and file.upload.is_kept
+        is_safe = is_told and file is not None and file.upload.is_durable
         if only_if_free and not (is_safe and self._is_free):
             return
         if is_told and episode is not None:

@@ -14,7 +14,7 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from seqrecord.errors import ResourceError
-from seqrecord.storage.spare_files import Hold
+from seqrecord.storage.spooled import Hold
 from seqrecord.threads import check_room
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
 

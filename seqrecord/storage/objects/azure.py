@@ -1,4 +1,7 @@
-"""A container of Azure Blob: whose account it is, and the one credential that opens it."""
+"""A container of Azure Blob: whose account it is, and the one credential that opens it.
+
+`Blobfiles` reads it with blobfile, through its public functions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import hmac
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from seqrecord.errors import AccessError, LocationError, TransientError
 from seqrecord.storage.failures import is_busy
-from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import (
+from seqrecord.storage.objects.bucket import (
+    Bucket,
     Names,
     check_token_endpoint,
     is_true,
@@ -25,11 +28,11 @@ from seqrecord.storage.objects.settings import (
     one_of,
     split_client_options,
 )
-from seqrecord.storage.objects.source import Bucket
-from seqrecord.storage.places import named_place
-from seqrecord.storage.url import Location, is_blob_service
+from seqrecord.storage.objects.http import Fetch, Signer, renewed
+from seqrecord.storage.ranges import MAX_REQUEST_BYTES
+from seqrecord.storage.url import Location, is_blob_service, named_place
 
-__all__ = ["AzureContainer"]
+__all__ = ["AzureContainer", "Blobfiles"]
 
 # Our name, then those of obstore, adlfs, blobfile and az CLI. In the environment they have
 # AZURE_STORAGE_ before them, an identity's also AZURE_ alone.
@@ -170,11 +173,10 @@ class AzureContainer(Bucket):
         )
 
     def signer(self) -> Signer:
-        given = self.fetch()
-        fetch = renewed(given) if given else None
+        fetch = renewed(self.fetch())
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            held, headers = fetch() if fetch else {}, {"x-ms-version": _VERSION}
+            held, headers = fetch(), {"x-ms-version": _VERSION}
             sas = held.get("sas_token", "")
             query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as obstore has it too
             if key := held.get("access_key"):
@@ -323,3 +325,34 @@ def _check_endpoint(endpoint: str) -> None:
             "an endpoint that is not clear",
             expected="https://HOST or http://HOST:PORT/ACCOUNT, without a query",
         )
+
+
+class Blobfiles:
+    """Reads Azure accounts as a filesystem of fsspec does; paths are ACCOUNT/CONTAINER/PATH.
+
+    blobfile has its own credentials: `AZURE_STORAGE_KEY`, a service principal, `az login`. It
+    repeats nothing here. `pool` makes a pool of urllib3, for whom its own will not do.
+    """
+
+    def __init__(self, pool: Callable[[], Any] | None) -> None:
+        import blobfile
+
+        self._context = blobfile.create_context(
+            retry_limit=0,
+            save_access_token_to_disk=False,
+            log_callback=lambda _: None,
+            get_http_pool=pool,
+        )
+
+    def info(self, path: str) -> dict[str, Any]:
+        return {"size": self._context.stat(f"az://{path}").size}
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        if end - start > MAX_REQUEST_BYTES:  # of a whole file
+            end = min(end, self.info(path)["size"])
+        # Told where the file ends, blobfile does not ask; it would read no further than that.
+        with self._context.BlobFile(
+            f"az://{path}", "rb", streaming=True, file_size=end, buffer_size=max(1, end - start)
+        ) as file:
+            file.seek(start)
+            return b"".join(iter(lambda: file.read(end - start), b""))

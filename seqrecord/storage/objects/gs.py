@@ -5,32 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
-from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import check_token_endpoint, is_true, one_of
-from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.objects.bucket import Bucket, Names, check_token_endpoint, is_true, one_of
+from seqrecord.storage.objects.http import Fetch, Signer, renewed
 
 __all__ = ["GcsBucket"]
 
-# obstore's names, with and without `google_`, of the kinds of credentials and of the endpoint.
-_NAMES = {
-    "skip_signature": ("skip_signature", "anonymous", "anon"),
-    "credential_provider": ("credential_provider",),
-    "bearer_token": ("bearer_token",),
-    "service_account_key": ("service_account_key",),
-    "service_account": ("service_account", "service_account_path"),
-    "application_credentials": ("application_credentials",),
-    "base_url": ("base_url", "endpoint_url", "endpoint"),
-}
-_ENVIRONMENT = {
-    "service_account_key": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-    "service_account": ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
-    "application_credentials": ("GOOGLE_APPLICATION_CREDENTIALS",),
-    "base_url": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
-}
-_KINDS = tuple(_NAMES)[:-1]
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -43,8 +25,22 @@ class GcsBucket(Bucket):
 
     endpoint_option = "base_url"
     fixed = ("skip_signature", "bearer_token")
-    names = _NAMES
-    environment = _ENVIRONMENT
+    # obstore's names, with and without `google_`, of the kinds of credentials and of the endpoint.
+    names: ClassVar[Names] = {
+        "skip_signature": ("skip_signature", "anonymous", "anon"),
+        "credential_provider": ("credential_provider",),
+        "bearer_token": ("bearer_token",),
+        "service_account_key": ("service_account_key",),
+        "service_account": ("service_account", "service_account_path"),
+        "application_credentials": ("application_credentials",),
+        "base_url": ("base_url", "endpoint_url", "endpoint"),
+    }
+    environment: ClassVar[Names] = {
+        "service_account_key": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
+        "service_account": ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+        "application_credentials": ("GOOGLE_APPLICATION_CREDENTIALS",),
+        "base_url": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
+    }
     prefix = "google_"
     scheme = "gs"
 
@@ -52,8 +48,9 @@ class GcsBucket(Bucket):
     def configured(cls, given: dict[str, Any], found: dict[str, Any], shown: str) -> dict[str, Any]:
         if "skip_signature" in given:
             given["skip_signature"] = is_true(given["skip_signature"])
-        first = {name: found[name] for name in [n for n in _KINDS if n in found][:1]}
-        config = one_of(_KINDS, given, shown) or first
+        kinds = tuple(cls.names)[:-1]
+        first = {name: found[name] for name in [n for n in kinds if n in found][:1]}
+        config = one_of(kinds, given, shown) or first
         if url := given.get("base_url") or found.get("base_url"):
             config["base_url"] = url if "://" in url else f"http://{url}"
         if not config.get("skip_signature"):
@@ -90,12 +87,12 @@ class GcsBucket(Bucket):
         return GCSStore(self.bucket, **settings)
 
     def signer(self) -> Signer:
-        given = self.fetch()
-        fetch = renewed(given) if given else None
+        fetch = renewed(self.fetch())
         url = self.config.get("base_url", "https://storage.googleapis.com").rstrip("/")
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            headers = {"Authorization": f"Bearer {fetch()['token']}"} if fetch else {}
+            held = fetch()
+            headers = {"Authorization": f"Bearer {held['token']}"} if held else {}
             return f"{url}/{self.bucket}/{quote(self.key(path))}", headers
 
         return sign

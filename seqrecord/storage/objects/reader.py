@@ -6,16 +6,11 @@ import logging
 from functools import partial
 from typing import Any
 
-from seqrecord.errors import (
-    ConflictError,
-    StorageError,
-    TransientError,
-)
+from seqrecord.errors import ConflictError, StorageError, TransientError
 from seqrecord.storage.base import check_path, too_large
-from seqrecord.storage.clients import Clients
+from seqrecord.storage.clients import RUNTIME, Clients
 from seqrecord.storage.failures import call
-from seqrecord.storage.objects.runtime import RUNTIME
-from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.objects.bucket import Bucket
 from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, fill, hurried
 
 __all__ = ["ObstoreReader", "whole_of"]
@@ -48,9 +43,9 @@ class ObstoreReader(RequestReader):
     `hurried`. A file that is replaced between two reads of it is an error, by its e-tag, until
     `size` looks anew.
 
-    `quiet` reads without obstore: in a forked child of a process that has used obstore, and in any
-    process that has only looked so far, at less than 1 MiB of record files in all. So a
-    process that opens datasets before it forks its workers leaves them obstore. obstore does not
+    `fallback` reads without obstore: in a forked child of a process that has used obstore, and in
+    any process that has only looked so far, at less than 1 MiB of record files in all. So a process
+    that opens datasets before it forks its workers leaves them obstore. obstore does not
     tell `Retry-After`.
     """
 
@@ -59,19 +54,19 @@ class ObstoreReader(RequestReader):
         bucket: Bucket,
         shown: str,
         *,
-        quiet: RequestReader | None,
+        fallback: RequestReader | None,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         self._bucket, self._shown, self._timeout = bucket, shown.rstrip("/"), timeout
-        self._quiet = quiet
+        self._fallback = fallback
         self._clients = Clients(partial(bucket.client, timeout), is_reread=bucket.is_reread)
         self._tags: dict[str, str] = {}
         self._looked = 0  # bytes
 
     def size(self, path: str) -> int:
         self._tags.pop(path, None)
-        quiet = self._quiet_for(path, 0)
-        return quiet.size(path) if quiet is not None else super().size(path)
+        fallback = self._fallback_for(path, 0)
+        return fallback.size(path) if fallback is not None else super().size(path)
 
     def length(self, path: str) -> int:
         file, key = f"{self._shown}/{path}", self._bucket.key(path)
@@ -79,9 +74,9 @@ class ObstoreReader(RequestReader):
 
     def read(self, path: str, request: Request) -> None:
         item, views = request
-        quiet = self._quiet_for(path, item.length)
-        if quiet is not None:
-            quiet.read(path, request)
+        fallback = self._fallback_for(path, item.length)
+        if fallback is not None:
+            fallback.read(path, request)
             return
         file = f"{self._shown}/{path}"
         options: dict[str, Any] = {"range": (item.start, item.stop)}
@@ -101,35 +96,35 @@ class ObstoreReader(RequestReader):
     def read_whole(self, path: str, limit: int) -> bytes:
         check_path(path)
         self._tags.pop(path, None)
-        quiet = self._quiet_for(path, 0)
-        if quiet is not None:
-            return quiet.read_whole(path, limit)
+        fallback = self._fallback_for(path, 0)
+        if fallback is not None:
+            return fallback.read_whole(path, limit)
         return whole_of(self._get(path, {}), f"{self._shown}/{path}", limit)
 
     def close(self) -> None:
-        if self._quiet is not None:
-            self._quiet.close()
+        if self._fallback is not None:
+            self._fallback.close()
         self._clients.close()
 
-    def _quiet_for(self, path: str, nbytes: int) -> RequestReader | None:
+    def _fallback_for(self, path: str, nbytes: int) -> RequestReader | None:
         """The reader without obstore, where that is the one to use."""
-        quiet = self._quiet
-        if quiet is None or (RUNTIME.is_wanted and not RUNTIME.lost):
+        fallback = self._fallback
+        if fallback is None or (RUNTIME.is_wanted and not RUNTIME.lost):
             return None
         if RUNTIME.lost:
-            if not RUNTIME.told:
-                RUNTIME.told = True
+            if not RUNTIME.warned:
+                RUNTIME.warned = True
                 _logger.warning(
                     "%s: read without obstore, which was used before this process was forked; "
                     'workers with multiprocessing_context="forkserver" have it',
                     self._shown,
                 )
-            return quiet
+            return fallback
         if path.startswith(_RECORDS):
             self._looked += nbytes
             if self._looked >= _SMALL_BYTES:
                 return None
-        return quiet
+        return fallback
 
     def _get(self, path: str, options: dict[str, Any]) -> Any:
         """The answer, or `None` where it is of another range than asked."""

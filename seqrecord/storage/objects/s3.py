@@ -5,39 +5,20 @@ from __future__ import annotations
 import datetime
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from seqrecord.errors import AccessError
 from seqrecord.lazy import is_installed
 from seqrecord.storage.failures import GIVE_ONE
-from seqrecord.storage.objects.plain import Fetch, Signer, renewed
-from seqrecord.storage.objects.settings import is_true
-from seqrecord.storage.objects.source import Bucket
+from seqrecord.storage.objects.bucket import Bucket, Names, is_true
+from seqrecord.storage.objects.http import Fetch, Signer, renewed
 
 __all__ = ["S3Bucket"]
 
-# obstore's names, with and without `aws_`, then s3fs's.
-_NAMES = {
-    "access_key_id": ("access_key_id", "key"),
-    "secret_access_key": ("secret_access_key", "secret"),
-    "session_token": ("session_token", "token"),
-    "region": ("region", "default_region", "region_name"),
-    "endpoint": ("endpoint", "endpoint_url"),
-    "profile": ("profile",),
-    "skip_signature": ("skip_signature", "anonymous", "anon"),
-    "virtual_hosted_style_request": ("virtual_hosted_style_request",),
-    "request_payer": ("request_payer", "requester_pays"),
-    "credential_provider": ("credential_provider",),
-}
-_ENVIRONMENT = {
-    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
-    "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "profile": ("AWS_PROFILE",),
-}
 _FLAGS = ("skip_signature", "virtual_hosted_style_request", "request_payer")
 _OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # what obstore itself finds
-_KEPT = datetime.timedelta(minutes=5)  # of a credential that does not say when it expires
+_TTL = datetime.timedelta(minutes=5)  # of a credential that does not say when it expires
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +30,24 @@ class S3Bucket(Bucket):
     """
 
     fixed = ("access_key_id", "skip_signature")
-    names = _NAMES
-    environment = _ENVIRONMENT
+    # obstore's names, with and without `aws_`, then s3fs's.
+    names: ClassVar[Names] = {
+        "access_key_id": ("access_key_id", "key"),
+        "secret_access_key": ("secret_access_key", "secret"),
+        "session_token": ("session_token", "token"),
+        "region": ("region", "default_region", "region_name"),
+        "endpoint": ("endpoint", "endpoint_url"),
+        "profile": ("profile",),
+        "skip_signature": ("skip_signature", "anonymous", "anon"),
+        "virtual_hosted_style_request": ("virtual_hosted_style_request",),
+        "request_payer": ("request_payer", "requester_pays"),
+        "credential_provider": ("credential_provider",),
+    }
+    environment: ClassVar[Names] = {
+        "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "profile": ("AWS_PROFILE",),
+    }
     prefix = "aws_"
     scheme = "s3"
 
@@ -75,7 +72,7 @@ class S3Bucket(Bucket):
             return None
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        return Boto3CredentialProvider(self._session(), ttl=_KEPT)  # boto3 renews when it is due
+        return Boto3CredentialProvider(self._session(), ttl=_TTL)  # boto3 renews when it is due
 
     def _session(self) -> Any:
         import boto3
@@ -102,10 +99,10 @@ class S3Bucket(Bucket):
         config, region = self.config, self.config.get("region", "us-east-1")
         names = ("access_key_id", "secret_access_key", "session_token")
         found: Any = None
-        fetch = renewed(config["credential_provider"]) if "credential_provider" in config else None
+        fetch = renewed(config.get("credential_provider"))
         if "access_key_id" in config:
             found = Credentials(*map(config.get, names))
-        elif fetch is None and not config.get("skip_signature"):
+        elif not config.get("credential_provider") and not config.get("skip_signature"):
             found = self._session().get_credentials()  # it renews them
         # As obstore does: with hosts of their own for buckets, an endpoint is the bucket's.
         is_virtual = config.get("virtual_hosted_style_request")
@@ -116,7 +113,7 @@ class S3Bucket(Bucket):
         def sign(method: str, path: str) -> tuple[str, dict[str, str]]:
             headers = {"x-amz-request-payer": "requester"} if config.get("request_payer") else {}
             request = AWSRequest(method, f"{url}/{quote(self.key(path))}", headers)
-            given = fetch() if fetch else {}
+            given = fetch()
             keys = Credentials(*map(given.get, (*names[:2], "token"))) if given else found
             if keys is not None:
                 S3SigV4Auth(keys, "s3", region).add_auth(request)

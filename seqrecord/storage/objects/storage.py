@@ -1,25 +1,43 @@
-"""Files of an object store: read by one of several clients, written and listed with obstore."""
+"""Files of an object store: read by one of several clients, written and listed with obstore.
+
+A file is copied within one bucket or container without its bytes coming to this machine.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from seqrecord.errors import ConflictError, DestinationError, LocationError, NotFoundError
-from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, check_path
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+)
+from seqrecord.storage.base import (
+    MAX_PUT_BYTES,
+    Entry,
+    FileInfo,
+    Storage,
+    StorageWrapper,
+    Upload,
+    check_path,
+)
 from seqrecord.storage.clients import Clients
+from seqrecord.storage.objects.bucket import Bucket
 from seqrecord.storage.objects.reader import whole_of
-from seqrecord.storage.objects.source import Bucket
 from seqrecord.storage.parts import Content
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier, put_once
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
 
-__all__ = ["ObjectStorage"]
+__all__ = ["ObjectStorage", "can_copy_on_server", "copy_on_server"]
 
-_MOST_PIECES = 10_000  # S3 takes no more; Azure 50,000
 _AT_ONCE = 4  # pieces under way, so 80 MiB of memory for each file
 _SLOWER = 5  # times the timeout of other requests: so many pieces share the way up
 
@@ -32,7 +50,8 @@ class ObjectStorage(WholeFileStorage):
     others are for a `RetryingStorage` around this one. Pickles hold the store's credential.
     """
 
-    piece_bytes = 16 << 20  # of a file that is sent: one request
+    piece_bytes = 16 << 20  # one request
+    most_pieces = 10_000  # S3 takes no more; Azure 50,000
 
     def __init__(
         self,
@@ -98,9 +117,6 @@ class ObjectStorage(WholeFileStorage):
                     raise
                 # Azurite takes the pieces that were sent before a rewind for a file.
         super().send(path, content)
-
-    def piece_limits(self) -> tuple[int, int]:
-        return self.piece_bytes, _MOST_PIECES
 
     def upload(self, path: str, pieces: Pieces) -> None:
         """Of what fails nothing is left: obstore aborts the upload."""
@@ -199,3 +215,49 @@ class ObjectStorage(WholeFileStorage):
                 "a web server does not list its files, and cannot be written to",
                 file=self.shown(path),
             )
+
+
+_logger = logging.getLogger("seqrecord")
+
+
+def can_copy_on_server(source: Storage, destination: Storage) -> bool:
+    """Whether both lie in one bucket or container of one service, which can be written to."""
+    return _in_one_bucket(source, destination) is not None
+
+
+def copy_on_server(source: Storage, path: str, destination: Storage, target: str) -> bool:
+    """Have the service copy a file to the path `target` of another root; whether it did.
+
+    `target` is a name that nobody else uses, nor is it used again. `False` where both do not lie in
+    one bucket, and where the service refuses, which is logged; then nothing is left there, unless
+    the service copies it later.
+    """
+    both = _in_one_bucket(source, destination)
+    if both is None:
+        return False
+    try:
+        both[1].copy(both[0].bucket.key(path), target)
+        if destination.size(target) == source.size(path):
+            return True
+        why = "the copy has another length"
+    except StorageError as error:
+        why = str(error)
+    _logger.info("%s/%s: copied through this machine: %s", source.url, path, why)
+    destination.remove(target)
+    return False
+
+
+def _in_one_bucket(*storages: Storage) -> tuple[ObjectStorage, ObjectStorage] | None:
+    """Source and destination below their wrappers, where the service can copy between them."""
+    source, destination = map(_innermost, storages)
+    if not isinstance(source, ObjectStorage) or not isinstance(destination, ObjectStorage):
+        return None
+    a, b = (replace(each.bucket, root="") for each in (source, destination))
+    is_same = type(a) is type(b) and (a.bucket, a.place) == (b.bucket, b.place)
+    return (source, destination) if is_same and b.is_writable else None
+
+
+def _innermost(storage: Storage) -> Storage:
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+    return storage

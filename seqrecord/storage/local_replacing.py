@@ -28,8 +28,7 @@ from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
 from seqrecord.storage.base import MAX_PUT_BYTES, too_large
-from seqrecord.storage.local.folders import sync_folder
-from seqrecord.storage.local.upload import Handle
+from seqrecord.storage.local_upload import Handle, sync_folder
 
 __all__ = ["put_file", "read_file"]
 
@@ -73,7 +72,7 @@ def put_file(
     for path in target.parent.iterdir():
         if path.name.startswith(f".{target.name}.") and path.suffix == _NEXT:
             with contextlib.suppress(OSError):  # of another user, say
-                _remove_if_left(path, shared)
+                _remove_abandoned(path, shared)
     sync_folder(target.parent)  # where that fails always, before anything has changed
     folder = target.with_name(f".{target.name}.{(expected or 'none')[:16]}{_NEXT}")
     end = time.monotonic() + patience
@@ -81,7 +80,7 @@ def put_file(
         _check(target, expected)
         if time.monotonic() >= end:
             raise TransientError("another writer has begun to put it in place", file=str(target))
-        if not _remove_if_left(folder, shared):
+        if not _remove_abandoned(folder, shared):
             time.sleep(_POLL_SECONDS)
     try:
         sync_folder(target.parent)
@@ -134,7 +133,7 @@ def _write(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _remove_if_left(folder: Path, shared: bool) -> bool:
+def _remove_abandoned(folder: Path, shared: bool) -> bool:
     """Remove the folder of a writer that was killed; whether it is gone."""
     try:
         with _locked(folder) as (fd, free):

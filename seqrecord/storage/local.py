@@ -14,15 +14,15 @@ from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_buffers, check_path
-from seqrecord.storage.local.folders import make_folder
-from seqrecord.storage.local.replacing import put_file, read_file
-from seqrecord.storage.local.upload import (
+from seqrecord.storage.local_replacing import put_file, read_file
+from seqrecord.storage.local_upload import (
     NOTES,
     PARTIAL,
     Handle,
-    LocalUnfinished,
     LocalUpload,
     local_errors,
+    make_folder,
+    read_notes,
     with_suffix,
 )
 from seqrecord.storage.ranges import ByteRange
@@ -120,12 +120,7 @@ class LocalStorage:
 
     def unfinished(self, folder: str) -> list[Unfinished]:
         found = self._infos(folder, lambda name: name.endswith(PARTIAL))
-        return [
-            LocalUnfinished(
-                self, self.root, each.path.removesuffix(PARTIAL), each.modified, self._errors
-            )
-            for each in found
-        ]
+        return [_Unfinished(self, each.path.removesuffix(PARTIAL), each.modified) for each in found]
 
     def create(self, path: str) -> Upload:
         with self._errors(path, writing=True):
@@ -190,6 +185,34 @@ class LocalStorage:
 
     def _inside(self, path: str) -> Path:
         return _inside(self.root, self._real_root, path)
+
+
+class _Unfinished:
+    """What is there of a file that is being written, or whose writer was killed; see `Unfinished`.
+
+    It is read through the storage in which it lies.
+    """
+
+    def __init__(self, storage: LocalStorage, path: str, modified: float) -> None:
+        self.path, self.modified = path, modified
+        self._storage = storage
+        self._notes, self._partial = (storage.root / (path + end) for end in (NOTES, PARTIAL))
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        # First the notes: bytes are written before their note.
+        with self._storage._errors(self.path + NOTES):
+            notes = read_notes(self._notes)
+        size = self._storage.size(self.path + PARTIAL)
+        # A note of more bytes than there are: the machine went down before they were on disk.
+        return [(end, note) for end, note in notes if end <= size]
+
+    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+        self._storage.read_ranges(self.path + PARTIAL, ranges, buffers)
+
+    def remove(self) -> None:
+        with self._storage._errors(self.path):
+            self._notes.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
 
 
 def _open(root: Path, real_root: str, path: str) -> Handle:

@@ -31,23 +31,21 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from seqrecord.storage.cache.entry import DamagedError, entry_bytes, read_entry, write_entry
-from seqrecord.storage.cache.lock import (
+from seqrecord.storage.cache_files import (
     NEW,
     CacheBusyError,
     CacheReadOnlyError,
+    DamagedError,
     Taken,
+    entry_bytes,
     locked,
+    read_entry,
     try_lock,
+    write_entry,
 )
 from seqrecord.storage.ranges import ByteRange, coalesce
 
-__all__ = [
-    "MIN_LIMIT",
-    "CacheFolder",
-    "CacheKey",
-    "Entry",
-]
+__all__ = ["MIN_LIMIT", "CacheFolder", "CacheKey", "Entry"]
 
 MIN_LIMIT = 1 << 20
 

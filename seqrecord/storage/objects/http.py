@@ -15,7 +15,7 @@ import urllib3
 from seqrecord.errors import StorageError
 from seqrecord.storage.requests import fill, hurried
 
-__all__ = ["Fetch", "PlainFiles", "Signer", "renewed"]
+__all__ = ["Fetch", "HttpFiles", "Signer", "renewed"]
 
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
@@ -29,15 +29,15 @@ Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
 """Gives the URL and the headers of a request: of its method, and of a path below the root."""
 
 
-def renewed(fetch: Fetch) -> Fetch:
-    """`fetch` that is called when what it gave last expires within a minute."""
+def renewed(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
+    """`fetch` that is called when what it gave last expires within a minute; without it nothing."""
     given: dict[str, Any] = {}
 
     def fetched() -> dict[str, Any]:
         nonlocal given
         expires = given.get("expires_at")
         soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
-        if not given or (expires and expires <= soon):
+        if fetch and (not given or (expires and expires <= soon)):
             given = fetch()
         return given
 
@@ -54,7 +54,7 @@ class HTTPError(Exception):
         self.error_code = found[1].decode() if found else answer.headers.get("x-ms-error-code")
 
 
-class PlainFiles:
+class HttpFiles:
     """Reads as a filesystem of fsspec does.
 
     A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of

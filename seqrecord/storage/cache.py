@@ -1,31 +1,37 @@
-"""A storage that keeps on local disk what is read from another one."""
+"""A storage that keeps on local disk what is read from another one, within a limit.
+
+For people: what a cache holds, and emptying it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
-from seqrecord.errors import LocationError
+from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.forks import PerProcess
-from seqrecord.storage.base import Storage, check_buffers
-from seqrecord.storage.cache.folder import MIN_LIMIT, CacheFolder, CacheKey
-from seqrecord.storage.cache.lock import CacheBusyError, CacheReadOnlyError, check_folder
+from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
+from seqrecord.storage.cache_files import CacheBusyError, CacheReadOnlyError, check_folder
+from seqrecord.storage.cache_folder import MIN_LIMIT, CacheFolder, CacheKey
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.url import local_path
-from seqrecord.storage.wrappers import StorageWrapper
+from seqrecord.storage.url import is_place_of, local_path, shown_place
 from seqrecord.units import format_size, parse_size
 
-__all__ = ["CachedStorage", "forget_cached", "with_cache"]
+__all__ = ["CacheInfo", "CachedStorage", "cache_info", "clear_cache", "forget_cached", "with_cache"]
 
 # Files that never change under their name, since it holds a unique id. The manifest does.
-_KEPT = (".seqrec", ".arrow")
+_CACHED = (".seqrec", ".arrow")
 
 _PATIENCE_SECONDS = 2.0  # for the lock of the cache; all hold it briefly
 _PAUSE_SECONDS = 10.0  # without the cache after its disk has failed, or somebody else had it
@@ -86,7 +92,7 @@ class CachedStorage(StorageWrapper):
             for item, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
         ]
-        if not wanted or not path.endswith(_KEPT):
+        if not wanted or not path.endswith(_CACHED):
             self.inner.read_ranges(path, ranges, buffers)
             return
         key = CacheKey(self.place, path)
@@ -205,3 +211,128 @@ def _checked_limit(limit: int | str) -> int:
             "cache_limit is too small", expected=f"at least {format_size(MIN_LIMIT)}", got=limit
         )
     return size
+
+
+_REPORT_PATIENCE_SECONDS = 10.0  # a person would rather wait than start again
+
+
+@dataclass(frozen=True, order=True)
+class Held:
+    """What is held of one storage: entries, and bytes on disk."""
+
+    url: str
+    entries: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What a cache holds.
+
+    `size` is what it takes on disk, in bytes, its index included; `datasets` are those of which
+    something is held. The times of the use that is longest ago, and of the latest, are UTC.
+    """
+
+    path: str
+    size: int
+    entries: int
+    oldest_use: datetime | None
+    latest_use: datetime | None
+    datasets: tuple[Held, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it; times as ISO 8601."""
+        return {
+            **asdict(self),
+            "oldest_use": self.oldest_use and self.oldest_use.isoformat(timespec="seconds"),
+            "latest_use": self.latest_use and self.latest_use.isoformat(timespec="seconds"),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {format_size(self.size)} in {_entries(self.entries)}"]
+        if self.oldest_use is not None and self.latest_use is not None:
+            lines.append(f"used from {_minute(self.oldest_use)} to {_minute(self.latest_use)} UTC")
+        lines += [
+            f"  {held.url}: {format_size(held.size)} in {_entries(held.entries)}"
+            for held in self.datasets
+        ]
+        return "\n".join(lines)
+
+
+def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
+    """What the cache in a folder holds, while others may use it.
+
+    Raises `NotFoundError` where there is no cache.
+    """
+    with _opened(cache_dir) as folder:
+        entries, size = folder.scan()
+        held = _held(folder)
+        return CacheInfo(
+            path=str(folder.path),
+            size=size,
+            entries=len(entries),
+            oldest_use=_time(entries[0].used) if entries else None,
+            latest_use=_time(entries[-1].used) if entries else None,
+            datasets=tuple(sorted(each for each in held.values() if each.entries)),
+        )
+
+
+def clear_cache(
+    cache_dir: str | os.PathLike[str], location: str | os.PathLike[str] | None = None
+) -> int:
+    """Empty a cache, or remove what it holds of the dataset at `location`; the bytes freed.
+
+    A location without account and endpoint means the datasets of that name in all of them; one of
+    them is meant by what `cache_info` calls it.
+    Processes that use the cache meanwhile continue, and read again. Raises `NotFoundError` where
+    there is no cache, or where it holds nothing of that dataset.
+    """
+    with _opened(cache_dir) as folder:
+        held = _held(folder)
+        if location is not None:
+            found = {at: each for at, each in held.items() if is_place_of(location, each.url)}
+            if not any(each.entries for each in found.values()):
+                raise NotFoundError(
+                    "the cache holds nothing of this dataset",
+                    file=str(folder.path),
+                    expected=", ".join(each.url for each in held.values() if each.entries)[:500]
+                    or "it is empty",
+                    got=shown_place(location),
+                )
+            held = found
+        folder.clear(list(held))
+        return sum(each.size for each in held.values())
+
+
+def _held(folder: CacheFolder) -> dict[Path, Held]:
+    """What is held of each storage, by its folder."""
+    found = {}
+    for path, url in folder.places().items():
+        entries, _ = CacheFolder(path).scan()
+        found[path] = Held(url, len(entries), sum(entry.size for entry in entries))
+    return found
+
+
+@contextlib.contextmanager
+def _opened(cache_dir: str | os.PathLike[str]) -> Iterator[CacheFolder]:
+    path = local_path(cache_dir, "the cache's folder").absolute()
+    if not check_folder(path):
+        raise NotFoundError("no cache here", file=str(path))
+    try:
+        yield CacheFolder(path, patience=_REPORT_PATIENCE_SECONDS)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"the cache cannot be used: {error}", file=str(path)) from error
+
+
+def _time(nanoseconds: int) -> datetime:
+    return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc)
+
+
+def _minute(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
+
+
+def _entries(number: int) -> str:
+    return f"{number:,} {'entry' if number == 1 else 'entries'}"

@@ -1,23 +1,37 @@
-"""What an object store is, to its readers and writers: keys, a credential, clients of two kinds."""
+"""What an object store is, to its readers and writers: keys, a credential, clients of two kinds.
+
+Its settings have names in `storage_options`, in the environment and in this package. The simplest
+is a web server, which has none.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote, urlsplit
 
-from seqrecord.storage.objects.plain import Fetch, PlainFiles, Signer
-from seqrecord.storage.objects.runtime import use_obstore
-from seqrecord.storage.objects.settings import Names, named, split_client_options
-from seqrecord.storage.places import named_place
+from seqrecord.errors import LocationError
+from seqrecord.storage.clients import use_obstore
+from seqrecord.storage.objects.http import Fetch, HttpFiles, Signer
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.requests import SLOWEST
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.url import Location
+from seqrecord.storage.url import Location, named_place
 
-__all__ = ["Bucket"]
+__all__ = [
+    "Bucket",
+    "Names",
+    "WebServer",
+    "check_token_endpoint",
+    "is_true",
+    "named",
+    "one_of",
+    "split_client_options",
+]
 
 _NO_LIMIT = 10_000
 
@@ -87,9 +101,9 @@ class Bucket(ABC):
     def signer(self) -> Signer:
         """A new signer of requests, for who reads without obstore."""
 
-    def plain(self, timeout: float) -> PlainFiles:
+    def http_client(self, timeout: float) -> HttpFiles:
         """A new client that reads without obstore; it repeats nothing by itself."""
-        return PlainFiles(self.signer(), self.shown, timeout, follows=not self.is_writable)
+        return HttpFiles(self.signer(), self.shown, timeout, follows=not self.is_writable)
 
     @property
     def place(self) -> str:
@@ -148,3 +162,121 @@ class Provider:
         except Exception as error:
             self.failure = error
         raise RuntimeError("no credential")
+
+
+Names = Mapping[str, tuple[str, ...]]
+"""Our names of settings, and those that others have for them."""
+
+# The client_options of obstore that users may set.
+_CERTIFICATES = ("proxy_ca_certificate", "root_certificate")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_CLIENT_OPTIONS = (
+    *("allow_invalid_certificates", "proxy_excludes", "proxy_url", "user_agent"),
+    *_CERTIFICATES,
+)
+
+
+def named(
+    values: Mapping[str, Any],
+    names: Names,
+    shown: str = "",
+    *,
+    prefix: str | None = None,
+) -> dict[str, Any]:
+    """Settings by our name for them, of values under any of their names, without the empty ones.
+
+    Of each, the first name counts that has a value. With a `prefix`, which options may have before
+    their names, a name that nobody knows is a `LocationError`; without one others are left out.
+    """
+    known = {name for each in names.values() for name in each}
+    given = {
+        name if name in known else name.removeprefix(prefix or ""): value
+        for name, value in values.items()
+        if value is not None and value != ""
+    }
+    if prefix is not None and (unknown := sorted(set(given) - known)):
+        raise LocationError(
+            "an unknown storage option",
+            file=shown,
+            expected=f"some of {', '.join(sorted(known))}",
+            got=", ".join(unknown),
+        )
+    found = {ours: [given[n] for n in theirs if n in given] for ours, theirs in names.items()}
+    return {ours: each[0] for ours, each in found.items() if each}
+
+
+def one_of(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """The credential among settings, by the names of its kinds; `LocationError` for two."""
+    held = {name: settings[name] for name in kinds if settings.get(name)}
+    if len(held) > 1:
+        raise LocationError(
+            "credentials of more than one kind", file=shown, expected="one", got=", ".join(held)
+        )
+    return held
+
+
+def is_true(value: object) -> bool:
+    return str(value).lower() in ("true", "1", "yes")
+
+
+def check_token_endpoint(endpoint: str | None, shown: str) -> None:
+    """Raise `LocationError` where a bearer token would be sent unencrypted over a network."""
+    parts = urlsplit(endpoint or "")
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise LocationError(
+            "a token must not be sent over plain http", file=shown, expected="an https:// endpoint"
+        )
+
+
+def split_client_options(
+    options: Mapping[str, Any], shown: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """obstore's `client_options` among storage options, and the rest.
+
+    `root_certificate` and `proxy_ca_certificate` may be the path of a PEM file.
+    """
+    chosen = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
+    for name in set(_CERTIFICATES) & set(chosen):
+        if "-----BEGIN" not in (text := str(chosen[name])):
+            try:
+                chosen[name] = Path(text).read_text()
+            except OSError:
+                raise LocationError(f"{name} cannot be read", file=shown, got=text) from None
+    if "allow_invalid_certificates" in chosen:
+        chosen["allow_invalid_certificates"] = is_true(chosen["allow_invalid_certificates"])
+    return chosen, {name: value for name, value in options.items() if name not in chosen}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebServer(Bucket):
+    """A folder of a web server. Its URL, which may hold a password, is the one setting."""
+
+    is_writable = False
+    names: ClassVar[Names] = {}
+    environment: ClassVar[Names] = {}
+
+    @classmethod
+    def resolve(
+        cls, location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> Bucket:
+        server = super().resolve(location, options, environ)
+        return replace(server, bucket="", root="", config={"url": location.root.rstrip("/")})
+
+    @classmethod
+    def configured(cls, *_: Any) -> dict[str, Any]:
+        return {}
+
+    @property
+    def place(self) -> str:
+        return named_place(self.shown, {})
+
+    def credential(self) -> None:
+        return None
+
+    def store(self, **settings: Any) -> Any:
+        from obstore.store import HTTPStore
+
+        return HTTPStore(self.config["url"], **settings)
+
+    def signer(self) -> Signer:
+        return lambda _, path: (f"{self.config['url']}/{quote(path)}", {})

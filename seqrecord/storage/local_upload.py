@@ -1,6 +1,7 @@
 """Uploads to a local folder: a file beside the target, synced and renamed when it is whole.
 
-`<path>.partial` has the bytes, `<path>.notes` the checkpoints; anyone may read both meanwhile.
+`<path>.partial` has the bytes, `<path>.notes` the checkpoints; anyone may read both meanwhile. A
+name is safe from a loss of power when its folder is synced.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
-from seqrecord.storage.base import Storage, check_rewind, short_read
-from seqrecord.storage.local.folders import sync_folder
+from seqrecord.storage.base import check_rewind, short_read
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "NOTES",
     "PARTIAL",
     "Handle",
-    "LocalUnfinished",
     "LocalUpload",
     "local_errors",
+    "make_folder",
+    "read_notes",
+    "sync_folder",
     "with_suffix",
 ]
 
@@ -116,7 +118,7 @@ class LocalUpload:
         self._noted = self._size
 
     @property
-    def is_kept(self) -> bool:
+    def is_durable(self) -> bool:
         return True
 
     def rewind(self, offset: int) -> None:
@@ -184,44 +186,6 @@ class LocalUpload:
         return self._fd
 
 
-class LocalUnfinished:
-    """What is there of a file that is being written, or whose writer was killed; see `Unfinished`.
-
-    It is read through the storage in which it lies, whose folder is `root`; `errors` makes the
-    system's errors those of this storage.
-    """
-
-    def __init__(
-        self,
-        storage: Storage,
-        root: Path,
-        path: str,
-        modified: float,
-        errors: Callable[[str], contextlib.AbstractContextManager[None]],
-    ) -> None:
-        self.path = path
-        self.modified = modified
-        self._storage, self._errors = storage, errors
-        self._notes = root / (path + NOTES)
-        self._partial = root / (path + PARTIAL)
-
-    def checkpoints(self) -> list[tuple[int, bytes]]:
-        # First the notes: bytes are written before their note.
-        with self._errors(self.path + NOTES):
-            notes = _read_notes(self._notes)
-        size = self._storage.size(self.path + PARTIAL)
-        # A note of more bytes than there are: the machine went down before they were on disk.
-        return [(end, note) for end, note in notes if end <= size]
-
-    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
-        self._storage.read_ranges(self.path + PARTIAL, ranges, buffers)
-
-    def remove(self) -> None:
-        with self._errors(self.path):
-            self._notes.unlink(missing_ok=True)
-            self._partial.unlink(missing_ok=True)
-
-
 def with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
@@ -241,7 +205,7 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
         raise StorageError(error.strerror or str(error), file=file) from error
 
 
-def _read_notes(path: Path) -> list[tuple[int, bytes]]:
+def read_notes(path: Path) -> list[tuple[int, bytes]]:
     """Notes up to the first that was not written whole, without those that were taken back."""
     notes: list[tuple[int, bytes]] = []
     with contextlib.suppress(FileNotFoundError, *_NO_NOTE):
@@ -256,3 +220,25 @@ def _read_notes(path: Path) -> list[tuple[int, bytes]]:
                 else:
                     notes = [each for each in notes if each[0] <= size]
     return notes
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are not there; their names are on disk then."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some mounts cannot sync a folder; they make renames durable on their own.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)

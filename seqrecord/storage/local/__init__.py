@@ -1,7 +1,0 @@
-"""Files of a local disk."""
-
-from seqrecord.storage.local.storage import LocalStorage
-
-__all__ = [
-    "LocalStorage",
-]
