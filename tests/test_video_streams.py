@@ -10,10 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.video_anew import stored_codec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_packets import Start, packet_format
-from seqrecord.sources.video_streams import read_gops
+from seqrecord.sources.video_streams import read_gops, stored_codec
 from tests.video_file_data import (
     QUIET,
     decoded,

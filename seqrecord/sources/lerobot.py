@@ -30,7 +30,7 @@ from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_byt
 from seqrecord.sources.lerobot_videos import LeRobotVideos, first_video
 from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import text_spec
-from seqrecord.sources.video_rows import TOLERANCE
+from seqrecord.sources.video_streams import TOLERANCE
 
 __all__ = ["FORMAT", "LeRobot"]
 

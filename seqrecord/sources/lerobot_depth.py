@@ -20,8 +20,8 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import INFO, LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.lerobot_videos import LastVideo, probed
 from seqrecord.sources.specs import feature_spec
-from seqrecord.sources.video_decoding import read_frames
 from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_streams import read_frames
 
 __all__ = ["NUM_CODES", "DepthScale", "LeRobotDepth", "first_depth"]
 
