@@ -386,11 +386,11 @@ def test_lists_that_are_parts_of_others(kind: str) -> None:
     for start in range(8):
         for count in range(1, 8 - start):
             part = whole.slice(start, count)
-            got = array_of(part, spec, Path("a"))
+            got = array_of(part, spec)
             np.testing.assert_array_equal(got, wanted[start : start + count], strict=True)
     broken: list[Any] = [[[[0, 1, 2]] * 2, None], [[[0, 1, 2], None]], [[[0, 1, None]] * 2]]
     if kind != "fixed":
         broken += [[[[0, 1, 2]] * 2, [[0, 1, 2]]], [[[0, 1, 2], [0, 1]]], [[[0, 1, 2]] * 3]]
     for values in broken:
         with pytest.raises(SourceError, match=r"not as info\.json declares"):
-            array_of(pa.array(values, whole.type), spec, Path("a"))
+            array_of(pa.array(values, whole.type), spec)
