@@ -12,13 +12,15 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.bag_files import Topic
 from seqrecord.sources.embedded import embedded_spec, embedded_value
-from seqrecord.sources.foxglove_messages import FOXGLOVE_TYPES, decode_foxglove, field_numbers
-from seqrecord.sources.ros_messages import (
+from seqrecord.sources.messages import (
+    FOXGLOVE_TYPES,
     ROS_TYPES,
     Encoded,
     Message,
     check_definition,
+    decode_foxglove,
     decode_ros,
+    field_numbers,
 )
 from seqrecord.sources.specs import feature_spec, text_spec
 
