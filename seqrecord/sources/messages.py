@@ -13,23 +13,28 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.errors import SourceError
 from seqrecord.lazy import required
+from seqrecord.sources.bags import Topic
 from seqrecord.sources.pixels import pixels
 from seqrecord.sources.protobuf import fields
 
 __all__ = [
     "FOXGLOVE_TYPES",
+    "READABLE",
     "ROS_TYPES",
     "Encoded",
     "Message",
-    "check_definition",
+    "can_read",
     "decode_foxglove",
     "decode_ros",
+    "decoder",
     "field_numbers",
 ]
 
@@ -56,6 +61,43 @@ class Message:
     kind: str | None = None
     units: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+
+
+def can_read(topic: Topic) -> bool:
+    """Whether messages of this topic become features."""
+    if topic.encoding == "cdr":
+        return topic.type in ROS_TYPES
+    return topic.encoding in ("protobuf", "json") and topic.type in FOXGLOVE_TYPES
+
+
+def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
+    """What decodes messages of a topic for which `can_read`, each with the file that it is from.
+
+    Both raise `SourceError`; this function where the file defines the type otherwise.
+    """
+    numbers = None
+    try:
+        if topic.encoding == "protobuf":
+            numbers = field_numbers(topic.definition, topic.type)
+        elif topic.definition and topic.definition_encoding == "ros2msg":
+            check_definition(topic.type, topic.definition.decode(errors="replace"))
+    except ValueError as error:
+        raise SourceError(str(error)[:500], file=str(path), got=topic.name[:200]) from error
+
+    def decode(data: bytes, file: Path) -> Message:
+        try:
+            if topic.encoding == "cdr":
+                return decode_ros(topic.type, data)
+            return decode_foxglove(topic.type, data, numbers)
+        except ValueError as error:
+            raise SourceError(
+                "a message that cannot be read",
+                file=str(file),
+                expected=topic.name,
+                got=str(error)[:500],
+            ) from error
+
+    return decode
 
 
 # --- ROS ---------------------------------------------------------------------------------------
@@ -295,3 +337,7 @@ def _children(message: memoryview, number: int) -> list[memoryview]:
 def _string(message: memoryview, number: int) -> str:
     found = _children(message, number)
     return bytes(found[-1]).decode() if found else ""
+
+
+READABLE = f"{', '.join(ROS_TYPES)} (cdr), {', '.join(FOXGLOVE_TYPES)} (protobuf, json)"
+"""The types of messages that become features, in words."""
