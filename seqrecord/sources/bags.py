@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 import numpy as np
@@ -20,9 +20,9 @@ import numpy.typing as npt
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.forks import cached_property
 from seqrecord.lazy import required
+from seqrecord.sources.embedded import first_line
 from seqrecord.sources.files import is_file, list_folder, on_disk, open_file, size_of
 from seqrecord.sources.finding import MAX_DEPTH, key_of, natural_order
-from seqrecord.sources.rows import first_line
 
 if TYPE_CHECKING:
     import sqlite3
@@ -57,7 +57,7 @@ class Recording:
     paths: tuple[Path, ...]
 
     @cached_property
-    def files(self) -> list[_BagFile]:
+    def files(self) -> list[_Mcap | _Sqlite]:
         return [(_Sqlite if path.suffix == ".db3" else _Mcap)(path) for path in self.paths]
 
     def topics(self) -> dict[str, Topic]:
@@ -133,26 +133,9 @@ def _find(folder: Path, root: Path, depth: int) -> list[Recording]:
     return sorted(found, key=lambda recording: natural_order(recording.key))
 
 
-class _BagFile(Protocol):
+class _Mcap:
     """A file of messages. All members raise `SourceError` that names the file."""
 
-    path: Path
-
-    @property
-    def topics(self) -> dict[str, Topic]:
-        """The topics by name."""
-        ...
-
-    def times(self) -> dict[str, npt.NDArray[np.int64]]:
-        """By topic when its messages were recorded, in ns, in ascending order."""
-        ...
-
-    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Topic and bytes of each message of these topics; those of a topic in order of time."""
-        ...
-
-
-class _Mcap:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -174,6 +157,7 @@ class _Mcap:
         return found
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        """By topic when its messages were recorded, in ns, in ascending order."""
         times = {}
         with self._open() as reader:
             for topic, runs in reader.times().items():
@@ -194,6 +178,7 @@ class _Mcap:
         return times
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Topic and bytes of each message of these topics; those of a topic in order of time."""
         with self._open() as reader:
             for _, channel, message in reader.messages(topics):
                 yield channel.topic, message.data
@@ -280,7 +265,7 @@ class _McapReader:
 
 
 class _Sqlite:
-    """rosbag2's storage `sqlite3`: a table of topics, and one of messages.
+    """The same of rosbag2's storage `sqlite3`: a table of topics, and one of messages.
 
     A file on a URL is copied to the folder for temporary files while it is read.
     """

@@ -115,11 +115,6 @@ class LeRobot(Originals):
             raise SourceError(episode.error.message, **facts) from episode.error
         return episode
 
-    @property
-    def _listed(self) -> list[LeRobotEpisode]:
-        """The episodes that have files."""
-        return [each for each in self._episodes.values() if each.error is None]
-
     @cached_property
     def _info(self) -> LeRobotInfo:
         return read_info(self.path)
@@ -136,17 +131,13 @@ class LeRobot(Originals):
             for name, column in self._numbered.items()
             if name in schema
         }
-        names = [name for name in schema if name not in self._video_names]
-        return EpisodeRows(self.path, {name: schema[name] for name in names}, texts)
+        columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
+        return EpisodeRows(self.path, columns, texts)
 
     @cached_property
     def _numbered(self) -> dict[str, str]:
         """The features of text that are columns of numbers, and these columns."""
         return number_columns(self.path, self._info)
-
-    @property
-    def _video_names(self) -> list[str]:
-        return [name for name, each in self._info.features.items() if each.dtype == "video"]
 
     @cached_property
     def _videos(self) -> dict[str, LeRobotVideos]:
@@ -154,29 +145,18 @@ class LeRobot(Originals):
         return {
             name: LeRobotVideos(self.path, known[name], schema[name], self.tolerance)
             for name in schema
-            if name in self._video_names
+            if name in self._info.videos
         }
 
     @cached_property
     def _schema(self) -> Schema:
-        path = self.path / INFO
-        return Schema(
-            [
-                text_spec(name, path) if each is None else self._spec(each)
-                for name, each in self._chosen().items()
-            ]
-        )
-
-    def _chosen(self) -> dict[str, LeRobotFeature | None]:
-        """The features in their order; those of texts that are numbers in the rows as `None`."""
-        numbered = self._numbered
-        replaced = {*_DERIVED, *numbered.values()}
-        known = self._info.features.items()
-        offered: dict[str, LeRobotFeature | None] = {n: f for n, f in known if n not in replaced}
-        offered |= dict.fromkeys(numbered)
+        replaced = {*_DERIVED, *self._numbered.values()}
+        offered = {n: each for n, each in self._info.features.items() if n not in replaced}
+        # Texts that are numbers in the rows.
+        offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
         names = self.features
         if names is None:
-            names = [n for n in offered if not (self.without_video and n in self._video_names)]
+            names = [n for n in offered if not (self.without_video and n in self._info.videos)]
         for name in names:
             if name not in offered:
                 raise SourceError(
@@ -187,7 +167,7 @@ class LeRobot(Originals):
                 )
         if not names:
             raise SourceError("no features", file=str(self.path / INFO))
-        return {name: offered[name] for name in names}
+        return Schema([self._spec(offered[name]) for name in names])
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
         path = self.path / INFO
@@ -214,7 +194,9 @@ class LeRobot(Originals):
         is_video = feature.dtype == "video"
         first: SourceError | None = None
         tried = set()
-        for episode in self._listed:
+        for episode in self._episodes.values():
+            if episode.error is not None:  # it has no files
+                continue
             file = episode.videos[feature.name].file if is_video else episode.file
             if file in tried:
                 continue

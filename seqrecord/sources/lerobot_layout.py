@@ -92,6 +92,11 @@ class LeRobotInfo:
     robot_type: str | None
     splits: Mapping[str, range]
 
+    @property
+    def videos(self) -> list[str]:
+        """The names of the features that lie in videos."""
+        return [name for name, each in self.features.items() if each.dtype == "video"]
+
 
 @dataclass(frozen=True)
 class LeRobotVideo:
@@ -160,11 +165,10 @@ def read_info(root: Path) -> LeRobotInfo:
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     """All episodes in the order of their numbers, which need not be without gaps."""
     place = root / _EPISODES[info.version]
-    videos = [name for name, each in info.features.items() if each.dtype == "video"]
-    columns = [*_COLUMNS, *(f"videos/{n}/{column}" for n in videos for column in _VIDEO_COLUMNS)]
+    videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(place)):
-        rows = _lines(place) if info.version == 2 else _tables(place, columns)
-        episodes = [_listed(row, info, videos, place) for row in rows]
+        rows = _lines(place) if info.version == 2 else _tables(place, [*_COLUMNS, *videos])
+        episodes = [_listed(row, info, place) for row in rows]
         first = episodes[0].error if episodes else None
         if first is not None and all(each.error is not None for each in episodes):
             raise first  # it is no matter of one episode
@@ -286,21 +290,19 @@ _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_i
 _VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
 
-def _listed(
-    row: Mapping[str, Any], info: LeRobotInfo, videos: Sequence[str], place: Path
-) -> LeRobotEpisode:
+def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
     """The episode of a row; one that has no more than a number where the rest is wrong."""
     index = row.get("episode_index")
     try:
         with located(SourceError, file=str(place)):
-            return _episode(row, info, videos)
+            return _episode(row, info)
     except SourceError as error:
         if not _is_count(index):
             raise
         return LeRobotEpisode(index, 0, (), "", {}, error)
 
 
-def _episode(row: Mapping[str, Any], info: LeRobotInfo, videos: Sequence[str]) -> LeRobotEpisode:
+def _episode(row: Mapping[str, Any], info: LeRobotInfo) -> LeRobotEpisode:
     index, length = row.get("episode_index"), row.get("length")
     if not _is_count(index) or not _is_count(length):
         raise _wrong("episode", "episode_index and length, 0 or more", row)
@@ -308,7 +310,7 @@ def _episode(row: Mapping[str, Any], info: LeRobotInfo, videos: Sequence[str]) -
     if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, str) for task in tasks):
         raise _wrong("tasks", "a list of text", tasks)
     found = {}
-    for name in videos:
+    for name in info.videos:
         begin = row.get(f"videos/{name}/from_timestamp", 0.0 if info.version == 2 else None)
         if not isinstance(begin, (int, float)) or not 0 <= begin < math.inf:
             raise _wrong(f"videos/{name}/from_timestamp"[:150], "seconds", begin)

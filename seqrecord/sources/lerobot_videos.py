@@ -68,13 +68,8 @@ class LeRobotVideos:
             if self._file is not None:
                 self._file.close()
                 self._file = None
-            file = VideoFile(path)
-            try:
-                self._check(file)
-            except SourceError:
-                file.close()
-                raise
-            self._file = file
+            self._file = VideoFile(path)
+        self._check(self._file)
         return self._file, place.begin
 
     def _check(self, file: VideoFile) -> None:

@@ -227,18 +227,8 @@ def _multi_array(message: Any) -> Message:
     return Message({"": values.astype(values.dtype.newbyteorder("<")).reshape(shape or -1)})
 
 
-_SCALARS = {
-    "Int8": "i1",
-    "Int16": "<i2",
-    "Int32": "<i4",
-    "Int64": "<i8",
-    "UInt8": "u1",
-    "UInt16": "<u2",
-    "UInt32": "<u4",
-    "UInt64": "<u8",
-    "Float32": "<f4",
-    "Float64": "<f8",
-}
+_NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".split()  # noqa: SIM905
+"""The numbers of std_msgs, which are called as their dtypes are."""
 
 ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "sensor_msgs/msg/Image": _image,
@@ -251,8 +241,8 @@ ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "nav_msgs/msg/Odometry": _odometry,
     "std_msgs/msg/String": _text,
     "std_msgs/msg/Bool": _scalar("?"),
-    **{f"std_msgs/msg/{name}": _scalar(dtype) for name, dtype in _SCALARS.items()},
-    **{f"std_msgs/msg/{name}MultiArray": _multi_array for name in _SCALARS},
+    **{f"std_msgs/msg/{name}": _scalar(name.lower()) for name in _NUMBERS},
+    **{f"std_msgs/msg/{name}MultiArray": _multi_array for name in _NUMBERS},
 }
 """By name: what makes values of a message that rosbags has decoded."""
 
