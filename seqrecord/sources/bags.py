@@ -21,8 +21,8 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.forks import cached_property
 from seqrecord.lazy import required
 from seqrecord.sources.embedded import first_line
-from seqrecord.sources.files import is_file, list_folder, on_disk, open_file, size_of
-from seqrecord.sources.finding import MAX_DEPTH, key_of, natural_order
+from seqrecord.sources.files import is_file, on_disk, open_file, size_of
+from seqrecord.sources.finding import find_files, key_of, natural_order
 
 if TYPE_CHECKING:
     import sqlite3
@@ -106,31 +106,25 @@ def find_recordings(root: Path) -> list[Recording]:
     """All recordings below `root`, or in it if it is a file, by their paths.
 
     A folder with `metadata.yaml` is one recording, of all its files in the order of the numbers
-    in their names; any other file is one by itself.
+    in their names, and nothing below it is one; any other file is one by itself.
     """
+    paths = find_files(root, lambda path: path.suffix in BAG_ENDINGS)
     if is_file(root):
-        return [Recording(root.stem, (root,))] if root.suffix in BAG_ENDINGS else []
-    found = _find(root, root, 0)
-    names = [recording.key for recording in found]
+        return [Recording(path.stem, (path,)) for path in paths]
+    folders = {folder for path in paths if is_file((folder := path.parent) / _METADATA)}
+    found: dict[Path, list[Path]] = {}
+    for path in paths:
+        outermost = next((each for each in reversed(path.parents) if each in folders), None)
+        if outermost in (None, path.parent):
+            found.setdefault(outermost or path, []).append(path)
+    recordings = [
+        Recording(key_of(place, root, ending=place in folders), tuple(files))
+        for place, files in found.items()
+    ]
+    names = [recording.key for recording in recordings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SourceError("two recordings of one name", file=str(root), got=", ".join(twice))
-    return found
-
-
-def _find(folder: Path, root: Path, depth: int) -> list[Recording]:
-    entries = sorted(list_folder(folder))
-    files = [folder / name for name, is_folder in entries if not is_folder]
-    bags = [path for path in files if path.suffix in BAG_ENDINGS]
-    if bags and folder / _METADATA in files:
-        bags.sort(key=lambda path: natural_order(path.name))
-        return [Recording(key_of(folder, root, ending=True), tuple(bags))]
-    found = [Recording(key_of(path, root), (path,)) for path in bags]
-    if depth > MAX_DEPTH:
-        raise SourceError("folders nested too deeply", file=str(folder))
-    for name, is_folder in entries:
-        if is_folder:
-            found += _find(folder / name, root, depth + 1)
-    return sorted(found, key=lambda recording: natural_order(recording.key))
+    return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 
 class _Mcap:

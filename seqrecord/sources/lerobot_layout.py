@@ -167,7 +167,7 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     place = root / _EPISODES[info.version]
     videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(place)):
-        rows = _lines(place) if info.version == 2 else _tables(place, [*_COLUMNS, *videos])
+        rows = _rows(place, [*_COLUMNS, *videos])
         episodes = [_listed(row, info, place) for row in rows]
         first = episodes[0].error if episodes else None
         if first is not None and all(each.error is not None for each in episodes):
@@ -204,26 +204,14 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     number = f"{text}_index"
     place = root / (_SUBTASKS if column == _SUBTASK_INDEX else _TASKS[info.version])
     with located(SourceError, file=str(place)):
-        is_table = place.suffix == ".parquet"
         texts = {}
-        for row in _named_rows(place, number, text) if is_table else _lines(place):
-            key, value = row.get(number), row.get(text)
+        for row in _rows(place):
+            # pandas keeps the text as the index, which it calls `__index_level_0__` or by its name.
+            key, value = row.get(number), row.get(text, row.get("__index_level_0__"))
             if not isinstance(key, int) or not isinstance(value, str):
                 raise _wrong(text, "a number and a text", row)
             texts[key] = value
         return texts
-
-
-def _named_rows(place: Path, number: str, text: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table that pandas wrote: it keeps the text as the index, which it calls
-    `__index_level_0__` or by its name."""
-    for batch in read_batches(place):
-        names = batch.schema.names
-        named = next((name for name in names if name in (text, "__index_level_0__")), None)
-        if named is None or number not in names:
-            raise _wrong("columns", f"{number} and {text}", names)
-        for row in batch.select([number, named]).to_pylist():
-            yield {number: row[number], text: row[named]}
 
 
 def read_batches(
@@ -387,14 +375,14 @@ def _splits(value: object) -> dict[str, range]:
     return found
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(read_bytes(path, _MAX_LINES_BYTES).splitlines()):
-        if line.strip():
-            yield _object(line, f" in line {number + 1}")
-
-
-def _tables(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    paths = sorted(_parquet_files(folder, _MAX_DEPTH))
+def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines, of a table, or of the tables in a folder."""
+    if place.suffix == ".jsonl":
+        for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
+            if line.strip():
+                yield _object(line, f" in line {number + 1}")
+        return
+    paths = [place] if place.suffix else sorted(_parquet_files(place, _MAX_DEPTH))
     if not paths:
         raise SourceError("no table of episodes")
     for path in paths:
