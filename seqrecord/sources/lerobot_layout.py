@@ -265,7 +265,8 @@ def _row_groups(file: Any, episode: int) -> list[int]:
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         statistics = None if position is None else group.column(position).statistics
-        if statistics is None or not statistics.has_min_max or statistics.max >= episode:
+        largest = statistics.max if statistics is not None and statistics.has_min_max else None
+        if not isinstance(largest, int) or largest >= episode:
             return list(range(number, file.num_row_groups))
     return []
 
