@@ -209,11 +209,11 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     sizes: list[int] = []
-    while _is_list(values.type):
+    while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         # Not by `flatten`, which imports pyarrow.compute: that takes 0.1 s.
         if values.null_count:
             raise _misshapen(spec, "lists of several lengths, or missing ones")
-        if pa.types.is_fixed_size_list(values.type):
+        if isinstance(values, pa.FixedSizeListArray):
             size = values.type.list_size
             begin = values.offset * size
         else:
@@ -257,11 +257,6 @@ def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
         raise _misshapen(spec, f"{column.type}, {column.null_count} of them missing")
     values: list[str] = column.to_pylist()
     return values
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(check(type_) for check in checks)
 
 
 def _misshapen(spec: FeatureSpec, got: str) -> SourceError:

@@ -52,7 +52,6 @@ def read_gops(
     times: npt.NDArray[np.float64] | None = None,
     *,
     tolerance: float = TOLERANCE,
-    quiet: bool = False,
 ) -> Iterator[Gop]:
     """The frames nearest to `times`, or all that are shown, as GOPs in their order.
 
@@ -64,7 +63,6 @@ def read_gops(
         times: seconds [rows], ascending, by the file's clock. Each row gets the frame that is
             nearest to it, which must be less than `tolerance` away, as lerobot has it.
         tolerance: seconds.
-        quiet: do not warn of what is encoded anew.
 
     Raises `SourceError` for rows that have no frame or share one, for times that go back, and for
     a file that is truncated, damaged, or does not begin with a keyframe.
@@ -83,8 +81,7 @@ def read_gops(
                 continue
             before = rows.taken
             yield from _encoded_anew(file, chain(held, group), rows)
-            if rows.taken > before and not quiet:
-                count = rows.taken - before
+            if count := rows.taken - before:
                 _logger.warning("%s: %d frames were encoded anew: %s", file.path, count, reason)
         rows.check_all()
 
@@ -110,7 +107,7 @@ def video_spec(name: str, file: VideoFile) -> FeatureSpec:
     codec = stored_codec(file.codec)
     if codec != "ffv1":
         with located(SourceError, file=str(file.path)):
-            first = next(read_gops(file, quiet=True), None)
+            first = next(read_gops(file), None)
             if first is None:
                 raise SourceError("a video without frames")
             with _source_errors():
