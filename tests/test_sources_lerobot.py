@@ -243,6 +243,9 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (column("note", at(6, None)), r"declares it; .*feature: note; .*string, 1 of them missing"),
     (column("task_index", at(6, 7)), r"a task without a name; .*one of 2 texts; got: task_index 7"),
     (column("episode_index", at(6, 0)), "(missing or out of order|rows of other episodes)"),
+    (lambda t: t.set_column(t.column_names.index("episode_index"), "episode_index",
+                            t["episode_index"].cast(pa.string())),
+     "episode_index that is not one number a row; .*string"),
 ]  # fmt: skip
 
 
@@ -386,11 +389,11 @@ def test_lists_that_are_parts_of_others(kind: str) -> None:
     for start in range(8):
         for count in range(1, 8 - start):
             part = whole.slice(start, count)
-            got = array_of(part, spec, Path("a"))
+            got = array_of(part, spec)
             np.testing.assert_array_equal(got, wanted[start : start + count], strict=True)
     broken: list[Any] = [[[[0, 1, 2]] * 2, None], [[[0, 1, 2], None]], [[[0, 1, None]] * 2]]
     if kind != "fixed":
         broken += [[[[0, 1, 2]] * 2, [[0, 1, 2]]], [[[0, 1, 2], [0, 1]]], [[[0, 1, 2]] * 3]]
     for values in broken:
         with pytest.raises(SourceError, match=r"not as info\.json declares"):
-            array_of(pa.array(values, whole.type), spec, Path("a"))
+            array_of(pa.array(values, whole.type), spec)

@@ -14,7 +14,7 @@ import pytest
 import seqrecord
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
-from seqrecord.sources.lerobot_depth import NUM_CODES, DepthScale
+from seqrecord.sources.lerobot_videos import NUM_CODES, DepthScale
 from tests.lerobot_data import episodes
 from tests.lerobot_depth_data import DEPTH, INFO, LENGTHS, codes_of, with_depth
 from tests.lerobot_video_data import unpack, with_video

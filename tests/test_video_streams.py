@@ -10,10 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.video_anew import stored_codec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_packets import Start, packet_format
-from seqrecord.sources.video_streams import read_gops
+from seqrecord.sources.video_streams import read_gops, stored_codec
 from tests.video_file_data import (
     QUIET,
     decoded,
@@ -196,18 +195,24 @@ def test_files_that_are_broken(tmp_path: Path) -> None:
     assert refused(matroska, times).frame is not None
 
 
-def test_a_file_that_begins_without_a_keyframe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("codec", "options"), [("libx264", {"g": "10", "bf": "3"}), ("mpeg4", {"g": "10"})]
+)
+def test_a_file_that_begins_without_a_keyframe(
+    tmp_path: Path, codec: str, options: dict[str, str]
+) -> None:
+    """Also of a codec whose packets are not kept, which nobody could decode either."""
     import av
 
-    path = made(tmp_path, "h264 with B-frames")
+    path = write_video(tmp_path / "a.mp4", pictures(FRAMES), codec, options=options)
     headless = tmp_path / "headless.mp4"
     with av.open(str(path)) as source, av.open(str(headless), "w") as file:
         stream = source.streams.video[0]
         copy = file.add_stream_from_template(stream)
-        for packet in source.demux(stream):
-            if packet.size and packet.pts >= 1024:
-                packet.stream = copy
-                file.mux(packet)
+        packets = [packet for packet in source.demux(stream) if packet.size]
+        for packet in packets[2:]:
+            packet.stream = copy
+            file.mux(packet)
     assert "begin with a keyframe" in refused(headless).message
 
 

@@ -1,13 +1,20 @@
-"""Which rows of one list of times belong to those of another."""
+"""Which rows of one list of times belong to those of another, and which messages make frames."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ALIGNMENTS", "NONE", "align", "associate", "sample_bounds"]
+from seqrecord.errors import SourceError
+
+if TYPE_CHECKING:
+    from seqrecord.sources.bags import Recording
+
+__all__ = ["ALIGNMENTS", "NONE", "Timeline", "align", "associate", "sample_bounds"]
 
 ALIGNMENTS = ("nearest", "last")
 NONE = -1
@@ -81,6 +88,88 @@ def sample_bounds(times: npt.NDArray[Any], samples: npt.NDArray[Any]) -> npt.NDA
     """
     interval = times[-1] - times[-2] if len(times) > 1 else 0
     return np.searchsorted(samples, np.append(times, times[-1] + interval), "left").astype(np.int64)
+
+
+class Timeline:
+    """Which messages of a recording make its frames.
+
+    `clock` [N] are the frames' times in ns, of each message of the clock's topic; `picks` are by
+    topic the numbers of the messages [N] that the frames hold, `NONE` where none is near enough.
+    """
+
+    def __init__(
+        self, recording: Recording, topics: Sequence[str], clock: str, how: str, tolerance: int
+    ) -> None:
+        times = recording.times()
+        self.clock = times.get(clock, np.empty(0, np.int64))
+        if not len(self.clock):
+            raise SourceError(
+                "a recording without messages of the clock",
+                file=str(recording.paths[0]),
+                expected=clock,
+                got=", ".join(sorted(times))[:300],
+            )
+        self.num_messages = {topic: len(each) for topic, each in times.items()}
+        none = np.empty(0, np.int64)
+        self.picks = {t: align(self.clock, times.get(t, none), how, tolerance) for t in topics}
+        if clock in self.picks:  # also where two of its messages are of one time
+            self.picks[clock] = np.arange(len(self.clock))
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second, where the clock is steady: no step is a tenth off the mean."""
+        steps = np.diff(self.clock)
+        if not len(steps) or steps.min() <= 0:
+            return None
+        mean = float(self.clock[-1] - self.clock[0]) / len(steps)
+        return 1e9 / mean if np.all(np.abs(steps - mean) <= 0.1 * mean) else None
+
+    def counts(self, topic: str) -> dict[str, int]:
+        """What became of a topic: its messages, those in frames, the others, frames without it."""
+        picks, messages = self.picks[topic], self.num_messages.get(topic, 0)
+        used = len(np.unique(picks[picks != NONE]))
+        return {
+            "messages": messages,
+            "used": used,
+            "dropped": messages - used,
+            "frames_without": int(np.count_nonzero(picks == NONE)),
+        }
+
+    def frames(
+        self, recording: Recording, read: Callable[[str, bytes, Path], Any]
+    ) -> Iterator[dict[str, Any]]:
+        """What `read` makes of the messages of each frame, by topic; each is read once.
+
+        At most the messages within the tolerance of a frame are held.
+        """
+        stream = recording.messages(list(self.picks))
+        counts = dict.fromkeys(self.picks, -1)
+        wanted = {t: iter(np.unique(picks[picks != NONE])) for t, picks in self.picks.items()}
+        following = {topic: next(numbers, None) for topic, numbers in wanted.items()}
+        held: dict[str, dict[int, Any]] = {topic: {} for topic in self.picks}
+        for row in range(len(self.clock)):
+            frame: dict[str, Any] = {}
+            for topic, picks in self.picks.items():
+                pick = int(picks[row])
+                if pick == NONE:
+                    continue
+                while pick not in held[topic]:
+                    message = next(stream, None)
+                    if message is None:
+                        raise SourceError(
+                            "fewer messages than the file's index says",
+                            file=str(recording.paths[-1]),
+                            got=f"no more of {topic}",
+                        )
+                    name, data, path = message
+                    counts[name] += 1
+                    if counts[name] == following[name]:
+                        following[name] = next(wanted[name], None)
+                        held[name][counts[name]] = read(name, data, path)
+                for old in [number for number in held[topic] if number < pick]:
+                    del held[topic][old]
+                frame[topic] = held[topic][pick]
+            yield frame
 
 
 def _last_of_equal(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

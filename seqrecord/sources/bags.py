@@ -1,26 +1,52 @@
-"""Recordings of messages, each in one file or several, read at the times of a clock."""
+"""Recordings of messages: MCAP files, and the SQLite files that rosbag2 wrote before it.
+
+https://mcap.dev/spec and https://github.com/ros2/rosbag2. A file gives the times of all messages
+first, which the index of an MCAP file holds, and then the messages of some topics. A recording is
+one file, or several.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.forks import cached_property
-from seqrecord.sources.aligning import NONE, align
-from seqrecord.sources.bag_files import BagFile, Topic, open_bag_file
-from seqrecord.sources.files import is_file, list_folder
-from seqrecord.sources.finding import MAX_DEPTH, key_of, natural_order
+from seqrecord.lazy import required
+from seqrecord.sources.embedded import first_line
+from seqrecord.sources.files import is_file, on_disk, open_file, size_of
+from seqrecord.sources.finding import find_files, key_of, natural_order
 
-__all__ = ["BAG_ENDINGS", "Recording", "Timeline", "find_recordings"]
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ["BAG_ENDINGS", "Recording", "Topic", "find_recordings"]
 
 BAG_ENDINGS = (".mcap", ".db3")
 _METADATA = "metadata.yaml"
+_MAX_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as a file describes it: `encoding` is that of messages, as `cdr`.
+
+    `definition` is the type's own one, in the language that `definition_encoding` names; empty
+    where the file has none.
+    """
+
+    name: str
+    type: str
+    encoding: str
+    definition: bytes = b""
+    definition_encoding: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,14 +57,14 @@ class Recording:
     paths: tuple[Path, ...]
 
     @cached_property
-    def files(self) -> list[BagFile]:
-        return [open_bag_file(path) for path in self.paths]
+    def files(self) -> list[_Mcap | _Sqlite]:
+        return [(_Sqlite if path.suffix == ".db3" else _Mcap)(path) for path in self.paths]
 
     def topics(self) -> dict[str, Topic]:
         """All topics, in the order of names; `SourceError` where two files disagree about one."""
         found: dict[str, Topic] = {}
         for file in self.files:
-            for name, topic in file.topics().items():
+            for name, topic in file.topics.items():
                 known = found.setdefault(name, topic)
                 if (known.type, known.encoding) != (topic.type, topic.encoding):
                     raise SourceError(
@@ -68,137 +94,237 @@ class Recording:
                 runs.append(times)
         return {topic: np.concatenate(runs) for topic, runs in found.items()}
 
-    def first_message(self, topic: str) -> tuple[bytes, Path] | None:
-        """The bytes of a topic's first message, and its file."""
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
+        """Topic, bytes and file of all messages of these topics."""
         for file in self.files:
-            if topic in file.topics():
-                for _, data in file.messages([topic]):
-                    return data, file.path
-        return None
-
-
-class Timeline:
-    """Which messages of a recording make its frames.
-
-    `clock` [N] are the frames' times in ns, of each message of the clock's topic; `picks` are by
-    topic the numbers of the messages [N] that the frames hold, `NONE` where none is near enough.
-    """
-
-    def __init__(
-        self, recording: Recording, topics: Sequence[str], clock: str, how: str, tolerance: int
-    ) -> None:
-        times = recording.times()
-        self.clock = times.get(clock, np.empty(0, np.int64))
-        if not len(self.clock):
-            raise SourceError(
-                "a recording without messages of the clock",
-                file=str(recording.paths[0]),
-                expected=clock,
-                got=", ".join(sorted(times))[:300],
-            )
-        self.num_messages = {topic: len(each) for topic, each in times.items()}
-        none = np.empty(0, np.int64)
-        self.picks = {t: align(self.clock, times.get(t, none), how, tolerance) for t in topics}
-        if clock in self.picks:  # also where two of its messages are of one time
-            self.picks[clock] = np.arange(len(self.clock))
-
-    @property
-    def fps(self) -> float | None:
-        """Frames a second, where the clock is steady: no step is a tenth off the mean."""
-        steps = np.diff(self.clock)
-        if not len(steps) or steps.min() <= 0:
-            return None
-        mean = float(self.clock[-1] - self.clock[0]) / len(steps)
-        return 1e9 / mean if np.all(np.abs(steps - mean) <= 0.1 * mean) else None
-
-    def used(self, topic: str) -> int:
-        """How many messages of a topic are in frames."""
-        picks = self.picks[topic]
-        return len(np.unique(picks[picks != NONE]))
-
-    def missing(self, topic: str) -> int:
-        """How many frames lack the topic."""
-        return int(np.count_nonzero(self.picks[topic] == NONE))
-
-    def frames(
-        self, recording: Recording, read: Callable[[str, bytes, Path], Any]
-    ) -> Iterator[dict[str, Any]]:
-        """What `read` makes of the messages of each frame, by topic; each is read once.
-
-        At most the messages within the tolerance of a frame are held.
-        """
-        stream = _numbered(recording, list(self.picks))
-        wanted = {t: iter(np.unique(picks[picks != NONE])) for t, picks in self.picks.items()}
-        following = {topic: next(numbers, None) for topic, numbers in wanted.items()}
-        held: dict[str, dict[int, Any]] = {topic: {} for topic in self.picks}
-        for row in range(len(self.clock)):
-            frame: dict[str, Any] = {}
-            for topic, picks in self.picks.items():
-                pick = int(picks[row])
-                if pick == NONE:
-                    continue
-                while pick not in held[topic]:
-                    name, number, data, path = _next(stream, topic, recording)
-                    if number == following[name]:
-                        following[name] = next(wanted[name], None)
-                        held[name][number] = read(name, data, path)
-                for old in [number for number in held[topic] if number < pick]:
-                    del held[topic][old]
-                frame[topic] = held[topic][pick]
-            yield frame
+            present = [topic for topic in topics if topic in file.topics]
+            for topic, data in file.messages(present) if present else ():
+                yield topic, data, file.path
 
 
 def find_recordings(root: Path) -> list[Recording]:
     """All recordings below `root`, or in it if it is a file, by their paths.
 
     A folder with `metadata.yaml` is one recording, of all its files in the order of the numbers
-    in their names; any other file is one by itself.
+    in their names, and nothing below it is one; any other file is one by itself.
     """
+    paths = find_files(root, lambda path: path.suffix in BAG_ENDINGS)
     if is_file(root):
-        return [Recording(root.stem, (root,))] if root.suffix in BAG_ENDINGS else []
-    found = _find(root, root, 0)
-    names = [recording.key for recording in found]
+        return [Recording(path.stem, (path,)) for path in paths]
+    folders = {folder for path in paths if is_file((folder := path.parent) / _METADATA)}
+    found: dict[Path, list[Path]] = {}
+    for path in paths:
+        outermost = next((each for each in reversed(path.parents) if each in folders), None)
+        if outermost in (None, path.parent):
+            found.setdefault(outermost or path, []).append(path)
+    recordings = [
+        Recording(key_of(place, root, ending=place in folders), tuple(files))
+        for place, files in found.items()
+    ]
+    names = [recording.key for recording in recordings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SourceError("two recordings of one name", file=str(root), got=", ".join(twice))
-    return found
+    return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 
-def _find(folder: Path, root: Path, depth: int) -> list[Recording]:
-    entries = sorted(list_folder(folder))
-    files = [folder / name for name, is_folder in entries if not is_folder]
-    bags = [path for path in files if path.suffix in BAG_ENDINGS]
-    if bags and folder / _METADATA in files:
-        bags.sort(key=lambda path: natural_order(path.name))
-        return [Recording(key_of(folder, root, ending=True), tuple(bags))]
-    found = [Recording(key_of(path, root), (path,)) for path in bags]
-    if depth > MAX_DEPTH:
-        raise SourceError("folders nested too deeply", file=str(folder))
-    for name, is_folder in entries:
-        if is_folder:
-            found += _find(folder / name, root, depth + 1)
-    return sorted(found, key=lambda recording: natural_order(recording.key))
+class _Mcap:
+    """A file of messages. All members raise `SourceError` that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def topics(self) -> dict[str, Topic]:
+        """Found once: a file without an index is read whole for it."""
+        found: dict[str, Topic] = {}
+        with self._open() as reader:
+            for schema, channel in reader.channels():
+                name, type_ = channel.topic, "" if schema is None else schema.name
+                definition = (b"", "") if schema is None else (schema.data, schema.encoding)
+                topic = Topic(name, type_, channel.message_encoding, *definition)
+                if found.setdefault(name, topic) != topic:
+                    raise SourceError(
+                        "a topic of two types",
+                        file=str(self.path),
+                        got=f"{name}: {found[name].type}, {type_}",
+                    )
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        """By topic when its messages were recorded, in ns, in ascending order."""
+        times = {}
+        with self._open() as reader:
+            for topic, runs in reader.times().items():
+                joined = np.concatenate([*runs, np.empty(0, np.uint64)])
+                if len(joined) and joined.max() >= 1 << 63:
+                    raise SourceError("a time beyond the year 2262", file=str(self.path))
+                ordered = joined.astype(np.int64)
+                if reader.summary is not None:
+                    ordered.sort()
+                elif np.any(np.diff(ordered) < 0):
+                    raise SourceError(
+                        "timestamps that go back, in a file without an index",
+                        file=str(self.path),
+                        expected="a file that `mcap recover` or `mcap sort` has written",
+                        got=topic,
+                    )
+                times[topic] = ordered
+        return times
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Topic and bytes of each message of these topics; those of a topic in order of time."""
+        with self._open() as reader:
+            for _, channel, message in reader.messages(topics):
+                yield channel.topic, message.data
+
+    @contextmanager
+    def _open(self) -> Iterator[_McapReader]:
+        with _reading(self.path), open_file(self.path) as stream:
+            yield _McapReader(stream, self.path)
 
 
-def _numbered(
-    recording: Recording, topics: Sequence[str]
-) -> Iterator[tuple[str, int, bytes, Path]]:
-    """All messages of these topics, each with its number in its topic."""
-    counts: dict[str, int] = dict.fromkeys(topics, 0)
-    for file in recording.files:
-        present = [topic for topic in topics if topic in file.topics()]
-        for topic, data in file.messages(present) if present else ():
-            yield topic, counts[topic], data, file.path
-            counts[topic] += 1
+class _McapReader:
+    """The mcap package's readers of one open file, with its checksums verified.
+
+    `summary` is `None` for a file without an index of its chunks, which is read front to back.
+    """
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        said = "MCAP files are read by mcap, the extra `mcap`: pip install mcap"
+        self._library, self._stream = required("mcap.reader", said, str(path)), stream
+        self._size = size_of(path)
+        self._limits: dict[str, Any] = {"validate_crcs": True, "record_size_limit": self._size}
+        self._seeking = self._library.SeekingReader(stream, **self._limits)
+        summary = self._seeking.get_summary()
+        self.summary = summary if summary is not None and summary.chunk_indexes else None
+        if self.summary is not None:
+            largest = max(chunk.uncompressed_size for chunk in self.summary.chunk_indexes)
+            if largest > _MAX_CHUNK_BYTES:
+                raise SourceError(
+                    "a chunk that is too large",
+                    file=str(path),
+                    expected=f"at most {_MAX_CHUNK_BYTES} bytes",
+                    got=largest,
+                )
+
+    def channels(self) -> list[tuple[Any, Any]]:
+        """Schemas, or `None`, and channels."""
+        if self.summary is None:
+            found = {channel.id: (schema, channel) for schema, channel, _ in self.messages()}
+            return [*found.values()]
+        schemas = {0: None, **self.summary.schemas}
+        return [(schemas[each.schema_id], each) for each in self.summary.channels.values()]
+
+    def messages(self, topics: Sequence[str] | None = None) -> Iterator[tuple[Any, Any, Any]]:
+        """Schema, channel and message, in order of time from the chunks that have them; without a
+        summary in the order of the file, which is read whole."""
+        if self.summary is not None:
+            yield from self._seeking.iter_messages(topics)
+            return
+        self._stream.seek(0)
+        whole = self._library.NonSeekingReader(self._stream, **self._limits)
+        yield from whole.iter_messages(topics, log_time_order=False)
+
+    def times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
+        """By topic when its messages were recorded: what the message indexes hold, or, where not
+        all chunks have one, the messages."""
+        runs: dict[str, list[npt.NDArray[np.uint64]]]
+        chunks = [] if self.summary is None else self.summary.chunk_indexes
+        if self.summary is not None and all(each.message_index_offsets for each in chunks):
+            channels = self.summary.channels
+            runs = {channel.topic: [] for channel in channels.values()}
+            for chunk in chunks:
+                for channel_id, offset in chunk.message_index_offsets.items():
+                    entries = self._message_index(offset, channel_id)
+                    runs[channels[channel_id].topic].append(entries)
+            return runs
+        scanned: dict[str, list[int]] = {}
+        for _, channel, message in self.messages():
+            scanned.setdefault(channel.topic, []).append(message.log_time)
+        return {topic: [np.array(each, np.uint64)] for topic, each in scanned.items()}
+
+    def _message_index(self, offset: int, channel_id: int) -> npt.NDArray[np.uint64]:
+        """The times in the MessageIndex record at `offset`."""
+        self._stream.seek(offset)
+        head = self._stream.read(15)  # opcode, record's length, channel, length of the entries
+        size = int.from_bytes(head[11:15], "little")
+        if head[:1] != b"\x07" or int.from_bytes(head[9:11], "little") != channel_id or size % 16:
+            raise ValueError(f"no message index of channel {channel_id} at byte {offset}")
+        if size > self._size:
+            raise ValueError(f"a message index of {size} bytes at byte {offset}")
+        entries = np.frombuffer(self._stream.read(size), "<u8").reshape(-1, 2)
+        if len(entries) != size // 16:
+            raise ValueError(f"a truncated message index at byte {offset}")
+        return entries[:, 0].astype(np.uint64)
 
 
-def _next(
-    stream: Iterator[tuple[str, int, bytes, Path]], topic: str, recording: Recording
-) -> tuple[str, int, bytes, Path]:
-    message = next(stream, None)
-    if message is None:
+class _Sqlite:
+    """The same of rosbag2's storage `sqlite3`: a table of topics, and one of messages.
+
+    A file on a URL is copied to the folder for temporary files while it is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def topics(self) -> dict[str, Topic]:
+        with self._open() as database:
+            rows = database.execute("SELECT name, type, serialization_format FROM topics")
+            return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        with self._open() as database:
+            times = {}
+            for number, name in database.execute("SELECT id, name FROM topics").fetchall():
+                rows = database.execute(
+                    "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp",
+                    (number,),
+                )
+                times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
+            return times
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        with self._open() as database:
+            names = dict(database.execute("SELECT id, name FROM topics").fetchall())
+            chosen = [number for number, name in names.items() if name in topics]
+            marks = ", ".join("?" * len(chosen))
+            rows = database.execute(
+                f"SELECT topic_id, data FROM messages WHERE topic_id IN ({marks}) "  # noqa: S608
+                "ORDER BY timestamp, id",
+                chosen,
+            )
+            for number, data in rows:
+                if not isinstance(data, bytes):
+                    raise ValueError("a message that is no bytes")
+                yield names[number], data
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        import sqlite3  # a Python may be built without it
+
+        with _reading(self.path):
+            if not is_file(self.path):
+                raise FileNotFoundError(self.path)
+            with on_disk(self.path) as path:
+                url = f"file:{quote(str(path))}?mode=ro&immutable=1"
+                with closing(sqlite3.connect(url, uri=True)) as database:
+                    yield database
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What a reader raises for a damaged file, which is of any kind, becomes a `SourceError`."""
+    try:
+        yield
+    except SeqRecordError:
+        raise
+    except Exception as error:
         raise SourceError(
-            "fewer messages than the file's index says",
-            file=str(recording.paths[-1]),
-            got=f"no more of {topic}",
-        )
-    return message
+            "a file of messages that is damaged, or was not finished",
+            file=str(path),
+            expected="a whole file; `mcap recover` saves what is in one that was cut"
+            if path.suffix == ".mcap"
+            else None,
+            got=first_line(error),
+        ) from error

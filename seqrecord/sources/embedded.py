@@ -1,7 +1,9 @@
-"""PNG and JPEG images that lie inside another file: a bag, a parquet table, a record."""
+"""What lies inside another file: images in bags, tables and records, arrays in HDF5 and Zarr."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,14 @@ import numpy.typing as npt
 
 from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SourceError
-from seqrecord.schema import EncodedImage, FeatureSpec
+from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.images import decode_image, encoded_header, kept_codec
 from seqrecord.sources.specs import feature_spec
 
-__all__ = ["embedded_format", "embedded_spec", "embedded_value"]
+__all__ = ["embedded_format", "embedded_spec", "embedded_value", "first_line", "read_rows"]
+
+_BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
+_CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
 
 
 def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> FeatureSpec:
@@ -58,3 +63,41 @@ def embedded_format(data: bytes, path: Path) -> str:
         if data[: len(signature)] == signature:
             return name
     raise SourceError("neither a PNG nor a JPEG image", file=str(path), got=repr(bytes(data[:8])))
+
+
+def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
+    """Rows `start` up to `stop` of an array of h5py or zarr, each chunk decompressed once.
+
+    It has `shape`, `dtype`, `name` and `chunks`, which is `None` where its values lie as one run.
+    Raises `SourceError` for what cannot be read or decompressed.
+    """
+    row_bytes = max(1, array.dtype.itemsize * math.prod(array.shape[1:]))
+    if row_bytes > MAX_FRAME_BYTES:  # whatever a file claims is not allocated
+        raise SourceError(
+            f"rows of {array.name} that are too large",
+            file=str(path),
+            expected=f"at most {MAX_FRAME_BYTES} bytes",
+            got=f"{row_bytes} bytes",
+        )
+    block = max(1, _BLOCK_BYTES // row_bytes)
+    if array.chunks is not None:
+        chunk = int(array.chunks[0])
+        block = block - block % chunk or min(chunk, max(1, _CHUNK_BYTES // row_bytes))
+    first = start
+    while first < stop:
+        last = min(first - first % block + block, stop)
+        try:
+            rows = array[first:last]
+        except Exception as error:  # the libraries, and each codec, raise about any kind
+            raise SourceError(
+                f"{array.name}[{first}:{last}] cannot be read",
+                file=str(path),
+                got=first_line(error),
+            ) from error
+        yield from rows
+        first = last
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

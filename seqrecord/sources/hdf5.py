@@ -15,7 +15,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value
+from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
 from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.hdf5_files import (
@@ -28,7 +28,6 @@ from seqrecord.sources.hdf5_files import (
 )
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
 from seqrecord.sources.originals import Originals
-from seqrecord.sources.rows import read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec

@@ -15,7 +15,6 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
 from seqrecord.sources.files import is_file
-from seqrecord.sources.lerobot_depth import LeRobotDepth, first_depth
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -27,10 +26,10 @@ from seqrecord.sources.lerobot_layout import (
     read_texts,
 )
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
-from seqrecord.sources.lerobot_videos import LeRobotVideos, first_video
+from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
 from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import text_spec
-from seqrecord.sources.video_rows import TOLERANCE
+from seqrecord.sources.video_streams import TOLERANCE
 
 __all__ = ["FORMAT", "LeRobot"]
 
@@ -64,14 +63,14 @@ class LeRobot(Originals):
     Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
     The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
     lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
-    [H, W], see `seqrecord.sources.lerobot_depth`. `without_video` leaves both out. With
+    [H, W], see `seqrecord.sources.lerobot_videos`. `without_video` leaves both out. With
     `keep_encoded` RGB images stay PNG or JPEG.
     """
 
     without_video: bool = False
     tolerance: float = TOLERANCE
 
-    unpickled = ("_episodes", "_rows", "_videos", "_depths")
+    unpickled = ("_episodes", "_rows", "_videos")
 
     def exists(self) -> bool:
         """Whether `root` has `meta/info.json`."""
@@ -87,19 +86,20 @@ class LeRobot(Originals):
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         episode = self._episode(info)
+        depths = [name for name in self._videos if not self.schema()[name].is_video]
         with located(SourceError, episode=info.key):
-            if not self._depths:
+            if not depths:
                 yield from self._rows.frames(episode)
                 return
             times = self._rows.times(episode)
-            depths = {name: each.frames(episode, times) for name, each in self._depths.items()}
+            values = {name: self._videos[name].depths(episode, times) for name in depths}
             for frame in self._rows.frames(episode):
-                yield {**frame, **{name: next(each) for name, each in depths.items()}}
+                yield {**frame, **{name: next(each) for name, each in values.items()}}
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's video features; its frames lack these features."""
         episode = self._episode(info)
-        names = [name for name in self.schema() if name in self._videos]
+        names = [name for name in self._videos if self.schema()[name].is_video]
         if not names:
             return {}
         with located(SourceError, episode=info.key):
@@ -114,11 +114,6 @@ class LeRobot(Originals):
             facts = {**episode.error.facts(), "episode": info.key}
             raise SourceError(episode.error.message, **facts) from episode.error
         return episode
-
-    @property
-    def _listed(self) -> list[LeRobotEpisode]:
-        """The episodes that have files."""
-        return [each for each in self._episodes.values() if each.error is None]
 
     @cached_property
     def _info(self) -> LeRobotInfo:
@@ -136,51 +131,32 @@ class LeRobot(Originals):
             for name, column in self._numbered.items()
             if name in schema
         }
-        names = [name for name in schema if name not in self._video_names]
-        return EpisodeRows(self.path, {name: schema[name] for name in names}, texts)
+        columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
+        return EpisodeRows(self.path, columns, texts)
 
     @cached_property
     def _numbered(self) -> dict[str, str]:
         """The features of text that are columns of numbers, and these columns."""
         return number_columns(self.path, self._info)
 
-    @property
-    def _video_names(self) -> list[str]:
-        return [name for name, each in self._info.features.items() if each.dtype == "video"]
-
     @cached_property
     def _videos(self) -> dict[str, LeRobotVideos]:
-        """Of the features whose packets are kept."""
-        specs = {n: s for n, s in self.schema().items() if n in self._video_names and s.is_video}
-        return {n: LeRobotVideos(self.path, s, self.tolerance) for n, s in specs.items()}
-
-    @cached_property
-    def _depths(self) -> dict[str, LeRobotDepth]:
-        """Of the features whose codes are decoded."""
         known, schema = self._info.features, self.schema()
-        names = [n for n in schema if n in self._video_names and not schema[n].is_video]
-        return {n: LeRobotDepth(self.path, known[n], schema[n], self.tolerance) for n in names}
+        return {
+            name: LeRobotVideos(self.path, known[name], schema[name], self.tolerance)
+            for name in schema
+            if name in self._info.videos
+        }
 
     @cached_property
     def _schema(self) -> Schema:
-        path = self.path / INFO
-        return Schema(
-            [
-                text_spec(name, path) if each is None else self._spec(each)
-                for name, each in self._chosen().items()
-            ]
-        )
-
-    def _chosen(self) -> dict[str, LeRobotFeature | None]:
-        """The features in their order; those of texts that are numbers in the rows as `None`."""
-        numbered = self._numbered
-        replaced = {*_DERIVED, *numbered.values()}
-        known = self._info.features.items()
-        offered: dict[str, LeRobotFeature | None] = {n: f for n, f in known if n not in replaced}
-        offered |= dict.fromkeys(numbered)
+        replaced = {*_DERIVED, *self._numbered.values()}
+        offered = {n: each for n, each in self._info.features.items() if n not in replaced}
+        # Texts that are numbers in the rows.
+        offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
         names = self.features
         if names is None:
-            names = [n for n in offered if not (self.without_video and n in self._video_names)]
+            names = [n for n in offered if not (self.without_video and n in self._info.videos)]
         for name in names:
             if name not in offered:
                 raise SourceError(
@@ -191,17 +167,15 @@ class LeRobot(Originals):
                 )
         if not names:
             raise SourceError("no features", file=str(self.path / INFO))
-        return {name: offered[name] for name in names}
+        return Schema([self._spec(offered[name]) for name in names])
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
         path = self.path / INFO
         try:
-            if feature.dtype == "image":
-                return self._image_spec(feature)
-            if feature.dtype == "video":
-                if feature.depth is not None:
-                    return first_depth(self.path, feature, self._listed)
-                return first_video(self.path, feature, self._listed)
+            if feature.dtype == "video" and feature.depth is not None:
+                depth_scale(feature, path)
+            if feature.dtype in ("image", "video"):
+                return self._first_spec(feature)
             if feature.dtype == "string":
                 return text_spec(feature.name, path)
             shape = () if feature.shape == (1,) else feature.shape
@@ -215,16 +189,28 @@ class LeRobot(Originals):
                 got=f"{feature.dtype} {list(feature.shape)}"[:100],
             ) from error
 
-    def _image_spec(self, feature: LeRobotFeature) -> FeatureSpec:
+    def _first_spec(self, feature: LeRobotFeature) -> FeatureSpec:
         """From the first episode that can be read: the declared shape may be [C, H, W]."""
+        is_video = feature.dtype == "video"
         first: SourceError | None = None
-        for episode in self._listed:
-            path = self.path / episode.file
+        tried = set()
+        for episode in self._episodes.values():
+            if episode.error is not None:  # it has no files
+                continue
+            file = episode.videos[feature.name].file if is_video else episode.file
+            if file in tried:
+                continue
+            tried.add(file)
+            path = self.path / file
             try:
-                data = image_bytes(path, feature.name)
-                spec = embedded_spec(feature.name, data, path, keep_encoded=self.keep_encoded)
+                with located(SourceError, episode=episode.key, feature=feature.name):
+                    if is_video:
+                        spec = read_spec(feature, path)
+                    else:
+                        data = image_bytes(path, feature.name)
+                        keep = self.keep_encoded
+                        spec = embedded_spec(feature.name, data, path, keep_encoded=keep)
             except SourceError as error:
-                error.located(episode=episode.key, feature=feature.name)
                 first = first or error
                 continue
             feature.check_size(spec, path)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.files import is_file, list_folder, open_file, read_bytes, unreadable
 from seqrecord.sources.remote_files import remote_files
@@ -30,10 +29,8 @@ __all__ = [
     "LeRobotFeature",
     "LeRobotInfo",
     "LeRobotVideo",
-    "check_columns",
     "number_columns",
-    "open_parquet",
-    "parquet_errors",
+    "read_batches",
     "read_episodes",
     "read_info",
     "read_texts",
@@ -95,6 +92,11 @@ class LeRobotInfo:
     robot_type: str | None
     splits: Mapping[str, range]
 
+    @property
+    def videos(self) -> list[str]:
+        """The names of the features that lie in videos."""
+        return [name for name, each in self.features.items() if each.dtype == "video"]
+
 
 @dataclass(frozen=True)
 class LeRobotVideo:
@@ -126,55 +128,55 @@ class LeRobotEpisode:
 def read_info(root: Path) -> LeRobotInfo:
     """Raises `SourceError` for a version that is not known, and for what is not as it must be."""
     path = root / INFO
-    info = _object(read_bytes(path, _MAX_INFO_BYTES), path)
-    version = info.get("codebase_version")
-    if not isinstance(version, str) or version not in ("v2.0", "v2.1", "v3.0"):
-        raise SourceError(
-            "a LeRobot dataset of a version that is not known",
-            file=str(path),
-            expected="codebase_version v2.0, v2.1 or v3.0",
-            got=repr_of(version, 50),
+    with located(SourceError, file=str(path)):
+        info = _object(read_bytes(path, _MAX_INFO_BYTES))
+        version = info.get("codebase_version")
+        if not isinstance(version, str) or version not in ("v2.0", "v2.1", "v3.0"):
+            raise SourceError(
+                "a LeRobot dataset of a version that is not known",
+                expected="codebase_version v2.0, v2.1 or v3.0",
+                got=repr_of(version, 50),
+            )
+        fps, size, where = info.get("fps"), info.get("chunks_size", 1000), info.get("data_path")
+        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
+            raise _wrong("fps", "a number above 0", fps)
+        if not _is_count(size) or size < 1:
+            raise _wrong("chunks_size", "1 or more", size)
+        if not isinstance(where, str):
+            raise _wrong("data_path", "text", where)
+        features = _features(info.get("features"))
+        videos = info.get("video_path")
+        has_video = any(each.dtype == "video" for each in features.values())
+        if not isinstance(videos, str) and (has_video or videos is not None):
+            raise _wrong("video_path", "text", videos)
+        robot = info.get("robot_type")
+        return LeRobotInfo(
+            version=int(version[1]),
+            fps=float(fps),
+            features=features,
+            data_path=where,
+            video_path=videos,
+            chunks_size=size,
+            robot_type=robot if isinstance(robot, str) else None,
+            splits=_splits(info.get("splits")),
         )
-    fps, size, where = info.get("fps"), info.get("chunks_size", 1000), info.get("data_path")
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
-        raise _wrong(path, "fps", "a number above 0", fps)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise _wrong(path, "chunks_size", "1 or more", size)
-    if not isinstance(where, str):
-        raise _wrong(path, "data_path", "text", where)
-    features = _features(info.get("features"), path)
-    videos = info.get("video_path")
-    has_video = any(each.dtype == "video" for each in features.values())
-    if not isinstance(videos, str) and (has_video or videos is not None):
-        raise _wrong(path, "video_path", "text", videos)
-    robot = info.get("robot_type")
-    return LeRobotInfo(
-        version=int(version[1]),
-        fps=float(fps),
-        features=features,
-        data_path=where,
-        video_path=videos,
-        chunks_size=size,
-        robot_type=robot if isinstance(robot, str) else None,
-        splits=_splits(info.get("splits")),
-    )
 
 
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     """All episodes in the order of their numbers, which need not be without gaps."""
     place = root / _EPISODES[info.version]
-    videos = [name for name, each in info.features.items() if each.dtype == "video"]
-    columns = [*_COLUMNS, *(f"videos/{n}/{column}" for n in videos for column in _VIDEO_COLUMNS)]
-    rows = _lines(place) if info.version == 2 else _tables(place, columns)
-    episodes = [_listed(row, info, place) for row in rows]
-    first = episodes[0].error if episodes else None
-    if first is not None and all(each.error is not None for each in episodes):
-        raise first  # it is no matter of one episode
-    episodes.sort(key=lambda episode: episode.index)
-    for one, two in pairwise(episodes):
-        if one.index == two.index:
-            raise SourceError("an episode that is listed twice", file=str(place), episode=one.key)
-    return episodes
+    videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
+    with located(SourceError, file=str(place)):
+        rows = _rows(place, [*_COLUMNS, *videos])
+        episodes = [_listed(row, info, place) for row in rows]
+        first = episodes[0].error if episodes else None
+        if first is not None and all(each.error is not None for each in episodes):
+            raise first  # it is no matter of one episode
+        episodes.sort(key=lambda episode: episode.index)
+        for one, two in pairwise(episodes):
+            if one.index == two.index:
+                raise SourceError("an episode that is listed twice", episode=one.key)
+        return episodes
 
 
 def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
@@ -201,62 +203,76 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     text = "subtask" if column == _SUBTASK_INDEX else "task"
     number = f"{text}_index"
     place = root / (_SUBTASKS if column == _SUBTASK_INDEX else _TASKS[info.version])
-    if place.suffix == ".jsonl":
-        rows = _lines(place)
-    else:
-        # pandas keeps the text as the index, which it calls `__index_level_0__` or by its name.
-        table = _read_table(place)
-        named = next((n for n in table.column_names if n in (text, "__index_level_0__")), None)
-        if named is None or number not in table.column_names:
-            raise _wrong(place, "columns", f"{number} and {text}", table.column_names)
-        rows = iter(table.select([number, named]).rename_columns([number, text]).to_pylist())
-    texts = {}
-    for row in rows:
-        key, value = row.get(number), row.get(text)
-        if not isinstance(key, int) or not isinstance(value, str):
-            raise _wrong(place, text, "a number and a text", row)
-        texts[key] = value
-    return texts
+    with located(SourceError, file=str(place)):
+        texts = {}
+        for row in _rows(place):
+            # pandas keeps the text as the index, which it calls `__index_level_0__` or by its name.
+            key, value = row.get(number), row.get(text, row.get("__index_level_0__"))
+            if not isinstance(key, int) or not isinstance(value, str):
+                raise _wrong(text, "a number and a text", row)
+            texts[key] = value
+        return texts
 
 
-def open_parquet(path: Path) -> Any:
-    """A `pyarrow.parquet.ParquetFile`; raises `SourceError` for what is none."""
+def read_batches(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    features: Container[str] = (),
+    rows: int = 65536,
+    episode: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a parquet file, so many at a time.
+
+    Args:
+        path: the file.
+        columns: those that are read, by default all.
+        features: the columns of these names are features; errors say so.
+        rows: of a batch, at most.
+        episode: row groups before the first one that may have rows of it are left out.
+
+    Raises `SourceError` for what is no parquet file, lacks a column or is damaged.
+    """
     import pyarrow.parquet as pq  # here, since it takes longer to import than this whole package
 
     try:
-        return pq.ParquetFile(path if remote_files(path) is None else open_file(path))
+        file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
     except OSError as error:  # also a footer that is damaged
         raise unreadable(path, error) from error
     except (pa.ArrowException, ValueError) as error:
-        raise SourceError(
-            "not a parquet file", file=str(path), got=str(error).splitlines()[0][:200]
-        ) from error
-
-
-def check_columns(
-    file: Any, columns: Iterable[str], path: Path, features: Container[str] = ()
-) -> None:
-    """Raises `SourceError` for a column that a parquet file lacks; names it if it is a feature."""
-    for name in columns:
-        if name not in file.schema_arrow.names:
+        raise _parquet_error("not a parquet file", path, error) from error
+    names = file.schema_arrow.names
+    for name in columns or ():
+        if name not in names:
             raise SourceError(
                 "a parquet file that lacks a column",
                 file=str(path),
                 feature=name if name in features else None,
                 expected=name,
-                got=", ".join(file.schema_arrow.names)[:200],
+                got=", ".join(names)[:200],
             )
-
-
-@contextmanager
-def parquet_errors(path: Path) -> Iterator[None]:
-    """What reading a damaged parquet file raises becomes a `SourceError`."""
+    groups = None if episode is None else _row_groups(file, episode)
     try:
-        yield
+        yield from file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            "a damaged parquet file", file=str(path), got=str(error).splitlines()[0][:200]
-        ) from error
+        raise _parquet_error("a damaged parquet file", path, error) from error
+
+
+def _row_groups(file: Any, episode: int) -> list[int]:
+    """The row groups from the first one on that may have rows of the episode."""
+    paths = [file.schema.column(i).path for i in range(len(file.schema))]
+    position = paths.index("episode_index") if "episode_index" in paths else None
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        statistics = None if position is None else group.column(position).statistics
+        largest = statistics.max if statistics is not None and statistics.has_min_max else None
+        if not isinstance(largest, int) or largest >= episode:
+            return list(range(number, file.num_row_groups))
+    return []
+
+
+def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
+    return SourceError(message, file=str(path), got=str(error).splitlines()[0][:200])
 
 
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
@@ -265,54 +281,44 @@ _VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
 def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
     """The episode of a row; one that has no more than a number where the rest is wrong."""
+    index = row.get("episode_index")
     try:
-        return _episode(row, info, place)
+        with located(SourceError, file=str(place)):
+            return _episode(row, info)
     except SourceError as error:
-        index = row.get("episode_index")
-        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        if not _is_count(index):
             raise
         return LeRobotEpisode(index, 0, (), "", {}, error)
 
 
-def _episode(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
-    numbers = [row.get(name) for name in ("episode_index", "length")]
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
-        raise _wrong(place, "episode", "episode_index and length, 0 or more", row)
-    index, length = (int(n) for n in numbers if n is not None)
+def _episode(row: Mapping[str, Any], info: LeRobotInfo) -> LeRobotEpisode:
+    index, length = row.get("episode_index"), row.get("length")
+    if not _is_count(index) or not _is_count(length):
+        raise _wrong("episode", "episode_index and length, 0 or more", row)
     tasks = row.get("tasks") or ()
     if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, str) for task in tasks):
-        raise _wrong(place, "tasks", "a list of text", tasks)
-    if info.version == 2:
-        values: dict[str, Any] = {
-            "episode_index": index,
-            "episode_chunk": index // info.chunks_size,
-        }
-    else:
-        values = {name: row.get(f"data/{name}") for name in ("chunk_index", "file_index")}
-    videos = {
-        name: _video(name, row, values, info, place)
-        for name, each in info.features.items()
-        if each.dtype == "video"
-    }
-    file = _fill("data_path", info.data_path, values, place)
-    return LeRobotEpisode(index, length, tuple(tasks), file, videos)
-
-
-def _video(
-    name: str, row: Mapping[str, Any], values: dict[str, Any], info: LeRobotInfo, place: Path
-) -> LeRobotVideo:
-    begin: object = 0.0
-    if info.version == 3:
-        found = {column: row.get(f"videos/{name}/{column}") for column in _VIDEO_COLUMNS}
-        begin, values = found.pop("from_timestamp"), found
+        raise _wrong("tasks", "a list of text", tasks)
+    found = {}
+    for name in info.videos:
+        begin = row.get(f"videos/{name}/from_timestamp", 0.0 if info.version == 2 else None)
         if not isinstance(begin, (int, float)) or not 0 <= begin < math.inf:
-            raise _wrong(place, f"videos/{name}/from_timestamp"[:150], "seconds", begin)
-    assert info.video_path is not None
-    file = _fill("video_path", info.video_path, {**values, "video_key": name}, place)
-    return LeRobotVideo(file, float(begin))  # type: ignore[arg-type]
+            raise _wrong(f"videos/{name}/from_timestamp"[:150], "seconds", begin)
+        values = {**_numbers(row, f"videos/{name}", info), "video_key": name}
+        assert info.video_path is not None
+        found[name] = LeRobotVideo(_fill("video_path", info.video_path, values), float(begin))
+    file = _fill("data_path", info.data_path, _numbers(row, "data", info))
+    return LeRobotEpisode(index, length, tuple(tasks), file, found)
 
 
-def _fill(what: str, template: str, values: Mapping[str, Any], place: Path) -> str:
+def _numbers(row: Mapping[str, Any], what: str, info: LeRobotInfo) -> dict[str, Any]:
+    """What stands in the names of files: in v2 the episode, in v3 where a file of many lies."""
+    if info.version == 2:
+        index = row["episode_index"]
+        return {"episode_index": index, "episode_chunk": index // info.chunks_size}
+    return {name: row.get(f"{what}/{name}") for name in ("chunk_index", "file_index")}
+
+
+def _fill(what: str, template: str, values: Mapping[str, Any]) -> str:
     """`data/chunk-{chunk_index:03d}/…` filled in, and nothing that leaves the dataset."""
 
     def value(match: re.Match[str]) -> str:
@@ -320,18 +326,18 @@ def _fill(what: str, template: str, values: Mapping[str, Any], place: Path) -> s
         if isinstance(number, str) and not match[2]:
             return number
         if not isinstance(number, int) or number < 0:
-            raise _wrong(place, match[1], f"a number for {what}", number)
+            raise _wrong(match[1], f"a number for {what}", number)
         return f"{number:0{match[2] or 1}d}"
 
     path = _FIELD.sub(value, template)
     if {"{", "}"} & {*path} or path.startswith("/") or ".." in Path(path).parts:
-        raise _wrong(place, what, "a path below the dataset", template)
+        raise _wrong(what, "a path below the dataset", template)
     return path
 
 
-def _features(value: object, path: Path) -> dict[str, LeRobotFeature]:
+def _features(value: object) -> dict[str, LeRobotFeature]:
     if not isinstance(value, dict) or not value:
-        raise _wrong(path, "features", "an object of features", value)
+        raise _wrong("features", "an object of features", value)
     features = {}
     for name, each in value.items():
         shape = each.get("shape") if isinstance(each, dict) else None
@@ -340,7 +346,7 @@ def _features(value: object, path: Path) -> dict[str, LeRobotFeature]:
             or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
             or not isinstance(each.get("dtype"), str)
         ):
-            raise _wrong(path, f"features.{name}"[:100], "an object of dtype and shape", each)
+            raise _wrong(f"features.{name}"[:100], "an object of dtype and shape", each)
         features[name] = LeRobotFeature(
             name, each["dtype"], tuple(shape), each.get("names"), _depth(each)
         )
@@ -370,19 +376,18 @@ def _splits(value: object) -> dict[str, range]:
     return found
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(read_bytes(path, _MAX_LINES_BYTES).splitlines()):
-        if line.strip():
-            yield _object(line, path, number)
-
-
-def _tables(folder: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    paths = sorted(_parquet_files(folder, _MAX_DEPTH))
+def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines, of a table, or of the tables in a folder."""
+    if place.suffix == ".jsonl":
+        for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
+            if line.strip():
+                yield _object(line, f" in line {number + 1}")
+        return
+    paths = [place] if place.suffix else sorted(_parquet_files(place, _MAX_DEPTH))
     if not paths:
-        raise SourceError("no table of episodes", file=str(folder))
+        raise SourceError("no table of episodes")
     for path in paths:
-        table = _read_table(path, columns)
-        for batch in table.to_batches():
+        for batch in read_batches(path, columns):
             yield from batch.to_pylist()
 
 
@@ -394,25 +399,19 @@ def _parquet_files(folder: Path, depth: int) -> Iterator[Path]:
             yield folder / name
 
 
-def _read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    file = open_parquet(path)
-    check_columns(file, columns or (), path)
-    with parquet_errors(path):
-        return file.read(columns=None if columns is None else list(columns), use_threads=False)
-
-
-def _object(data: bytes, path: Path, line: int | None = None) -> dict[str, Any]:
+def _object(data: bytes, where: str = "") -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        where = "" if line is None else f" in line {line + 1}"
-        raise SourceError(f"not JSON{where}", file=str(path), got=str(error)[:200]) from error
+        raise SourceError(f"not JSON{where}", got=str(error)[:200]) from error
     if not isinstance(value, dict):
-        raise SourceError("not a JSON object", file=str(path), got=repr_of(value, 100))
+        raise SourceError("not a JSON object", got=repr_of(value, 100))
     return value
 
 
-def _wrong(path: Path, what: str, expected: str, got: object) -> SourceError:
-    return SourceError(
-        f"{what}: not as it must be", file=str(path), expected=expected, got=repr_of(got)
-    )
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _wrong(what: str, expected: str, got: object) -> SourceError:
+    return SourceError(f"{what}: not as it must be", expected=expected, got=repr_of(got))

@@ -1,9 +1,16 @@
-"""The video features of LeRobot datasets."""
+"""The video features of LeRobot datasets: colours, which are kept, and codes of depth in metres.
+
+lerobot 0.6 quantises depth to 12 bits, encodes the codes as video of the pixel format gray12le, and
+keeps the scale in the feature's `info`. Formulas are those of its `datasets/depth_utils.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,83 +18,192 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotFeature
+from seqrecord.sources.lerobot_layout import INFO, LeRobotEpisode, LeRobotFeature
+from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_streams import check_file, read_gops, video_spec
+from seqrecord.sources.video_streams import check_file, read_frames, read_gops, video_spec
 
-__all__ = ["LastVideo", "LeRobotVideos", "first_video", "probed"]
+__all__ = ["NUM_CODES", "DepthScale", "LeRobotVideos", "depth_scale", "read_spec"]
 
+NUM_CODES = 4096
 
-class LastVideo:
-    """The file that was opened last, which stays open: the next episode is mostly in it too.
-
-    `check` is called with each file that is opened, and raises for one that does not fit.
-    """
-
-    def __init__(self, check: Callable[[VideoFile], None]) -> None:
-        self._check = check
-        self._file: VideoFile | None = None
-
-    def opened(self, path: Path) -> VideoFile:
-        """The open file; raises `SourceError`."""
-        if self._file is not None and self._file.path == path:
-            return self._file
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        file = VideoFile(path)
-        try:
-            self._check(file)
-        except SourceError:
-            file.close()
-            raise
-        self._file = file
-        return file
+_PIXELS = "gray12le"
+_NUMBERS = ("depth_min", "depth_max", "shift")
 
 
 class LeRobotVideos:
-    """One feature's videos."""
+    """One feature's videos.
 
-    def __init__(self, root: Path, spec: FeatureSpec, tolerance: float) -> None:
+    The file that was opened last stays open: the next episode is mostly in it too.
+    """
+
+    def __init__(
+        self, root: Path, feature: LeRobotFeature, spec: FeatureSpec, tolerance: float
+    ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
-        self._last = LastVideo(lambda file: check_file(file, spec))
+        self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
+        self._file: VideoFile | None = None
 
     def gops(self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]) -> Iterator[Gop]:
         """The frames of an episode's rows, of which `times` are the timestamps."""
-        place = episode.videos[self._spec.name]
         with located(SourceError, episode=episode.key, feature=self._spec.name):
-            file = self._last.opened(self._root / place.file)
-            yield from read_gops(file, times + place.begin, tolerance=self._tolerance)
+            file, begin = self._opened(episode)
+            yield from read_gops(file, times + begin, tolerance=self._tolerance)
+
+    def depths(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """The same frames in metres, float32 [H, W], of a feature of depth."""
+        assert self._metres is not None
+        with located(SourceError, episode=episode.key, feature=self._spec.name):
+            file, begin = self._opened(episode)
+            for frame in read_frames(file, times + begin, tolerance=self._tolerance):
+                yield self._metres[_codes(frame, file)]
+
+    def _opened(self, episode: LeRobotEpisode) -> tuple[VideoFile, float]:
+        """The open file of an episode, and the time in it of the first frame."""
+        place = episode.videos[self._spec.name]
+        path = self._root / place.file
+        if self._file is None or self._file.path != path:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._file = VideoFile(path)
+        self._check(self._file)
+        return self._file, place.begin
+
+    def _check(self, file: VideoFile) -> None:
+        if self._spec.is_video:
+            check_file(file, self._spec)
+            return
+        _check_pixels(file)
+        if file.size != self._spec.shape:
+            raise SourceError(
+                "a video that differs from the first one",
+                file=str(file.path),
+                feature=self._spec.name,
+                expected=list(self._spec.shape),
+                got=list(file.size),
+            )
 
 
-def first_video(
-    root: Path, feature: LeRobotFeature, episodes: Iterable[LeRobotEpisode]
-) -> FeatureSpec:
-    """The feature, from the first episode whose video can be read; raises `SourceError`."""
-    return probed(root, feature, episodes, lambda file: video_spec(feature.name, file))
+def read_spec(feature: LeRobotFeature, path: Path) -> FeatureSpec:
+    """The feature, as one of its videos says, for depth float32 [H, W]; raises `SourceError`."""
+    with VideoFile(path) as file:
+        if feature.depth is None:
+            return video_spec(feature.name, file)
+        _check_pixels(file)
+        dtype = np.dtype(np.float32)
+        return feature_spec(feature.name, dtype, file.size, path, kind="depth", unit="m")
 
 
-def probed(
-    root: Path,
-    feature: LeRobotFeature,
-    episodes: Iterable[LeRobotEpisode],
-    spec_of: Callable[[VideoFile], FeatureSpec],
-) -> FeatureSpec:
-    """What `spec_of` says of the first episode whose video can be read; raises `SourceError`."""
-    first: SourceError | None = None
-    tried = set()
-    for episode in episodes:
-        path = root / episode.videos[feature.name].file
-        if path in tried:
-            continue
-        tried.add(path)
-        try:
-            with VideoFile(path) as file:
-                spec = spec_of(file)
-        except SourceError as error:
-            error.located(episode=episode.key, feature=feature.name)
-            first = first or error
-            continue
-        feature.check_size(spec, path)
-        return spec
-    raise first or SourceError("a LeRobot dataset without episodes", file=str(root))
+@dataclass(frozen=True)
+class DepthScale:
+    """What the codes from 0 to 4095 stand for.
+
+    ``depth_min`` and ``depth_max`` are the metres of the first and of the last code. Between them
+    the metres, or with ``use_log`` the logarithms of metres plus ``shift``, are evenly spaced.
+    """
+
+    depth_min: float
+    depth_max: float
+    shift: float
+    use_log: bool
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> DepthScale:
+        """From a feature's `info`; raises `ValueError` that says what is missing or wrong."""
+        numbers = []
+        for name in _NUMBERS:
+            value = info.get(f"video.{name}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"video.{name}: a number is expected, got {value!r:.40}")
+            try:
+                numbers.append(float(value))
+            except OverflowError:
+                numbers.append(math.inf)
+            if not math.isfinite(numbers[-1]):
+                raise ValueError(f"video.{name}: a finite number is expected, got {value!r:.40}")
+        use_log = info.get("video.use_log")
+        if not isinstance(use_log, bool):
+            raise ValueError(f"video.use_log: true or false is expected, got {use_log!r:.40}")
+        low, high, shift = numbers
+        if not low < high:
+            raise ValueError(f"video.depth_max: more than {low} m is expected, got {high}")
+        if use_log and not low + shift > 0:
+            raise ValueError(f"video.shift: more than {-low} m is expected, got {shift}")
+        scale = cls(low, high, shift, use_log)
+        if not np.isfinite(scale.metres()).all():
+            raise ValueError("video.depth_max: metres of float32 are expected")
+        return scale
+
+    def metres(self) -> npt.NDArray[np.float32]:
+        """The metres of each code: float32 [4096].
+
+        In the steps of float32 in which lerobot computes them, so that a linear scale gives its
+        very numbers. Of a logarithmic one some differ in the last bits: exponentials are rounded
+        correctly here, and as torch's library rounds them there.
+        """
+        if self.use_log:
+            first, last = (
+                math.log(self.depth_min + self.shift),
+                math.log(self.depth_max + self.shift),
+            )
+        else:
+            first, last = self.depth_min, self.depth_max
+        with np.errstate(over="ignore", invalid="ignore"):
+            step = np.float32((last - first) / (NUM_CODES - 1))
+            values = np.arange(NUM_CODES, dtype=np.float32) * step + np.float32(first)
+            if self.use_log:
+                values = np.exp(values.astype(np.float64)).astype(np.float32)
+                values -= np.float32(self.shift)
+            limits = np.float32(self.depth_min), np.float32(self.depth_max)
+            return np.asarray(np.clip(values, *limits), np.float32)
+
+
+def depth_scale(feature: LeRobotFeature, info: Path) -> DepthScale:
+    """What the codes of a feature of depth stand for, as the file `info` declares it.
+
+    Raises `SourceError` for a scale that is missing or means nothing.
+    """
+    try:
+        return DepthScale.of(feature.depth or {})
+    except ValueError as error:
+        raise SourceError(
+            f"a video of depth without a scale that can be used: {error}; to pack the others name "
+            "them (--features), or set without_video (--source-option without_video=true)",
+            file=str(info),
+            feature=feature.name,
+        ) from error
+
+
+def _check_pixels(file: VideoFile) -> None:
+    if file.pixel_format != _PIXELS:
+        raise SourceError(
+            "a video of depth in pixels that are no codes of 12 bits",
+            file=str(file.path),
+            expected=_PIXELS,
+            got=file.pixel_format,
+        )
+
+
+def _codes(frame: Any, file: VideoFile) -> npt.NDArray[np.uint16]:
+    """The codes of a decoded frame: uint16 [H, W]."""
+    if frame.format.name != _PIXELS or (frame.height, frame.width) != file.size:
+        raise SourceError(
+            "a frame that differs from its video",
+            file=str(file.path),
+            expected=f"{_PIXELS} {list(file.size)}",
+            got=f"{frame.format.name} {[frame.height, frame.width]}",
+        )
+    plane = frame.planes[0]
+    rows = np.frombuffer(plane, "<u2").reshape(-1, plane.line_size // 2)
+    codes: npt.NDArray[np.uint16] = rows[: frame.height, : frame.width]
+    if codes.max() >= NUM_CODES:
+        raise SourceError(
+            "a damaged video",
+            file=str(file.path),
+            expected=f"codes below {NUM_CODES}",
+            got=int(codes.max()),
+        )
+    return codes

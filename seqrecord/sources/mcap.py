@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
-from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.aligning import ALIGNMENTS
-from seqrecord.sources.bag_files import Topic
-from seqrecord.sources.bag_topics import IMAGES, READABLE, TopicFeatures, can_read, decoder
-from seqrecord.sources.bags import BAG_ENDINGS, Recording, Timeline, find_recordings
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.sources.aligning import ALIGNMENTS, Timeline
+from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.finding import has_file
+from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
 from seqrecord.sources.originals import Originals
-from seqrecord.sources.specs import feature_name
+from seqrecord.sources.specs import feature_name, feature_spec, text_spec
 from seqrecord.text import repr_of
 
 __all__ = ["FORMAT", "LOG_TIME", "Mcap"]
@@ -29,6 +30,8 @@ _logger = logging.getLogger("seqrecord")
 
 LOG_TIME = "log_time"
 """The feature that holds the clock's times."""
+
+_IMAGES = ("Image", "CompressedImage", "RawImage")  # how names of types end
 
 
 @dataclass(frozen=True)
@@ -102,18 +105,36 @@ class Mcap(Originals):
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         path = self.path
-        row = -1
         with located(SourceError, episode=info.key):
             if info.key not in self._recordings:
                 raise SourceError("no such episode", file=str(path))
             recording = self._recordings[info.key]
             timeline = self._timeline(recording)
-            read = _Reading(recording, self._topics)
+            read = self._reader(recording)
             for row, values in enumerate(timeline.frames(recording, read)):
                 frame: dict[str, Any] = {LOG_TIME: np.array(timeline.clock[row], "<i8")}
                 for each in values.values():
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
+
+    def _reader(self, recording: Recording) -> Callable[[str, bytes, Path], dict[str, Any]]:
+        """What makes values of frames of a recording's messages."""
+        offered, path = recording.topics(), recording.paths[0]
+        decoders = {}
+        for topic in self._topics:
+            if topic not in offered:
+                continue
+            if not can_read(offered[topic]):
+                raise SourceError(
+                    "a topic of another type than in the first recording",
+                    file=str(path),
+                    expected=READABLE,
+                    got=f"{topic} ({_type(offered[topic])})",
+                )
+            decoders[topic] = decoder(offered[topic], path)
+        return lambda topic, data, file: self._topics[topic].frame(
+            decoders[topic](data, file), file
+        )
 
     @cached_property
     def _recordings(self) -> dict[str, Recording]:
@@ -127,9 +148,9 @@ class Mcap(Originals):
         first: SourceError | None = None
         for recording in self._recordings.values():
             try:
-                return recording.topics()
+                with located(SourceError, episode=recording.key):
+                    return recording.topics()
             except SourceError as error:
-                error.located(episode=recording.key)
                 first = first or error
         raise first or SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
 
@@ -155,43 +176,35 @@ class Mcap(Originals):
         return chosen
 
     @cached_property
-    def _topics(self) -> dict[str, TopicFeatures]:
+    def _topics(self) -> dict[str, _TopicFeatures]:
         """The features of each topic that is read, as its first message has them."""
-        found: dict[str, TopicFeatures] = {}
-        names = {} if self.features is None else dict.fromkeys(self.features)
+        found: dict[str, _TopicFeatures] = {}
+        names = self.features or ()
         for topic, prefix in self._prefixes.items():
             if names and not any(n == prefix or n.startswith(f"{prefix}.") for n in names):
                 continue
-            features = self._first(topic, prefix)
-            if features is not None:
-                found[topic] = features.select(names) if names else features
+            if (features := self._first(topic, prefix)) is not None:
+                found[topic] = features
         offered = [spec.name for each in found.values() for spec in each.specs.values()]
         if twice := sorted({name for name in offered if offered.count(name) > 1}):
             raise self._refused(
                 "two topics of one name; name them by --map NAME=TOPIC", ", ".join(twice)
             )
-        if unknown := [name for name in names if name not in (*offered, LOG_TIME)]:
+        if unknown := [name for name in dict.fromkeys(names) if name not in (*offered, LOG_TIME)]:
             raise self._refused("no such feature", ", ".join(unknown))
         return {topic: features for topic, features in found.items() if features.specs}
 
-    def _first(self, topic: str, prefix: str) -> TopicFeatures | None:
+    def _first(self, topic: str, prefix: str) -> _TopicFeatures | None:
         """From the first message that can be read; `None` where no recording has one."""
         first: SourceError | None = None
         for recording in self._recordings.values():
             try:
-                message = recording.first_message(topic)
-                if message is None:
-                    continue
-                data, path = message
-                decode = decoder(recording.topics()[topic], path)
-                try:
-                    return TopicFeatures(prefix, decode(data), path, keep_encoded=self.keep_encoded)
-                except ValueError as error:
-                    if isinstance(error, SourceError):
-                        raise
-                    raise _not_readable(topic, path, error) from error
+                with located(SourceError, episode=recording.key):
+                    for _, data, path in recording.messages([topic]):
+                        message = decoder(recording.topics()[topic], path)(data, path)
+                        keep, wanted = self.keep_encoded, self.features or None
+                        return _TopicFeatures(prefix, message, path, wanted, keep_encoded=keep)
             except SourceError as error:
-                error.located(episode=recording.key)
                 first = first or error
         if first is not None:
             raise first
@@ -211,7 +224,7 @@ class Mcap(Originals):
             if self.clock not in self._offered:
                 raise self._refused("no such topic for the clock", self.clock)
             return self.clock
-        images = [t for t in self._topics if self._offered[t].type.endswith(IMAGES)]
+        images = [t for t in self._topics if self._offered[t].type.endswith(_IMAGES)]
         for candidates in (images, [*self._topics]):
             if len(candidates) == 1:
                 return candidates[0]
@@ -234,7 +247,7 @@ class Mcap(Originals):
             except SourceError as error:
                 found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
                 continue
-            topics = {topic: _counts(timeline, topic) for topic in self._topics}
+            topics = {topic: timeline.counts(topic) for topic in self._topics}
             dropped += sum(each["dropped"] for each in topics.values())
             total += sum(each["messages"] for each in topics.values())
             found.append(self._info(recording, timeline, topics))
@@ -278,27 +291,75 @@ class Mcap(Originals):
         )
 
 
-class _Reading:
-    """Decodes the messages of a recording's topics into values of frames."""
+class _TopicFeatures:
+    """The features of one topic, as its first message has them: those of `wanted`, or all."""
 
-    def __init__(self, recording: Recording, topics: Mapping[str, TopicFeatures]) -> None:
-        offered, path = recording.topics(), recording.paths[0]
-        self._topics = topics
-        for topic in topics:
-            if topic in offered and not can_read(offered[topic]):
-                raise SourceError(
-                    "a topic of another type than in the first recording",
-                    file=str(path),
-                    expected=READABLE,
-                    got=f"{topic} ({_type(offered[topic])})",
-                )
-        self._decoders = {t: decoder(offered[t], path) for t in topics if t in offered}
+    def __init__(
+        self,
+        prefix: str,
+        message: Message,
+        path: Path,
+        wanted: Container[str] | None,
+        *,
+        keep_encoded: bool,
+    ) -> None:
+        self.names = message.names
+        self.specs: dict[str, FeatureSpec] = {}
+        for suffix, value in message.values.items():
+            name = f"{prefix}.{suffix}" if suffix else prefix
+            if wanted is not None and name not in wanted:
+                continue
+            if isinstance(value, Encoded):
+                spec = embedded_spec(name, value.data, path, keep_encoded=keep_encoded)
+            elif isinstance(value, str):
+                spec = text_spec(name, path)
+            else:
+                meaning = {"kind": message.kind, "unit": message.units.get(suffix)}
+                spec = feature_spec(name, value.dtype, value.shape, path, **meaning)
+            self.specs[suffix] = spec
 
-    def __call__(self, topic: str, data: bytes, path: Path) -> dict[str, Any]:
-        try:
-            return self._topics[topic].frame(self._decoders[topic](data), path)
-        except ValueError as error:
-            raise _not_readable(topic, path, error) from error
+    def frame(
+        self, message: Message, path: Path
+    ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:
+        """The values of a later message by feature; those that it lacks are left out.
+
+        Elements that have names are put into the order of the first message. Raises `SourceError`
+        for values of another dtype or shape, and for other names.
+        """
+        frame: dict[str, npt.NDArray[Any] | EncodedImage | str] = {}
+        order = self._order(message, path)
+        for suffix, spec in self.specs.items():
+            value = message.values.get(suffix)
+            if isinstance(value, Encoded):
+                frame[spec.name] = embedded_value(value.data, spec, path)
+            elif isinstance(value, str):
+                frame[spec.name] = value
+            elif value is not None:
+                if value.dtype != spec.dtype or not spec.accepts(value.shape):
+                    raise SourceError(
+                        "a message that differs from the first one",
+                        file=str(path),
+                        feature=spec.name,
+                        expected=str(spec),
+                        got=f"{value.dtype.name} {list(value.shape)}",
+                    )
+                frame[spec.name] = value if order is None else value[order]
+        return frame
+
+    def _order(self, message: Message, path: Path) -> list[int] | None:
+        """Where the elements of the first message are in this one, if not in the same places."""
+        if message.names == self.names:
+            return None
+        places = {name: i for i, name in enumerate(message.names)}
+        if places.keys() != {*self.names} or len(places) != len(message.names):
+            raise SourceError(
+                "a message of other joints than the first one",
+                file=str(path),
+                feature=next((spec.name for spec in self.specs.values()), None),
+                expected=", ".join(self.names)[:200],
+                got=", ".join(message.names)[:200],
+            )
+        return [places[name] for name in self.names]
 
 
 FORMAT = SourceFormat(
@@ -309,22 +370,6 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
-
-
-def _counts(timeline: Timeline, topic: str) -> dict[str, int]:
-    messages, used = timeline.num_messages.get(topic, 0), timeline.used(topic)
-    return {
-        "messages": messages,
-        "used": used,
-        "dropped": messages - used,
-        "frames_without": timeline.missing(topic),
-    }
-
-
-def _not_readable(topic: str, path: Path, error: ValueError) -> SourceError:
-    return SourceError(
-        "a message that cannot be read", file=str(path), expected=topic, got=str(error)[:500]
-    )
 
 
 def _type(topic: Topic) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, StorageError
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.sources.embedded import first_line
 from seqrecord.sources.files import (
     check_array,
     on_disk,
@@ -29,7 +30,6 @@ from seqrecord.sources.files import (
     size_of,
     unreadable,
 )
-from seqrecord.sources.rows import first_line
 
 __all__ = ["RASTER_ENDINGS", "RasterHeader", "raster_header", "read_raster"]
 

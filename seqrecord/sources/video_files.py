@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import SourceError
@@ -50,15 +50,32 @@ class VideoPacket(NamedTuple):
 class VideoFile:
     """The first video stream of an MP4, MOV, Matroska, WebM or AVI file; close it after use.
 
+    ::
+
+        codec, extradata    FFmpeg's name, and what the container says of the codec beside it
+        tick                seconds
+        size                height and width in pixels
+        pixel_format        as FFmpeg calls it; None if the container does not say
+        matrix              the number (H.273) of the matrix from YUV to RGB, or None
+        color_range         "limited" or "full", or None
+        fps                 frames a second, on average, or None
+
     Raises `SourceError` for a file that is none of these, or has no video.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open()
-        self.codec: str = self._context.codec.canonical_name
-        self.extradata = bytes(self._context.extradata or b"")
+        context = self._stream.codec_context
+        self.codec: str = context.codec.canonical_name
+        self.extradata = bytes(context.extradata or b"")
         self.tick = float(self._stream.time_base)
+        self.size: tuple[int, int] = (context.height, context.width)
+        self.pixel_format: str | None = context.pix_fmt
+        matrix, rate = int(context.colorspace), self._stream.average_rate
+        self.matrix = None if matrix == _UNKNOWN_MATRIX else matrix
+        self.color_range = _RANGES.get(int(context.color_range))
+        self.fps = float(rate) if rate and 0 < rate < 1e6 else None
         try:
             kept = self.codec in KEPT
             self._format = packet_format(self.codec, self.extradata) if kept else None
@@ -76,34 +93,6 @@ class VideoFile:
         self._file.close()
         if self._remote is not None:
             self._remote.close()
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self._context.height, self._context.width
-
-    @property
-    def pixel_format(self) -> str | None:
-        """As FFmpeg calls it; `None` if the container does not say."""
-        name: str | None = self._context.pix_fmt
-        return name
-
-    @property
-    def matrix(self) -> int | None:
-        """The number (H.273) of the matrix from YUV to RGB; `None` if the container says none."""
-        number = int(self._context.colorspace)
-        return None if number == _UNKNOWN_MATRIX else number
-
-    @property
-    def color_range(self) -> str | None:
-        """The colour range, `limited` or `full`; `None` if the container says none."""
-        return _RANGES.get(int(self._context.color_range))
-
-    @property
-    def fps(self) -> float | None:
-        """Frames a second, on average."""
-        rate = self._stream.average_rate
-        return float(rate) if rate and 0 < rate < 1e6 else None
 
     def ticks(self) -> list[int]:
         """When each frame is shown, ascending, in units of `tick`. Reads the whole file."""
@@ -143,13 +132,19 @@ class VideoFile:
                 return chain([head], packets)
             # Containers are sought by decoding times, which may be earlier.
             target = min(target, head.tick) - second * 4**attempt
-        return self._from_begin()
+        if not self._is_unread:
+            self.close()
+            self._open()
+        return self._demux()
 
     def _open(self) -> None:
+        try:
+            self._remote = None if remote_files(self.path) is None else open_file(self.path)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
         with self._errors("not a video that can be read"):
-            self._remote = None if remote_files(self.path) is None else self._opened()
             self._file: Any = pyav().open(
-                str(self.path) if self._remote is None else self._remote,
+                self._remote or str(self.path),
                 metadata_errors="ignore",
                 buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
@@ -159,20 +154,7 @@ class VideoFile:
             self.close()
             raise SourceError("a file without video of a known codec", file=str(self.path))
         self._stream = streams[0]
-        self._context = self._stream.codec_context
         self._is_unread = True
-
-    def _opened(self) -> BinaryIO:
-        try:
-            return open_file(self.path)
-        except OSError as error:
-            raise unreadable(self.path, error) from error
-
-    def _from_begin(self) -> Iterator[VideoPacket]:
-        if not self._is_unread:
-            self.close()
-            self._open()
-        return self._demux()
 
     def _seek(self, tick: int) -> Iterator[VideoPacket]:
         """From a place before `tick`; nothing where the container finds none."""

@@ -10,9 +10,9 @@ specification 5.3 and 5.9.2 and its binding to ISOBMFF (av1C), the VP9 bitstream
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, NamedTuple
 
 __all__ = ["KEPT", "PacketFormat", "Start", "packet_format"]
 
@@ -38,113 +38,86 @@ class Start(NamedTuple):
     is_hidden: bool = False
 
 
-class PacketFormat(Protocol):
-    """The packets of one stream, as its container has them."""
+class PacketFormat(ABC):
+    """The packets of one stream, as its container has them.
 
+    `extradata` is what the container says of the codec, `avcC` for example; it may be empty. Raises
+    `ValueError` where it is broken.
+    """
+
+    def __init__(self, extradata: bytes) -> None:
+        self._extradata = extradata
+
+    @abstractmethod
     def start(self, data: bytes) -> Start:
         """What a packet begins."""
-        ...
 
-    def plain(self, data: bytes, is_start: bool) -> bytes:
+    def plain(self, data: bytes, is_start: bool) -> bytes:  # noqa: ARG002
         """The packet without a container; `is_start` says that a GOP is to begin with it."""
-        ...
+        return data
 
 
 def packet_format(codec: str, extradata: bytes) -> PacketFormat:
-    """How the packets of a stream are laid out.
+    """How the packets of a stream are laid out, of which the codec is one of `KEPT`."""
+    if codec in ("h264", "hevc"):
+        return _H264(extradata) if codec == "h264" else _Hevc(extradata)
+    return _Av1(extradata) if codec == "av1" else _Vp9(extradata)
 
-    Args:
-        codec: one of `KEPT`.
-        extradata: what the container says of the codec, `avcC` for example; may be empty.
 
-    Raises `ValueError` for extradata that are broken.
+class _Nals(PacketFormat):
+    """H.264 and HEVC: NAL units, behind their lengths or behind start codes.
+
+    The two number the types of NAL units differently.
     """
-    if codec == "h264":
-        return _Nals(extradata, _H264)
-    if codec == "hevc":
-        return _Nals(extradata, _HEVC)
-    if codec == "av1":
-        return _Av1(extradata)
-    return _Vp9()
 
+    sets: ClassVar[tuple[int, ...]]
+    needed: ClassVar[int]  # the parameter set without which there is no frame
+    delimiter: ClassVar[int]
+    frames: ClassVar[range]
+    closed: ClassVar[tuple[int, ...]]
+    may_lead: ClassVar[tuple[int, ...]] = ()
+    broken: ClassVar[tuple[int, ...]] = ()
 
-@dataclass(frozen=True)
-class _NalKinds:
-    """The types of NAL units, which H.264 and HEVC number differently."""
-
-    shift: int
-    mask: int
-    sets: frozenset[int]
-    needed: int  # the parameter set without which there is no frame
-    delimiter: int
-    frames: range
-    closed: frozenset[int]
-    may_lead: frozenset[int]
-    broken: frozenset[int]
-    is_hevc: bool
-
-    def of(self, nal: bytes | memoryview) -> int:
-        return (nal[0] >> self.shift) & self.mask if len(nal) else -1
-
-
-_H264 = _NalKinds(
-    shift=0,
-    mask=31,
-    sets=frozenset((7, 8, 13)),
-    needed=7,
-    delimiter=9,
-    frames=range(1, 6),
-    closed=frozenset((5,)),  # IDR
-    may_lead=frozenset(),
-    broken=frozenset(),
-    is_hevc=False,
-)
-_HEVC = _NalKinds(
-    shift=1,
-    mask=63,
-    sets=frozenset((32, 33, 34)),
-    needed=33,
-    delimiter=35,
-    frames=range(32),
-    closed=frozenset((19, 20)),  # IDR_W_RADL, IDR_N_LP
-    may_lead=frozenset((16, 17, 18, 21)),  # BLA, CRA
-    broken=frozenset((8, 9)),  # RASL
-    is_hevc=True,
-)
-
-
-class _Nals:
-    """H.264 and HEVC: NAL units, behind their lengths or behind start codes."""
-
-    def __init__(self, extradata: bytes, kinds: _NalKinds) -> None:
-        self._kinds = kinds
+    def __init__(self, extradata: bytes) -> None:
         self._length_size = 0  # start codes
-        self._sets: tuple[bytes, ...] = ()
+        self._sets: list[bytes] = []
         if extradata[:3] in (b"\0\0\0", b"\0\0\1"):
-            self._sets = tuple(map(bytes, self._parameter_sets(_by_start_codes(extradata))))
+            self._sets = self.only_sets(map(bytes, _by_start_codes(extradata)))
         elif extradata:
             try:
-                self._read_hvcc(extradata) if kinds.is_hevc else self._read_avcc(extradata)
+                self._sets = self.read(extradata)
             except IndexError:
                 raise ValueError("parameter sets that are cut off") from None
 
+    @staticmethod
+    @abstractmethod
+    def kind(first: int) -> int:
+        """The type of a NAL unit, from its first byte."""
+
+    @abstractmethod
+    def read(self, extradata: bytes) -> list[bytes]:
+        """The parameter sets; `IndexError` where they are cut off."""
+
+    def only_sets(self, units: Iterable[bytes]) -> list[bytes]:
+        """The parameter sets among the units."""
+        return [nal for nal in units if self.kind(nal[0]) in self.sets]
+
     def start(self, data: bytes) -> Start:
-        kinds = self._kinds
-        types = [kinds.of(nal) for nal in self._units(data)]
-        frame = next((kind for kind in types if kind in kinds.frames), None)
-        begins = kinds.needed in types or bool(self._sets)
+        kinds = [self.kind(nal[0]) for nal in self._units(data)]
+        frame = next((kind for kind in kinds if kind in self.frames), None)
+        begins = self.needed in kinds or bool(self._sets)
         return Start(
-            is_closed=begins and frame in kinds.closed,
-            may_lead=begins and frame in kinds.may_lead,
-            is_broken=frame in kinds.broken,
+            is_closed=begins and frame in self.closed,
+            may_lead=begins and frame in self.may_lead,
+            is_broken=frame in self.broken,
             is_hidden=frame is None,
         )
 
     def plain(self, data: bytes, is_start: bool) -> bytes:
         units = [bytes(nal) for nal in self._units(data)]
-        types = [self._kinds.of(nal) for nal in units]
-        if is_start and self._kinds.needed not in types:
-            at = 1 if types[:1] == [self._kinds.delimiter] else 0
+        kinds = [self.kind(nal[0]) for nal in units]
+        if is_start and self.needed not in kinds:
+            at = 1 if kinds[:1] == [self.delimiter] else 0
             units[at:at] = self._sets
         return b"".join(_START_CODE + nal for nal in units)
 
@@ -160,36 +133,53 @@ class _Nals:
                 yield view[at : at + size]
             at += size
 
-    def _parameter_sets(self, units: Iterator[memoryview]) -> Iterator[memoryview]:
-        return (nal for nal in units if self._kinds.of(nal) in self._kinds.sets)
 
-    def _read_avcc(self, data: bytes) -> None:
-        self._length_size = (data[4] & 3) + 1
-        sets, at = [], 5
-        for mask in (31, 255):  # sequence, then picture parameter sets
-            count, at = data[at] & mask, at + 1
-            for _ in range(count):
-                nal, at = _sized(data, at)
-                sets.append(nal)
-        self._sets = tuple(sets)
+class _H264(_Nals):
+    sets, needed, delimiter = (7, 8, 13), 7, 9
+    frames = range(1, 6)
+    closed = (5,)  # IDR
 
-    def _read_hvcc(self, data: bytes) -> None:
-        self._length_size = (data[21] & 3) + 1
-        sets, at = [], 23
-        for _ in range(data[22]):
-            count = int.from_bytes(data[at + 1 : at + 3], "big")
-            at += 3
-            for _ in range(count):
-                nal, at = _sized(data, at)
-                sets.append(nal)
-        self._sets = tuple(nal for nal in sets if self._kinds.of(nal) in self._kinds.sets)
+    @staticmethod
+    def kind(first: int) -> int:
+        return first & 31
+
+    def read(self, extradata: bytes) -> list[bytes]:
+        self._length_size = (extradata[4] & 3) + 1
+        sequences, at = _sized(extradata, 6, extradata[5] & 31)
+        return sequences + _sized(extradata, at + 1, extradata[at])[0]
 
 
-def _sized(data: bytes, at: int) -> tuple[bytes, int]:
-    size = int.from_bytes(data[at : at + 2], "big")
-    if not size or at + 2 + size > len(data):
-        raise IndexError
-    return data[at + 2 : at + 2 + size], at + 2 + size
+class _Hevc(_Nals):
+    sets, needed, delimiter = (32, 33, 34), 33, 35
+    frames = range(32)
+    closed = (19, 20)  # IDR_W_RADL, IDR_N_LP
+    may_lead = (16, 17, 18, 21)  # BLA, CRA
+    broken = (8, 9)  # RASL
+
+    @staticmethod
+    def kind(first: int) -> int:
+        return (first >> 1) & 63
+
+    def read(self, extradata: bytes) -> list[bytes]:
+        self._length_size = (extradata[21] & 3) + 1
+        found, at = [], 23
+        for _ in range(extradata[22]):
+            count = int.from_bytes(extradata[at + 1 : at + 3], "big")
+            sets, at = _sized(extradata, at + 3, count)
+            found += sets
+        return self.only_sets(found)
+
+
+def _sized(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """Units behind their sizes of two bytes, and where the last one ends."""
+    found = []
+    for _ in range(count):
+        begin, size = at + 2, int.from_bytes(data[at : at + 2], "big")
+        at = begin + size
+        if not size or at > len(data):
+            raise IndexError
+        found.append(data[begin:at])
+    return found, at
 
 
 def _by_start_codes(data: bytes) -> Iterator[memoryview]:
@@ -209,7 +199,7 @@ def _by_start_codes(data: bytes) -> Iterator[memoryview]:
 _SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
 
 
-class _Av1:
+class _Av1(PacketFormat):
     """AV1: a packet is a temporal unit, made of open bitstream units."""
 
     def __init__(self, extradata: bytes) -> None:
@@ -248,7 +238,7 @@ def _units_of_av1(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-class _Vp9:
+class _Vp9(PacketFormat):
     """VP9: a packet is a frame, or a superframe of hidden ones and a shown one."""
 
     def start(self, data: bytes) -> Start:
@@ -260,6 +250,3 @@ class _Vp9:
             is_closed=bits[:2] == "10" and not (shows_existing or is_inter) and is_shown,
             is_hidden=not (shows_existing or is_shown or is_superframe),
         )
-
-    def plain(self, data: bytes, is_start: bool) -> bytes:  # noqa: ARG002
-        return data
