@@ -27,6 +27,8 @@ _TELL_SECONDS = 0.5  # a message goes over the network
 class _Counted:
     """Counts the frames that workers on other machines have written."""
 
+    has_begun = True
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._frames = 0

@@ -60,6 +60,11 @@ class Workers(Protocol):
         """How many jobs run at a time; `None` where nobody tells."""
         ...
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker has begun, as far as is known."""
+        ...
+
     def submit(self, job: Job) -> Future[Written]:
         """Have a job done."""
         ...
@@ -78,6 +83,7 @@ class _Given:
 
     broken: tuple[type[BaseException], ...] = (BrokenExecutor,)
     count: int | None = None
+    has_begun = True
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -125,6 +131,15 @@ def run_jobs(
     return written
 
 
+def unguarded_script() -> DestinationError:
+    """No worker process begins where each starts others, as a script does that has no guard."""
+    return DestinationError(
+        "no worker process could begin: each imports the script that calls convert, so what the "
+        'script runs must stand below `if __name__ == "__main__":`; or stay in one process with '
+        "workers=1",
+    )
+
+
 def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written]:
     """Run the jobs, largest first so that none is left for the end."""
     futures: dict[Future[Written], int] = {}
@@ -143,6 +158,9 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written
                 meter.add(frames)
     except workers.broken as error:
         wait(futures)
+        workers.take()
+        if not workers.has_begun:
+            raise unguarded_script() from error
         raise DestinationError(
             "a worker ended before its work did (killed, or out of memory?); episodes that had "
             "ended are kept: continue with resume (--resume), perhaps with fewer workers",

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
@@ -17,6 +18,7 @@ from seqrecord.errors import ResourceError
 from seqrecord.storage.spare_files import Hold
 from seqrecord.threads import check_room
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
+from seqrecord.writing.convert_workers import unguarded_script
 
 __all__ = ["Processes", "WorkerEnd", "worker_processes"]
 
@@ -38,6 +40,7 @@ class Processes:
 
     def __init__(self, count: int, pool: ProcessPoolExecutor, frames: Any, stopped: Any) -> None:
         self.count: int | None = count
+        self.has_begun = False  # whether any worker has told anything
         self._pool, self._frames, self._stopped = pool, frames, stopped
 
     def submit(self, job: Job) -> Future[Written]:
@@ -55,6 +58,7 @@ class Processes:
         total = 0
         while self._frames.poll():
             total += int(self._frames.recv_bytes())
+            self.has_begun = True
         return total
 
     def stop(self) -> None:
@@ -65,8 +69,11 @@ class Processes:
 def worker_processes(count: int) -> Iterator[Processes]:
     """Start `count` processes, and end them when the block is left.
 
-    Raises `ResourceError` where the system lets no process or no thread start.
+    Raises `ResourceError` where the system lets no process or no thread start, and
+    `DestinationError` in a process that was itself started, and imports a script yet.
     """
+    if _is_importing_script():
+        raise unguarded_script()
     check_room(_POOL_THREADS)
     # Spawned, not forked: the parent may have threads.
     context = multiprocessing.get_context("spawn")
@@ -81,6 +88,15 @@ def worker_processes(count: int) -> Iterator[Processes]:
         finally:
             stop.value = True
             pool.shutdown(cancel_futures=True)
+
+
+def _is_importing_script() -> bool:
+    """Whether this process was started by multiprocessing, and imports the script of the other yet.
+
+    It does so under another name than `__main__`, which the script gets when it is imported.
+    """
+    script = sys.modules.get("__mp_main__")
+    return script is not None and script is not sys.modules.get("__main__")
 
 
 @contextlib.contextmanager
@@ -108,6 +124,9 @@ class WorkerEnd:
     def advance(self, frames: int) -> None:
         if self.stop.value:
             raise StoppedError("stopped")
+        self.tell(frames)
+
+    def tell(self, frames: int) -> None:
         self._untold += frames
         with contextlib.suppress(BlockingIOError):
             self.frames.send_bytes(b"%d" % self._untold)
@@ -121,6 +140,7 @@ def _start_worker(frames: Any, stop: Any) -> None:
     global _worker
     os.set_blocking(frames.fileno(), False)
     _worker = WorkerEnd(frames, stop)
+    _worker.tell(0)  # that it has begun
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
