@@ -30,7 +30,7 @@ from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.convert import Progress
-from seqrecord.writing.worker_processes import Processes, WorkerEnd
+from seqrecord.writing.convert_workers import Processes, WorkerEnd
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 

@@ -24,10 +24,8 @@ _TRIES = 4
 _TELL_SECONDS = 0.5  # a message goes over the network
 
 
-class _Counted:
+class _Counted(Workers):
     """Counts the frames that workers on other machines have written."""
-
-    has_begun = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,7 +87,7 @@ class _Dask(_Counted):
     def __init__(self, distributed: ModuleType, client: Any) -> None:
         super().__init__()
         killed = distributed.scheduler.KilledWorker
-        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
+        self.broken = (killed, CancelledError)
         self.count = sum(client.nthreads().values())
         self._executor = client.get_executor(pure=False)
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
@@ -99,8 +97,7 @@ class _Dask(_Counted):
         future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
         return future
 
-    def stop(self) -> None:
-        """Nothing to do: Dask releases jobs whose futures are cancelled, and these look for it."""
+    # Nothing stops them: Dask releases jobs whose futures are cancelled, and these look for it.
 
 
 @contextlib.contextmanager
@@ -139,8 +136,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 class _Ray(_Counted):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
-        lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
-        self.broken: tuple[type[BaseException], ...] = lost
+        self.broken = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
