@@ -33,7 +33,7 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Opened, put_version, read_existing, rebuilt
 from seqrecord.writing.committing import Base, read_base
-from seqrecord.writing.edit_files import edit_path, next_number
+from seqrecord.writing.edits import edit_path, next_number
 from seqrecord.writing.merge_schemas import check_schemas
 from seqrecord.writing.notes import merges, of_merges, put_merge_note
 from seqrecord.writing.small_files import SmallFiles, tidy
