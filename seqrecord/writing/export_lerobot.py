@@ -27,7 +27,7 @@ from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.storage import local_path
-from seqrecord.writing.export_folders import disk_errors, make_empty
+from seqrecord.writing.export import disk_errors, make_empty
 from seqrecord.writing.lerobot_features import TASK, TIMESTAMP, LeRobotColumns, plan_columns
 from seqrecord.writing.lerobot_meta import EpisodeRow, LeRobotMeta, file_name
 from seqrecord.writing.mp4 import shown_only, write_mp4

@@ -29,7 +29,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.mcap import LOG_TIME
 from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
-from seqrecord.writing.export_folders import disk_errors
+from seqrecord.writing.export import disk_errors
 
 __all__ = ["export_mcap"]
 
