@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ __all__ = [
     "commit_splits",
     "delete_episodes",
     "edit_path",
+    "gathered",
     "keep_episodes",
     "next_number",
     "put_edits",
@@ -64,6 +65,7 @@ _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 _UIDS_AT_ONCE = 500_000  # in one file
 _TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
 
+_T = TypeVar("_T")
 Location: TypeAlias = str | PathLike[str]
 _Change: TypeAlias = tuple[Sequence[int], list[Edit]]  # numbers of episodes, and what is edited
 
@@ -368,22 +370,27 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
         for i in range(0, len(edit.uids), _UIDS_AT_ONCE):
             yield replace(edit, uids=edit.uids[i : i + _UIDS_AT_ONCE])
     elif isinstance(edit, Rename):
-        yield from (Rename(some) for some in _parts(edit.keys))
+        yield from (Rename(dict(some)) for some in _parts(edit.keys))
     elif isinstance(edit, Relabel):
-        yield from (Relabel(some) for some in _parts(edit.metadata))
+        yield from (Relabel(dict(some)) for some in _parts(edit.metadata))
     else:
         yield edit
 
 
-def _parts(texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    part: dict[str, str] = {}
-    length = 0
-    for uid, text in texts.items():
-        size = len(uid) + len(text)
-        if part and length + size > _TEXT_AT_ONCE:
-            yield part
-            part, length = {}, 0
-        part[uid] = text
-        length += size
-    if part:
-        yield part
+def _parts(texts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    return gathered(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
+
+
+def gathered(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """The items in lists that come to at most so much each, or of one item that is larger."""
+    some: list[_T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if some and total + size > most:
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += size
+    if some:
+        yield some

@@ -6,17 +6,19 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import DestinationError, FormatError, NotFoundError
+from seqrecord.errors import DestinationError, FormatError, NotFoundError, SchemaError
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.reading.metadata import read_footer, record_sizes
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics
 from seqrecord.storage import (
     Storage,
@@ -34,14 +36,16 @@ from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Opened, put_version, read_existing, rebuilt
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edits import edit_path, next_number
-from seqrecord.writing.merge_schemas import check_schemas
+from seqrecord.writing.feature_values import loses_data
 from seqrecord.writing.notes import merges, of_merges, put_merge_note
 from seqrecord.writing.small_files import SmallFiles, tidy
 from seqrecord.writing.statistics import merged, stored_statistics
+from seqrecord.writing.stored_schema import is_kept
 from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["MergeReport", "merge_datasets"]
 
+_SHOWN = 500  # characters of what differs
 _COPY_BYTES = 8 << 20
 # Another file system, one without links, or a file that has as many as it may.
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -137,7 +141,7 @@ def _read(opened: Sequence[Storage], made: Storage) -> tuple[list[Opened], Stati
         parts.append(read_existing(storage))
         known.append(stored_statistics(storage, parts[-1].manifest))
     _check(parts)
-    check_schemas([(part.storage.url, part.manifest.schema) for part in parts], made.url)
+    _check_schemas([(part.storage.url, part.manifest.schema) for part in parts], made.url)
     return parts, merged(known)
 
 
@@ -330,3 +334,96 @@ def _link(made: Storage, found: str, path: str) -> bool:
             return False
         sync_folder(target.parent)
     return True
+
+
+# Schemas
+
+
+def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
+    """`SchemaError` unless the datasets, by URL, have one schema; `made` is where they would go.
+
+    It names the command that packs them into one dataset, where their features have the same
+    dtypes, shapes, kinds and units, as far as these are said.
+    """
+    (first_url, first), *others = datasets
+    unlike = [(url, schema) for url, schema in others if schema != first]
+    if not unlike:
+        return
+    differences = []
+    for url, schema in unlike:
+        found = ", ".join(_differences(schema, first, url, first_url))
+        differences.append(f"{url}: {found or 'another order of features, or dropped ones'}")
+    common = [name for name in first.kept if all(name in schema for _, schema in unlike)]
+    what = "datasets are merged if they have one schema"
+    if not common:
+        what = "datasets cannot be merged: no feature is in all of them"
+    elif all(len(schema.kept) == len(common) for _, schema in datasets):
+        what += f"; this packs them into one: {_command(datasets, common, made)}"
+    else:
+        what += (
+            "; `seqrecord edit` adds and drops features, and this packs those that all have into "
+            f"one: {_command(datasets, common, made)}"
+        )
+    raise SchemaError(
+        what,
+        file=unlike[0][0],
+        expected=f"the schema of {first_url}",
+        got="; ".join(differences)[:_SHOWN],
+    )
+
+
+def _command(datasets: Sequence[tuple[str, Schema]], common: Sequence[str], made: str) -> str:
+    """Merges those that are as the first one, and appends the others to that."""
+
+    def write(url: str, schema: Schema) -> list[str]:
+        chosen = ["--features", ",".join(common)] if len(common) < len(schema.kept) else []
+        return ["seqrecord", "write", "--src", url, "--dst", made, *chosen]
+
+    (first_url, first), *others = datasets
+    commands = [write(first_url, first)]
+    if len(common) == len(first.kept):
+        alike = [url for url, schema in datasets if schema == first]
+        others = [(url, schema) for url, schema in others if schema != first]
+        commands = [["seqrecord", "merge", *alike, "-o", made]]
+    commands += [[*write(url, schema), "--append"] for url, schema in others]
+    return " && ".join(map(shlex.join, commands))
+
+
+def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> Iterator[str]:
+    """`SchemaError` for a feature that no command takes: of another dtype, shape or value, or of
+    which both say another kind or unit."""
+    ours, theirs = schema.kept, wanted.kept
+    for name in dict.fromkeys((*theirs, *ours)):
+        if name not in ours or name not in theirs:
+            yield f"{name} is only {'there' if name in theirs else 'here'}"
+            continue
+        facts = _facts(ours[name]), _facts(theirs[name])
+        why = [what for what in facts[0] if facts[0][what] != facts[1][what]]
+        for what in why:
+            got, want = (each[what] for each in facts)
+            if what in ("values", "kind", "unit") and None not in (got, want):
+                raise SchemaError(
+                    f"datasets cannot be merged: they have a feature of other {what}",
+                    file=url,
+                    feature=name,
+                    expected=f"{want}, as in {wanted_url}",
+                    got=got,
+                )
+        if why:
+            says = [f"{what} {facts[0][what]}, not {facts[1][what]}" for what in why]
+            if loses_data(theirs[name]) and not is_kept(ours[name], theirs[name]):
+                says.append("which loses data")
+            yield f"{name} ({', '.join(says)})"
+
+
+def _facts(spec: FeatureSpec) -> dict[str, object]:
+    codecs = (dict(config) for config in spec.codec)
+    chain = [f"{c.pop('id')}({','.join(f'{k}={v}' for k, v in c.items())})" for c in codecs]
+    return {
+        "values": str(spec).partition(": ")[2],
+        "kind": spec.kind,
+        "unit": spec.unit,
+        "codec": "+".join(chain) or "raw",
+        "group": spec.group,
+        "added by": spec.added,
+    }

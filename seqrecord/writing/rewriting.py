@@ -29,6 +29,7 @@ from seqrecord.units import parse_size
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Opened, put_version, rebuilt
 from seqrecord.writing.committing import read_base, read_indexed
+from seqrecord.writing.edits import gathered
 from seqrecord.writing.open_file import OpenFile, StoredChunk
 from seqrecord.writing.own_files import own_sizes
 from seqrecord.writing.small_files import SmallFiles
@@ -205,7 +206,8 @@ class _Rewriter:
         """Copy all that lives in a record file, some chunks at once."""
         storage, schema = self._opened.storage, self._opened.manifest.schema
         footer, shown = self._opened.footers[path], f"{storage.url}/{path}"
-        for some in _reads(_living(footer, self._deleted, schema)):
+        chunks = _living(footer, self._deleted, schema)
+        for some in gathered(chunks, lambda chunk: chunk.length, _READ_BYTES):
             wanted = [page for chunk in some for page in chunk.pages if page.length]
             buffers = [memoryview(bytearray(page.length)) for page in wanted]
             storage.read_ranges(path, wanted, buffers)
@@ -285,20 +287,6 @@ def _living(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator
             pages = zip(page_ranges(footer.chunks[group][number]), dropped[group], strict=True)
             left = [ByteRange(page.start, page.start) if gone else page for page, gone in pages]
             yield _Chunk(part, group, number, left)
-
-
-def _reads(chunks: Iterator[_Chunk]) -> Iterator[list[_Chunk]]:
-    """The chunks, as many as are read at once."""
-    some: list[_Chunk] = []
-    size = 0
-    for chunk in chunks:
-        if some and size + chunk.length > _READ_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(chunk)
-        size += chunk.length
-    if some:
-        yield some
 
 
 class _CopiedFiles:

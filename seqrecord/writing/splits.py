@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import open_storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
 from seqrecord.writing.committing import read_indexed
@@ -61,26 +61,23 @@ def split_dataset(
         )
     seed = check_seed(seed)
     with closing(open_storage(location, storage_options)) as storage:
-        return _split(storage, shares, by, seed, anew)
-
-
-def _split(
-    storage: Storage,
-    shares: Mapping[str, float],
-    by: str,
-    seed: int,
-    anew: bool,
-) -> dict[str, int]:
-    base, manifest, index = read_indexed(storage)
-    names = split_names(manifest, shares, storage.url)
-    numbers = [names.index(name) for name in shares]
-    old = index.split.astype(np.int64)
-    kept = np.isin(old, numbers) & (not anew)
-    units = _units(index, by, storage.url)
-    new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
-    _check_not_empty(shares, new, names, storage.url)
-    commit_splits(storage, base, manifest, index, new, names)
-    return {name: int((new == names.index(name)).sum()) for name in names}
+        base, manifest, index = read_indexed(storage)
+        names = split_names(manifest, shares, storage.url)
+        numbers = [names.index(name) for name in shares]
+        old = index.split.astype(np.int64)
+        kept = np.isin(old, numbers) & (not anew)
+        units = _units(index, by, storage.url)
+        new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+        counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
+        if empty := [name for name, share in shares.items() if share and not counts[name]]:
+            raise ClipError(  # nobody could read it
+                "a split would have no episode; nothing was changed",
+                file=storage.url,
+                expected="more episodes, or other shares",
+                got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
+            )
+        commit_splits(storage, base, manifest, index, new, names)
+        return counts
 
 
 def _check(shares: object) -> None:
@@ -104,20 +101,6 @@ def _check(shares: object) -> None:
             "the shares of the splits make no sense",
             expected="at least one, and at most 1 together, as train=0.9 val=0.1",
             got=f"{len(shares)} of {total:g} together",
-        )
-
-
-def _check_not_empty(
-    shares: Mapping[str, float], new: npt.NDArray[np.int64], names: Sequence[str], url: str
-) -> None:
-    """`ClipError` for a split that should have episodes and has none: nobody could read it."""
-    empty = [name for name, share in shares.items() if share and names.index(name) not in new]
-    if empty:
-        raise ClipError(
-            "a split would have no episode; nothing was changed",
-            file=url,
-            expected="more episodes, or other shares",
-            got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
         )
 
 
