@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any, TypeAlias, TypeVar
 
@@ -91,10 +92,7 @@ def delete_episodes(
     there is no dataset, and `ConflictError` where another writer commits meanwhile.
     """
 
-    def make(dataset: Opened, before: Edits) -> _Change:
-        return _deleted(dataset, before, _find(dataset, episodes))
-
-    return _edit(location, make, dry_run, storage_options)
+    return _edit(location, partial(_deleted, episodes, False), dry_run, storage_options)
 
 
 def keep_episodes(
@@ -105,13 +103,7 @@ def keep_episodes(
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete all other episodes: see `delete_episodes`. Returns the keys of those deleted."""
-
-    def make(dataset: Opened, before: Edits) -> _Change:
-        kept = set(_find(dataset, episodes))
-        others = [i for i in range(len(dataset.index.num_frames)) if i not in kept]
-        return _deleted(dataset, before, others)
-
-    return _edit(location, make, dry_run, storage_options)
+    return _edit(location, partial(_deleted, episodes, True), dry_run, storage_options)
 
 
 def rename_episodes(
@@ -210,7 +202,11 @@ def _find(dataset: Opened, episodes: EpisodeFilter) -> list[int]:
     return found
 
 
-def _deleted(dataset: Opened, before: Edits, chosen: Sequence[int]) -> _Change:
+def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: Opened, before: Edits) -> _Change:
+    """These episodes are deleted, or all but these."""
+    chosen = _find(dataset, episodes)
+    if but_these:
+        chosen = sorted(set(dataset.index.positions.values()).difference(chosen))
     if len(chosen) == len(dataset.index.num_frames):
         raise ClipError(
             "no episode would be left",

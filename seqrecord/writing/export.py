@@ -81,40 +81,34 @@ def export(
     """
     with opened(dataset, storage_options=storage_options) as reader:
         reader.find_episodes([key])
-        return _export(reader.select(features), key, destination, frames)
+        chosen = reader.select(features)
+        described = _describe(chosen, key, frames)
+        root = local_path(destination, "destination")
+        with disk_errors("the episode's files", root, key):
+            folder = _make_folder(root, key)
+            # First of all: files that are missing after an error are noticed.
+            (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
+            metadata = _write_metadata(folder, chosen.episodes[key].metadata)
+            written = _write(chosen, key, folder, described)
+            return sorted([folder / DESCRIPTION, metadata, *written])
 
 
-def _export(
-    dataset: SeqRecordReader,
-    key: str,
-    destination: str | PathLike[str],
-    frames: Sequence[int] | range | None,
-) -> list[Path]:
-    length = len(dataset.episodes[key])
-    chosen = range(length) if frames is None else frames
-    is_inside = all(0 <= frame < length for frame in chosen)
+def _describe(
+    dataset: SeqRecordReader, key: str, frames: Sequence[int] | range | None
+) -> ExportedEpisode:
+    """What goes where. No two places are the same, even where case does not count."""
+    episode = dataset.episodes[key]
+    chosen = range(len(episode)) if frames is None else frames
+    is_inside = all(0 <= frame < len(episode) for frame in chosen)
     if not len(chosen) or not is_inside or list(chosen) != sorted(set(chosen)):
         raise ClipError(
             "frames that cannot be exported",
             episode=key,
-            expected=f"ascending numbers of 0 to {length - 1}",
+            expected=f"ascending numbers of 0 to {len(episode) - 1}",
             got=str(chosen)[:100],
         )
-    described = _describe(dataset, key, chosen)
-    root = local_path(destination, "destination")
-    with disk_errors("the episode's files", root, key):
-        folder = _make_folder(root, key)
-        # First of all: files that are missing after an error are noticed.
-        (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
-        metadata = _write_metadata(folder, dataset.episodes[key].metadata)
-        return sorted([folder / DESCRIPTION, metadata, *_write(dataset, key, folder, described)])
-
-
-def _describe(dataset: SeqRecordReader, key: str, frames: Sequence[int] | range) -> ExportedEpisode:
-    """What goes where. No two places are the same, even where case does not count."""
     taken = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
-    numbers = np.array(frames, np.int64)
-    episode = dataset.episodes[key]
+    numbers = np.array(chosen, np.int64)
     numbers = numbers[np.any([episode.present(name)[numbers] for name in dataset.features], axis=0)]
     if not len(numbers):
         raise ClipError("none of the frames has any of the features", episode=key)

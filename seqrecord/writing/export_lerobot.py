@@ -127,7 +127,7 @@ class _Writer:
             for each in self._columns:
                 if each.is_video:
                     self._write_video(root, each.feature, episode, number)
-            self._meta.rows.append(EpisodeRow(number, tasks, file.number, first))
+            self._meta.rows.append(EpisodeRow(tasks, file.number, first))
             first += len(episode)
         file.close()
         self._meta.write(root, self._reader.statistics)

@@ -143,9 +143,8 @@ def _png(image: Any) -> bytes:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """What `meta/episodes` says of an episode, which has video files of its own number."""
+    """What `meta/episodes` says of an episode; its video files have the number of the episode."""
 
-    number: int
     tasks: list[str]
     file: int
     first_row: int
@@ -181,9 +180,9 @@ class LeRobotMeta:
 
     def _episode_table(self) -> pa.Table:
         rows = []
-        for each, episode in zip(self.rows, self.episodes, strict=True):
+        for number, (each, episode) in enumerate(zip(self.rows, self.episodes, strict=True)):
             row: dict[str, Any] = {
-                "episode_index": each.number,
+                "episode_index": number,
                 "tasks": each.tasks,
                 "length": len(episode),
                 "data/chunk_index": each.file // _FILES_PER_CHUNK,
@@ -192,8 +191,8 @@ class LeRobotMeta:
                 "dataset_to_index": each.first_row + len(episode),
             }
             for name in (column.name for column in self.columns if column.is_video):
-                row[f"videos/{name}/chunk_index"] = each.number // _FILES_PER_CHUNK
-                row[f"videos/{name}/file_index"] = each.number % _FILES_PER_CHUNK
+                row[f"videos/{name}/chunk_index"] = number // _FILES_PER_CHUNK
+                row[f"videos/{name}/file_index"] = number % _FILES_PER_CHUNK
                 row[f"videos/{name}/from_timestamp"] = 0.0
                 row[f"videos/{name}/to_timestamp"] = len(episode) / float(self.fps)
             row["meta/episodes/chunk_index"] = row["meta/episodes/file_index"] = 0
