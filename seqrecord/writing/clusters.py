@@ -60,20 +60,25 @@ def open_cluster(address: str) -> Iterator[Workers]:
 
 
 class _Told:
-    """Passes on how many frames a job has written, and stops it when nobody wants it any more."""
+    """Writes a job; passes on how many frames it has written, and stops it when nobody wants it."""
 
     def __init__(self, tell: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
         self._tell, self._is_wanted = tell, is_wanted
         self._frames, self._last = 0, time.monotonic()
 
-    def advance(self, frames: int) -> None:
+    def write(self, job: Job) -> Written:
+        written = write_copy(job, self._advance)
+        self._tell_all()
+        return written
+
+    def _advance(self, frames: int) -> None:
         self._frames += frames
         if time.monotonic() - self._last >= _TELL_SECONDS:
             if not self._is_wanted():
                 raise StoppedError("stopped")
-            self.tell()
+            self._tell_all()
 
-    def tell(self) -> None:
+    def _tell_all(self) -> None:
         self._tell(self._frames)
         self._frames, self._last = 0, time.monotonic()
 
@@ -124,10 +129,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
         task = worker.state.tasks.get(key)
         return task is not None and task.state == "executing"
 
-    told = _Told(lambda frames: worker.log_event(topic, frames), is_wanted)
-    written = write_copy(job, told.advance)
-    told.tell()
-    return written
+    return _Told(lambda frames: worker.log_event(topic, frames), is_wanted).write(job)
 
 
 # Ray
@@ -210,10 +212,7 @@ class _Counter:
 
 
 def _write_on_ray(job: Job, counter: Any) -> Written:
-    told = _Told(lambda frames: counter.add.remote(frames), lambda: True)
-    written = write_copy(job, told.advance)
-    told.tell()
-    return written
+    return _Told(counter.add.remote, lambda: True).write(job)
 
 
 def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseException]) -> None:

@@ -228,9 +228,9 @@ def _is_importing_script() -> bool:
 def _unguarded_script() -> DestinationError:
     """No worker process begins where each starts others, as a script does that has no guard."""
     return DestinationError(
-        "no worker process could begin: each imports the script that calls convert, so what the "
-        'script runs must stand below `if __name__ == "__main__":`; or stay in one process with '
-        "workers=1",
+        "no worker process could begin. Each imports the script that calls convert, so what the "
+        'script runs must stand below `if __name__ == "__main__":`. Where it does, see what the '
+        "processes said; fewer workers take less memory, and workers=1 stays in this process",
     )
 
 
