@@ -24,7 +24,7 @@ _TRIES = 4
 _TELL_SECONDS = 0.5  # a message goes over the network
 
 
-class _Counted(Workers):
+class _Counted:
     """Counts the frames that workers on other machines have written."""
 
     def __init__(self) -> None:
@@ -60,25 +60,20 @@ def open_cluster(address: str) -> Iterator[Workers]:
 
 
 class _Told:
-    """Writes a job; passes on how many frames it has written, and stops it when nobody wants it."""
+    """Passes on how many frames a job has written, and stops it when nobody wants it any more."""
 
     def __init__(self, tell: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
         self._tell, self._is_wanted = tell, is_wanted
         self._frames, self._last = 0, time.monotonic()
 
-    def write(self, job: Job) -> Written:
-        written = write_copy(job, self._advance)
-        self._tell_all()
-        return written
-
-    def _advance(self, frames: int) -> None:
+    def advance(self, frames: int) -> None:
         self._frames += frames
         if time.monotonic() - self._last >= _TELL_SECONDS:
             if not self._is_wanted():
                 raise StoppedError("stopped")
-            self._tell_all()
+            self.tell()
 
-    def _tell_all(self) -> None:
+    def tell(self) -> None:
         self._tell(self._frames)
         self._frames, self._last = 0, time.monotonic()
 
@@ -86,13 +81,13 @@ class _Told:
 # Dask
 
 
-class _Dask(_Counted):
+class _Dask(_Counted, Workers):
     """What is lost with a worker is done again by another, three times by Dask's default."""
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
         super().__init__()
         killed = distributed.scheduler.KilledWorker
-        self.broken = (killed, CancelledError)
+        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
         self.count = sum(client.nthreads().values())
         self._executor = client.get_executor(pure=False)
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
@@ -102,7 +97,8 @@ class _Dask(_Counted):
         future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
         return future
 
-    # Nothing stops them: Dask releases jobs whose futures are cancelled, and these look for it.
+    def stop(self) -> None:
+        """Nothing to do: Dask releases jobs whose futures are cancelled, and these look for it."""
 
 
 @contextlib.contextmanager
@@ -129,16 +125,20 @@ def _write_on_dask(job: Job, topic: str) -> Written:
         task = worker.state.tasks.get(key)
         return task is not None and task.state == "executing"
 
-    return _Told(lambda frames: worker.log_event(topic, frames), is_wanted).write(job)
+    told = _Told(lambda frames: worker.log_event(topic, frames), is_wanted)
+    written = write_copy(job, told.advance)
+    told.tell()
+    return written
 
 
 # Ray
 
 
-class _Ray(_Counted):
+class _Ray(_Counted, Workers):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
-        self.broken = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
+        lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
+        self.broken: tuple[type[BaseException], ...] = lost
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
@@ -212,7 +212,10 @@ class _Counter:
 
 
 def _write_on_ray(job: Job, counter: Any) -> Written:
-    return _Told(counter.add.remote, lambda: True).write(job)
+    told = _Told(lambda frames: counter.add.remote(frames), lambda: True)
+    written = write_copy(job, told.advance)
+    told.tell()
+    return written
 
 
 def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseException]) -> None:

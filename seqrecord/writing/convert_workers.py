@@ -39,26 +39,26 @@ class Progress:
 
 @dataclass
 class Meter:
-    """Counts frames, and tells at most ten times a second."""
+    """Counts frames, and reports at most ten times a second."""
 
     total_frames: int
     frame_nbytes: int
     progress: Callable[[Progress], None] | None
     frames: int = 0
-    _told: float = 0.0
+    _reported: float = 0.0
 
     def add(self, frames: int) -> None:
         # A job that is done again, by another worker, tells its frames again.
         self.frames = min(self.frames + frames, self.total_frames)
-        if time.monotonic() - self._told >= _REPORT_SECONDS:
-            self.tell()
+        if time.monotonic() - self._reported >= _REPORT_SECONDS:
+            self.report()
 
-    def tell(self) -> None:
-        """Tell now."""
+    def report(self) -> None:
+        """Report now."""
         if self.progress is not None:
             nbytes = self.frames * self.frame_nbytes
             self.progress(Progress(self.frames, self.total_frames, nbytes))
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
 
 class Workers:
@@ -120,7 +120,7 @@ def run_jobs(
     else:
         with _worker_processes(processes) as pool:
             written = _run_on(pool, jobs, meter)
-    meter.tell()
+    meter.report()
     return written
 
 
@@ -257,18 +257,18 @@ class WorkerEnd:
     frames: Any
     stop: Any
     hold: Hold = field(default_factory=Hold)  # jobs have storages of their own, one by one
-    _untold: int = 0
+    _unreported: int = 0
 
     def advance(self, frames: int) -> None:
         if self.stop.value:
             raise StoppedError("stopped")
-        self.tell(frames)
+        self.report(frames)
 
-    def tell(self, frames: int) -> None:
-        self._untold += frames
+    def report(self, frames: int) -> None:
+        self._unreported += frames
         with contextlib.suppress(BlockingIOError):
-            self.frames.send_bytes(b"%d" % self._untold)
-            self._untold = 0
+            self.frames.send_bytes(b"%d" % self._unreported)
+            self._unreported = 0
 
 
 _worker: WorkerEnd | None = None
@@ -278,7 +278,7 @@ def _start_worker(frames: Any, stop: Any) -> None:
     global _worker
     os.set_blocking(frames.fileno(), False)
     _worker = WorkerEnd(frames, stop)
-    _worker.tell(0)  # that it has begun
+    _worker.report(0)  # that it has begun
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

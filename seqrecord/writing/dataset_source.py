@@ -73,7 +73,7 @@ class DatasetSource:
         """The features, with the codecs of those that are passed on as they are encoded."""
         return Schema(
             [
-                replace(spec, codec=spec.codec if self._keeps(spec) else (), group=0, added=None)
+                replace(spec, codec=spec.codec if self._passes(spec) else (), group=0, added=None)
                 for spec in self.stored.values()
             ]
         )
@@ -97,7 +97,7 @@ class DatasetSource:
         ]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        names = [n for n, s in self.stored.items() if not (s.is_video and self._keeps(s))]
+        names = [n for n, s in self.stored.items() if not (s.is_video and self._passes(s))]
         groups = dict.fromkeys(self.stored[name].group for name in names)
         columns = [self.values(group, names, info.key) for group in groups]
         rows = zip(range(info.num_frames), *columns, strict=True)
@@ -106,7 +106,7 @@ class DatasetSource:
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[KeptPage]]:
         """The pages of video that is passed on as it is encoded."""
-        kept = [spec for spec in self.stored.values() if spec.is_video and self._keeps(spec)]
+        kept = [spec for spec in self.stored.values() if spec.is_video and self._passes(spec)]
         return {spec.name: _located(info.key, self.pages(spec, info.key)) for spec in kept}
 
     def pages(self, spec: FeatureSpec, key: str) -> Iterator[KeptPage]:
@@ -141,12 +141,12 @@ class DatasetSource:
                 there = [(page, data) for page, data in read if page.has(frame)]
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 
-    def _keeps(self, spec: FeatureSpec) -> bool:
+    def _passes(self, spec: FeatureSpec) -> bool:
         return spec.name not in self.decoded and is_kept(spec, spec)
 
     def _value(self, page: Page, data: memoryview, frame: int) -> Any:
         spec = self.stored[page.feature]
-        if self._keeps(spec):
+        if self._passes(spec):
             place = int(page.positions(frame))
             start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
             return EncodedImage(bytes(data[start:stop]))

@@ -214,15 +214,15 @@ def _write(
     made = own.storage
     # Before the record files: whatever is made of a merge that was killed, nothing deleted comes
     # back.
-    edits = _bring_edits(parts, own)
+    edits = _copy_edits(parts, own)
     record_files, footers = [], {}
     for part in parts:
         for file in part.manifest.record_files:
             footer = part.footers[file.path]
             ordinal = footer.episodes[0].ordinal if footer.episodes else 0
-            brought = _bring(part.storage, made, file, ordinal, link, own.writer)
-            record_files.append(brought)
-            footers[brought.path] = footer
+            transferred = _transfer(part.storage, made, file, ordinal, link, own.writer)
+            record_files.append(transferred)
+            footers[transferred.path] = footer
     manifests = [part.manifest for part in parts]
     every = replace(
         manifests[0],
@@ -254,7 +254,7 @@ def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
             )
 
 
-def _bring_edits(parts: Sequence[Opened], own: SmallFiles) -> tuple[IndexFile, ...]:
+def _copy_edits(parts: Sequence[Opened], own: SmallFiles) -> tuple[IndexFile, ...]:
     """Copies of the files of edits, in names that ascend, and come after those that are there."""
     files: list[IndexFile] = []
     first = next_number(own.storage)
@@ -278,7 +278,7 @@ def _link_source(source: Storage, made: Storage, path: str) -> str | None:
         return found if Path(found).stat().st_dev == device else None
 
 
-def _bring(
+def _transfer(
     source: Storage, made: Storage, file: RecordFile, ordinal: int, link: bool, writer: str
 ) -> RecordFile:
     """Link or copy a record file, under a new name of this writer's; the file as it is there.
@@ -290,19 +290,19 @@ def _bring(
         token = secrets.token_hex(8)
         return replace(file, path=f"{RECORDS}/{ordinal:05d}-{writer}{token}.seqrec")
 
-    brought = named()
+    transferred = named()
     found = _link_source(source, made, file.path) if link else None
-    if found is not None and _link(made, found, brought.path):
-        return brought
-    if copy_on_server(source, file.path, made, brought.path):
+    if found is not None and _link(made, found, transferred.path):
+        return transferred
+    if copy_on_server(source, file.path, made, transferred.path):
         # A service may say that it has begun to copy.
         with contextlib.suppress(FormatError, NotFoundError):
-            if read_footer(made, brought.path).file_id == file.file_id:
-                return brought
-        made.remove(brought.path)
-    brought = named()
-    _copy(source, file, made, brought.path)
-    return brought
+            if read_footer(made, transferred.path).file_id == file.file_id:
+                return transferred
+        made.remove(transferred.path)
+    transferred = named()
+    _copy(source, file, made, transferred.path)
+    return transferred
 
 
 def _copy(source: Storage, file: RecordFile, made: Storage, path: str) -> None:
