@@ -30,7 +30,7 @@ from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.convert import Progress
-from seqrecord.writing.worker_processes import Processes, WorkerEnd
+from seqrecord.writing.convert_workers import Processes, WorkerEnd
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 
@@ -353,6 +353,35 @@ def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str)
         convert(_Deadly(), tmp_path, workers=2, **SMALL)
     report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
     assert report.manifest.fingerprint == expected
+
+
+@pytest.mark.parametrize("mode", ["create", "resume"])
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> None:
+    """Each worker imports the script, which would start workers itself."""
+    script = tmp_path / "pack.py"
+    script.write_text(
+        "import sys\n"
+        "from seqrecord import convert\n"
+        "from tests.made_source import MadeSource\n"
+        "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], chunk_frames=4,\n"
+        "        record_bytes=60_000)\n"
+    )
+    root = str(Path(__file__).parent.parent)
+    failed = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "d"), mode],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert failed.returncode == 1
+    errors = [line for line in failed.stderr.splitlines() if "Error: " in line]
+    assert {line.split(":")[0] for line in errors if "seqrecord" in line} == {
+        "seqrecord.errors.DestinationError"
+    }
+    assert 'if __name__ == "__main__":' in errors[-1]
+    assert "out of memory" not in failed.stderr
+    assert "RuntimeError" not in failed.stderr
+    assert not list((tmp_path / "d").rglob("*.seqrec"))
 
 
 _SCRIPT = """

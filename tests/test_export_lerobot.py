@@ -17,8 +17,7 @@ from seqrecord.errors import ClipError, DestinationError, NotFoundError, SchemaE
 from seqrecord.sources import open_source
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops
-from seqrecord.writing.export_lerobot import export_lerobot
-from seqrecord.writing.mp4 import write_mp4
+from seqrecord.writing.export_lerobot import export_lerobot, write_mp4
 from tests.command_line import main
 from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes

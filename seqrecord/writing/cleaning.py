@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 
 from seqrecord.errors import ConflictError, DestinationError
 from seqrecord.format import RECORDS
-from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX
+from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, Manifest
 from seqrecord.reading.metadata import record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
@@ -53,25 +53,25 @@ def clean(
     """
     with closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage)
-        if base.manifest is None:
+        if (manifest := base.manifest) is None:
             raise DestinationError(
                 "no dataset there, so nothing tells what is in use; finish it with resume "
                 "(--resume), or remove the folder",
                 file=storage.url,
             )
         notes = left_files(storage)
-        items = list(_unnamed(storage, base))
+        items = list(_unnamed(storage, manifest))
         sizes = record_sizes(storage)
         now = _time_of(storage)  # after all that was listed
         _warn_of_future(storage, items, now)
         before = min(now, now - older_than)
-        old = _old(base, items, before, notes)
+        old = _old(manifest, items, before, notes)
         gone = {item.path for item in old}
         there = {*base.files, *sizes} - gone
         done = [n.path for n in notes if n.modified <= before and there.isdisjoint(n.files)]
         if not dry_run:
             if old:
-                _condemn(storage, base, [item.path for item in old])
+                _condemn(storage, base, manifest, gone)
             for item in old:
                 item.remove()
             for path in done:
@@ -112,29 +112,28 @@ def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> Non
 
 
 def _old(
-    base: Base, items: Sequence[_Item], before: float, notes: Sequence[LeftFiles]
+    manifest: Manifest, items: Sequence[_Item], before: float, notes: Sequence[LeftFiles]
 ) -> list[_Item]:
     """All that is not named, of writers of whom nothing is newer; and what was condemned before.
 
     What left the dataset later than `before`, by the notes, is not among it.
     """
-    assert base.manifest is not None
     recent = {path for note in notes if note.modified > before for path in note.files}
     last: dict[str, float] = {}
     for item in items:
-        writer = _writer(item.path)
+        writer = writer_of(item.path) or item.path
         last[writer] = max(item.modified, last.get(writer, item.modified))
     return [
         item
         for item in items
-        if item.path in base.manifest.removed
-        or (last[_writer(item.path)] <= before and item.path not in recent)
+        if item.path in manifest.removed
+        or (last[writer_of(item.path) or item.path] <= before and item.path not in recent)
     ]
 
 
-def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
-    assert base.manifest is not None
-    named = {*base.files, *(file.path for file in base.manifest.small_files)}
+def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
+    named = {file.path for file in manifest.record_files}
+    named |= {file.path for file in manifest.small_files}
     for folder in (RECORDS, INDEX, EDITS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
             if _is_ours(upload.path) or is_left_note(upload.path):
@@ -149,21 +148,15 @@ def _is_ours(path: str) -> bool:
     return FILE_PATH.fullmatch(path) is not None or is_merge_note(path) or is_clock
 
 
-def _writer(path: str) -> str:
-    """What the files of one writer have in common, and no other's."""
-    return writer_of(path) or path
-
-
-def _condemn(storage: Storage, base: Base, paths: list[str]) -> None:
+def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
     """Let the manifest say what is removed, so that nobody who began before can commit it."""
-    assert base.manifest is not None
-    removed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
-    removed |= set(base.manifest.removed)
-    if removed <= set(base.manifest.removed):
+    unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
+    removed = unnamed.union(manifest.removed)
+    if removed == set(manifest.removed):
         return
     try:
-        manifest = replace(base.manifest, removed=tuple(sorted(removed)))
-        commit(SmallFiles(storage, new_writer_id()), base, manifest)
+        changed = replace(manifest, removed=tuple(sorted(removed)))
+        commit(SmallFiles(storage, new_writer_id()), base, changed)
     except ConflictError as error:
         raise ConflictError(
             "another writer committed at this moment; nothing was removed: try again",

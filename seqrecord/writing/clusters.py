@@ -81,7 +81,7 @@ class _Told:
 # Dask
 
 
-class _Dask(_Counted):
+class _Dask(_Counted, Workers):
     """What is lost with a worker is done again by another, three times by Dask's default."""
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
@@ -134,7 +134,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 # Ray
 
 
-class _Ray(_Counted):
+class _Ray(_Counted, Workers):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
         lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)

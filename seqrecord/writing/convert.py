@@ -20,7 +20,7 @@ from seqrecord.version import CREATED_BY
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
-from seqrecord.writing.splits import check_split_name
+from seqrecord.writing.edits import check_split_name
 from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -81,7 +81,8 @@ def convert(
         fps: frames a second of the episodes of which the source does not know it.
         mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
-            are spawned, so a script calls this below `if __name__ == "__main__":`.
+            are spawned, so a script calls this below `if __name__ == "__main__":`; else
+            `DestinationError` says so.
         executor: runs the jobs instead: the address of a cluster that shares source and
             destination, `dask://HOST:PORT` or `ray://HOST:PORT` (Ray's client server), or any
             executor; with one, `progress` moves by whole jobs, and an interrupt waits for those

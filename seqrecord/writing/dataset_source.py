@@ -6,10 +6,10 @@ again without loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.writing.stored_schema import is_kept
 
 __all__ = ["DatasetSource", "find_dataset"]
+
+_T = TypeVar("_T")
 
 
 def find_dataset(
@@ -71,7 +73,7 @@ class DatasetSource:
         """The features, with the codecs of those that are passed on as they are encoded."""
         return Schema(
             [
-                replace(spec, codec=spec.codec if self._keeps(spec) else (), group=0, added=None)
+                replace(spec, codec=spec.codec if self._passes(spec) else (), group=0, added=None)
                 for spec in self.stored.values()
             ]
         )
@@ -95,53 +97,63 @@ class DatasetSource:
         ]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        names = [n for n, s in self.stored.items() if not (s.is_video and self._keeps(s))]
+        names = [n for n, s in self.stored.items() if not (s.is_video and self._passes(s))]
         groups = dict.fromkeys(self.stored[name].group for name in names)
-        with _located(info):
-            columns = [self._frames(group, names, info) for group in groups]
-            for _, *parts in zip(range(info.num_frames), *columns, strict=True):
-                yield {name: value for part in parts for name, value in part.items()}
+        columns = [self.values(group, names, info.key) for group in groups]
+        rows = zip(range(info.num_frames), *columns, strict=True)
+        frames = ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
+        return _located(info.key, frames)
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[KeptPage]]:
         """The pages of video that is passed on as it is encoded."""
-        kept = [spec for spec in self.stored.values() if spec.is_video and self._keeps(spec)]
-        return {spec.name: self._pages(spec, info) for spec in kept}
+        kept = [spec for spec in self.stored.values() if spec.is_video and self._passes(spec)]
+        return {spec.name: _located(info.key, self.pages(spec, info.key)) for spec in kept}
 
-    def _keeps(self, spec: FeatureSpec) -> bool:
-        return spec.name not in self.decoded and is_kept(spec, spec)
-
-    def _pages(self, spec: FeatureSpec, info: EpisodeInfo) -> Iterator[KeptPage]:
+    def pages(self, spec: FeatureSpec, key: str) -> Iterator[KeptPage]:
+        """The pages of a feature that is video in an episode."""
         reader = self.reader.chunk_reader()
-        with _located(info):
-            for chunk in self._chunks(spec.group, info):
-                [page] = reader.pages(chunk)
-                [data] = reader.read([page]) if page.num_present else [memoryview(b"")]
-                present = np.ones(chunk.num_frames, bool) if page.present is None else page.present
-                yield KeptPage(data, present)
+        for chunk in self._chunks(spec.group, key):
+            [page] = (page for page in reader.pages(chunk) if page.feature == spec.name)
+            [data] = reader.read([page]) if page.num_present else [memoryview(b"")]
+            present = np.ones(chunk.num_frames, bool) if page.present is None else page.present
+            yield KeptPage(data, present)
 
-    def _frames(
-        self, group: int, names: Sequence[str], info: EpisodeInfo
+    def values(
+        self, group: int, names: Collection[str], key: str, frames: Sequence[int] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """What each frame has of these features of a group; holds a chunk at a time."""
+        """What each frame of an episode has of these features of a group; holds a chunk at a time.
+
+        With `frames`, which ascend, only these are looked at.
+        """
         reader = self.reader.chunk_reader()
-        for chunk in self._chunks(group, info):
+        for chunk in self._chunks(group, key):
+            inside: Sequence[int] = range(chunk.num_frames)
+            if frames is not None:
+                first, stop = (
+                    bisect_left(frames, n) for n in (chunk.first_frame, chunk.stop_frame)
+                )
+                inside = [frame - chunk.first_frame for frame in frames[first:stop]]
+            if not inside:
+                continue
             pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
             read = list(zip(pages, reader.read(pages), strict=True))
-            for frame in range(chunk.num_frames):
+            for frame in inside:
                 there = [(page, data) for page, data in read if page.has(frame)]
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 
+    def _passes(self, spec: FeatureSpec) -> bool:
+        return spec.name not in self.decoded and is_kept(spec, spec)
+
     def _value(self, page: Page, data: memoryview, frame: int) -> Any:
-        reader = self.reader.chunk_reader()
         spec = self.stored[page.feature]
-        if self._keeps(spec):
+        if self._passes(spec):
             place = int(page.positions(frame))
             start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
             return EncodedImage(bytes(data[start:stop]))
-        return reader.value_of(page, data, frame)
+        return self.reader.chunk_reader().value_of(page, data, frame)
 
-    def _chunks(self, group: int, info: EpisodeInfo) -> Iterator[Chunk]:
-        number, table = self.reader.index.positions[info.key], self.reader.index.groups[group]
+    def _chunks(self, group: int, key: str) -> Iterator[Chunk]:
+        number, table = self.reader.index.positions[key], self.reader.index.groups[group]
         first = int(table.first_chunk[number])
         for row in range(first, first + int(table.num_chunks[number])):
             yield self.reader.chunk_reader().chunk_at(group, row, number)
@@ -160,10 +172,9 @@ def _is_dataset(location: StorageLike, storage_options: Mapping[str, Any] | None
     return isinstance(value, dict) and value.get("format") == "seqrecord"
 
 
-@contextmanager
-def _located(info: EpisodeInfo) -> Iterator[None]:
-    """What of the episode cannot be read is the original's fault."""
+def _located(key: str, items: Iterator[_T]) -> Iterator[_T]:
+    """The same; what of the episode cannot be read is the original's fault."""
     try:
-        yield
+        yield from items
     except (FormatError, CodecError, NotFoundError) as error:
-        raise SourceError(error.message, **{**error.facts(), "episode": info.key}) from error
+        raise SourceError(error.message, **{**error.facts(), "episode": key}) from error

@@ -32,10 +32,10 @@ from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
+from seqrecord.writing.edits import put_splits
 from seqrecord.writing.leftovers import recover
 from seqrecord.writing.notes import merges, of_merges
 from seqrecord.writing.small_files import SmallFiles, tidy
-from seqrecord.writing.splits import put_splits
 from seqrecord.writing.statistics import statistics_of
 from seqrecord.writing.writer_ids import new_writer_id, writer_of
 

@@ -7,78 +7,68 @@ that a lost index is rebuilt with it, and index and manifest are written anew, i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError, FormatError, NotFoundError
 from seqrecord.format import Footer
-from seqrecord.format.edits import Delete, Edit, Edits, Relabel, Rename, Split
+from seqrecord.format.edits import (
+    Delete,
+    Edit,
+    Edits,
+    Relabel,
+    Rename,
+    Split,
+    encode_edit,
+)
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import MAX_SPLITS, Manifest
+from seqrecord.format.manifest import EDITS, MAX_SPLITS, SPLIT_NAME, IndexFile, Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
-from seqrecord.storage import Storage
+from seqrecord.storage import Storage, open_storage
+from seqrecord.text import repr_of
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
-from seqrecord.writing.edit_files import put_edits
+from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
+from seqrecord.writing.committing import Base, read_indexed
 from seqrecord.writing.notes import merges, of_merges
 from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.splits import check_split_name
 from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = [
+    "check_split_name",
+    "commit_splits",
     "delete_episodes",
+    "edit_path",
+    "gathered",
     "keep_episodes",
+    "next_number",
+    "put_edits",
+    "put_splits",
     "relabel_episodes",
     "rename_episodes",
     "split_episodes",
+    "split_names",
 ]
 
+_NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
+
+_UIDS_AT_ONCE = 500_000  # in one file
+_TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
+
+_T = TypeVar("_T")
 Location: TypeAlias = str | PathLike[str]
-
-
-@dataclass(frozen=True)
-class _Dataset:
-    """A dataset as its manifest says, and all that its record files say."""
-
-    storage: Storage
-    manifest: Manifest
-    index: Index
-    footers: Mapping[str, Footer]  # of all record files that are there
-    edits: Edits  # those made before
-
-    def find(self, episodes: EpisodeFilter) -> list[int]:
-        """The numbers of the episodes that a filter selects; see `find_episodes`."""
-        url = self.storage.url
-        found: list[int] = find_episodes(
-            self.index, self.manifest.splits, episodes, url=url
-        ).tolist()
-        return found
-
-    def key(self, episode: int) -> str:
-        return self.index.key(episode)
-
-    def copies(self, episodes: Sequence[int]) -> list[str]:
-        """The uids of complete episodes of the same keys, which are not in the dataset.
-
-        Else one of them would come in the place of an episode that goes.
-        """
-        keys, uids = {self.key(i) for i in episodes}, {self.index.uid(i) for i in episodes}
-        return sorted(
-            uid
-            for uid, part in complete_episodes(
-                list(self.footers.items()), self.manifest.schema
-            ).items()
-            if self.edits.keys.get(uid, part.key) in keys
-            and uid not in uids
-            and uid not in self.edits.deleted
-        )
+_Change: TypeAlias = tuple[Sequence[int], list[Edit]]  # numbers of episodes, and what is edited
 
 
 def delete_episodes(
@@ -102,10 +92,7 @@ def delete_episodes(
     there is no dataset, and `ConflictError` where another writer commits meanwhile.
     """
 
-    def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
-        return _deleted(dataset, dataset.find(episodes))
-
-    return _edit(location, make, dry_run, storage_options)
+    return _edit(location, partial(_deleted, episodes, False), dry_run, storage_options)
 
 
 def keep_episodes(
@@ -116,13 +103,7 @@ def keep_episodes(
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete all other episodes: see `delete_episodes`. Returns the keys of those deleted."""
-
-    def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
-        kept = set(dataset.find(episodes))
-        others = [i for i in range(len(dataset.index.num_frames)) if i not in kept]
-        return _deleted(dataset, others)
-
-    return _edit(location, make, dry_run, storage_options)
+    return _edit(location, partial(_deleted, episodes, True), dry_run, storage_options)
 
 
 def rename_episodes(
@@ -138,20 +119,21 @@ def rename_episodes(
     for what is no key, and `ClipError` for a key that another episode has.
     """
 
-    def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
-        chosen = [i for i in dataset.find(list(keys)) if keys[dataset.key(i)] != dataset.key(i)]
-        new = [check_key(keys[dataset.key(i)]) for i in chosen]
-        others = dataset.index.positions.keys() - {dataset.key(i) for i in chosen}
-        taken = sorted({key for key in new if key in others or new.count(key) > 1})
+    def make(dataset: Opened, before: Edits) -> _Change:
+        index = dataset.index
+        new = {i: check_key(keys[index.key(i)]) for i in _find(dataset, list(keys))}
+        new = {i: key for i, key in new.items() if key != index.key(i)}
+        others = index.positions.keys() - {index.key(i) for i in new}
+        times = Counter(new.values())
+        taken = sorted(key for key in times if key in others or times[key] > 1)
         if taken:
             raise ClipError(
                 "two episodes would have one key",
                 file=dataset.storage.url,
                 got=", ".join(taken[:10]),
             )
-        uids = [dataset.index.uid(i) for i in chosen]
-        copies = tuple(dataset.copies(chosen))
-        return chosen, [Delete(copies), Rename(dict(zip(uids, new, strict=True)))]
+        renamed = Rename({index.uid(i): key for i, key in new.items()})
+        return [*new], [Delete(_copies(dataset, before, new)), renamed]
 
     return _edit(location, make, dry_run, storage_options)
 
@@ -170,16 +152,16 @@ def relabel_episodes(
     hold.
     """
 
-    def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
-        texts, chosen = {}, []
-        for i in dataset.find(episodes):
-            metadata = {**dataset.index.episode_metadata(i), **entries}
+    def make(dataset: Opened, _: Edits) -> _Change:
+        index = dataset.index
+        texts = {}
+        for i in _find(dataset, episodes):
+            metadata = {**index.episode_metadata(i), **entries}
             gone = {name for name, value in entries.items() if value is None}
             text = encode_metadata({k: v for k, v in metadata.items() if k not in gone})
-            if text != encode_metadata(dataset.index.episode_metadata(i)):
-                chosen.append(i)
-                texts[dataset.index.uid(i)] = text
-        return chosen, [Relabel(texts)]
+            if text != encode_metadata(index.episode_metadata(i)):
+                texts[i] = text
+        return [*texts], [Relabel({index.uid(i): text for i, text in texts.items()})]
 
     return _edit(location, make, dry_run, storage_options)
 
@@ -199,19 +181,32 @@ def split_episodes(
     """
     if split is not None:
         check_split_name(split)
+    with closing(open_storage(location, storage_options)) as storage:
+        base, manifest, index = read_indexed(storage)
+        names = split_names(manifest, [] if split is None else [split], storage.url)
+        number = NO_SPLIT if split is None else names.index(split)
+        found = find_episodes(index, manifest.splits, episodes, url=storage.url)
+        chosen = found[index.split[found] != number]
+        new = index.split.astype(np.int64)
+        new[chosen] = number
+        if not dry_run:
+            commit_splits(storage, base, manifest, index, new, names)
+        return [index.key(i) for i in chosen.tolist()]
 
-    def make(dataset: _Dataset) -> tuple[list[int], list[Edit]]:
-        names = dataset.manifest.splits
-        if split is not None and split not in names and len(names) == MAX_SPLITS:
-            raise ClipError("too many splits", file=dataset.storage.url, expected=MAX_SPLITS)
-        number = names.index(split) if split in names else -1 if split else NO_SPLIT
-        chosen = [i for i in dataset.find(episodes) if dataset.index.split[i] != number]
-        return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
 
-    return _edit(location, make, dry_run, storage_options)
+def _find(dataset: Opened, episodes: EpisodeFilter) -> list[int]:
+    """The numbers of the episodes that a filter selects; see `find_episodes`."""
+    found: list[int] = find_episodes(
+        dataset.index, dataset.manifest.splits, episodes, url=dataset.storage.url
+    ).tolist()
+    return found
 
 
-def _deleted(dataset: _Dataset, chosen: list[int]) -> tuple[list[int], list[Edit]]:
+def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: Opened, before: Edits) -> _Change:
+    """These episodes are deleted, or all but these."""
+    chosen = _find(dataset, episodes)
+    if but_these:
+        chosen = sorted(set(dataset.index.positions.values()).difference(chosen))
     if len(chosen) == len(dataset.index.num_frames):
         raise ClipError(
             "no episode would be left",
@@ -219,40 +214,49 @@ def _deleted(dataset: _Dataset, chosen: list[int]) -> tuple[list[int], list[Edit
             expected="a dataset of at least one; to delete all, remove the folder",
         )
     uids = [dataset.index.uid(i) for i in chosen]
-    return chosen, [Delete((*uids, *dataset.copies(chosen)))]
+    return chosen, [Delete((*uids, *_copies(dataset, before, chosen)))]
+
+
+def _copies(dataset: Opened, before: Edits, episodes: Iterable[int]) -> tuple[str, ...]:
+    """The uids of complete episodes of the same keys, which are not in the dataset.
+
+    Else one of them would come in the place of an episode that goes.
+    """
+    keys = {dataset.index.key(i): dataset.index.uid(i) for i in episodes}
+    complete = complete_episodes(list(dataset.footers.items()), dataset.manifest.schema)
+    others = complete.keys() - set(keys.values()) - before.deleted
+    return tuple(sorted(u for u in others if before.keys.get(u, complete[u].key) in keys))
 
 
 def _edit(
     location: Location,
-    make: Callable[[_Dataset], tuple[list[int], list[Edit]]],
+    make: Callable[[Opened, Edits], _Change],
     dry_run: bool,
     storage_options: Mapping[str, Any] | None,
 ) -> list[str]:
-    """Commit what `make` says: the episodes that change, and edits. Returns their keys."""
+    """Commit the change that `make` says; returns the keys of the episodes that change.
+
+    `make` gets the dataset with the footers of all record files that are there, and the edits that
+    were made before.
+    """
     with opened_to_edit(location, storage_options) as opened:
         storage, manifest, index = opened.storage, opened.manifest, opened.index
         before = read_edits(storage, manifest.edits)
         every = {**opened.footers, **_others(storage, opened.sizes)}
-        chosen, edits = make(_Dataset(storage, manifest, index, every, before))
+        chosen, edits = make(replace(opened, footers=every), before)
         keys = [index.key(i) for i in chosen]
         if dry_run or not chosen:
             return keys
         with SmallFiles(storage, new_writer_id()) as own:
             files = put_edits(own, edits, len(manifest.edits))
-            changed = replace(
-                opened.base, manifest=replace(manifest, edits=(*manifest.edits, *files))
-            )
-            version = rebuilt(storage, changed, opened.footers, opened.sizes)
+            changed = replace(manifest, edits=(*manifest.edits, *files))
+            base = replace(opened.base, manifest=changed)
+            version = rebuilt(storage, base, opened.footers, opened.sizes)
             deleted = before.deleted | Edits.of(edits).deleted
-            kept = tuple(
-                f for f in version.record_files if _is_used(opened.footers[f.path], deleted)
-            )
-            same = np.array_equal(version.index.uids, index.uids)
-            version = replace(
-                version,
-                record_files=kept,
-                statistics=manifest.statistics if same else version.statistics,
-            )
+            used = (f for f in version.record_files if _is_used(opened.footers[f.path], deleted))
+            version = replace(version, record_files=tuple(used))
+            if np.array_equal(version.index.uids, index.uids):
+                version = replace(version, statistics=manifest.statistics)
             put_version(own, opened.base, version, CREATED_BY)
         return keys
 
@@ -272,3 +276,117 @@ def _others(storage: Storage, named: Mapping[str, int]) -> dict[str, Footer]:
 def _is_used(footer: Footer, deleted: frozenset[str]) -> bool:
     """Whether a record file has any part of an episode that was not deleted."""
     return any(part.uid not in deleted for part in footer.episodes)
+
+
+def check_split_name(name: object) -> None:
+    """`ClipError` for what is no name of a split."""
+    if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
+        raise ClipError(
+            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
+        )
+
+
+def split_names(manifest: Manifest, more: Iterable[str], url: str) -> tuple[str, ...]:
+    """The names of a dataset's splits, and then those of more."""
+    names = tuple(dict.fromkeys((*manifest.splits, *more)))
+    if len(names) > MAX_SPLITS:
+        raise ClipError("too many splits", file=url, expected=MAX_SPLITS, got=len(names))
+    return names
+
+
+def commit_splits(
+    storage: Storage,
+    base: Base,
+    manifest: Manifest,
+    index: Index,
+    new: npt.NDArray[np.int64],
+    names: tuple[str, ...],
+) -> None:
+    """Commit that episodes are in other splits than before; see `put_splits`."""
+    if (new != index.split).any():
+        version = Version(
+            *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
+            *(names, manifest.statistics, manifest.edits),
+        )
+        with SmallFiles(storage, new_writer_id()) as own:
+            put_version(own, base, put_splits(own, version, new, names), CREATED_BY)
+
+
+def put_splits(
+    own: SmallFiles, version: Version, new: npt.NDArray[np.int64], names: tuple[str, ...]
+) -> Version:
+    """The version in which episodes are in the splits `new`, int64 [episodes]: places in `names`,
+    or `NO_SPLIT`. Writes the edits that say so."""
+    index = version.index
+    changed = np.flatnonzero(new != index.split)
+    edits = [
+        Split(
+            None if number == NO_SPLIT else names[number],
+            tuple(index.uid(i) for i in changed[new[changed] == number].tolist()),
+        )
+        for number in np.unique(new[changed]).tolist()
+    ]
+    files = put_edits(own, edits, len(version.edits))
+    return replace(
+        version,
+        index=replace(index, split=new.astype(np.uint16)),
+        splits=names,
+        edits=(*version.edits, *files),
+    )
+
+
+def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[IndexFile]:
+    """Write files of edits; their names ascend, and come after `number` others.
+
+    They come after what is there, too, and be it of an edit that was interrupted: where the
+    manifest is lost, what was committed last counts.
+    """
+    number = max(number, next_number(own.storage))
+    pieces = (piece for edit in edits for piece in _pieces(edit))
+    return [
+        own.put(edit_path(i, own.writer), encode_edit([edit]))
+        for i, edit in enumerate(pieces, number)
+    ]
+
+
+def edit_path(number: int, writer: str) -> str:
+    """The path of a writer's file of edits."""
+    return f"{EDITS}/{number:08d}-{writer}.json"
+
+
+def next_number(storage: Storage) -> int:
+    """The number of a file of edits whose name comes after all that are there."""
+    known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
+    return max((int(match[1]) + 1 for match in known if match), default=0)
+
+
+def _pieces(edit: Edit) -> Iterator[Edit]:
+    """The same as edits of which each goes into one file."""
+    if isinstance(edit, Delete | Split):
+        for i in range(0, len(edit.uids), _UIDS_AT_ONCE):
+            yield replace(edit, uids=edit.uids[i : i + _UIDS_AT_ONCE])
+    elif isinstance(edit, Rename):
+        yield from (Rename(dict(some)) for some in _parts(edit.keys))
+    elif isinstance(edit, Relabel):
+        yield from (Relabel(dict(some)) for some in _parts(edit.metadata))
+    else:
+        yield edit
+
+
+def _parts(texts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    return gathered(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
+
+
+def gathered(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """The items in lists that come to at most so much each, or of one item that is larger."""
+    some: list[_T] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if some and total + size > most:
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += size
+    if some:
+        yield some

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -27,13 +28,10 @@ import numpy.typing as npt
 from numpy.lib.format import open_memmap
 from PIL import Image
 
-from seqrecord.codecs.images import IMAGE
-from seqrecord.errors import ClipError, DestinationError
-from seqrecord.format.pages import PageCodec
+from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
-from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
-from seqrecord.schema import FeatureSpec
+from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.exported import (
     DESCRIPTION,
     ENDINGS,
@@ -46,9 +44,9 @@ from seqrecord.sources.files import JUNK, is_junk
 from seqrecord.sources.finding import MAX_DEPTH
 from seqrecord.sources.folders_tree import MAX_METADATA_BYTES, METADATA
 from seqrecord.storage import local_path
-from seqrecord.writing.export_folders import disk_errors, make_empty
+from seqrecord.writing.dataset_source import DatasetSource
 
-__all__ = ["export"]
+__all__ = ["disk_errors", "export", "make_empty"]
 
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
 _MAX_PIXELS = 1 << 26  # Pillow warns of larger images
@@ -83,41 +81,34 @@ def export(
     """
     with opened(dataset, storage_options=storage_options) as reader:
         reader.find_episodes([key])
-        return _export(reader.select(features), key, destination, frames)
+        chosen = reader.select(features)
+        described = _describe(chosen, key, frames)
+        root = local_path(destination, "destination")
+        with disk_errors("the episode's files", root, key):
+            folder = _make_folder(root, key)
+            # First of all: files that are missing after an error are noticed.
+            (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
+            metadata = _write_metadata(folder, chosen.episodes[key].metadata)
+            written = _write(chosen, key, folder, described)
+            return sorted([folder / DESCRIPTION, metadata, *written])
 
 
-def _export(
-    dataset: SeqRecordReader,
-    key: str,
-    destination: str | PathLike[str],
-    frames: Sequence[int] | range | None,
-) -> list[Path]:
-    length = len(dataset.episodes[key])
-    chosen = range(length) if frames is None else frames
-    is_inside = all(0 <= frame < length for frame in chosen)
+def _describe(
+    dataset: SeqRecordReader, key: str, frames: Sequence[int] | range | None
+) -> ExportedEpisode:
+    """What goes where. No two places are the same, even where case does not count."""
+    episode = dataset.episodes[key]
+    chosen = range(len(episode)) if frames is None else frames
+    is_inside = all(0 <= frame < len(episode) for frame in chosen)
     if not len(chosen) or not is_inside or list(chosen) != sorted(set(chosen)):
         raise ClipError(
             "frames that cannot be exported",
             episode=key,
-            expected=f"ascending numbers of 0 to {length - 1}",
+            expected=f"ascending numbers of 0 to {len(episode) - 1}",
             got=str(chosen)[:100],
         )
-    described = _describe(dataset, key, chosen)
-    root = local_path(destination, "destination")
-    with disk_errors("the episode's files", root, key):
-        folder = _make_folder(root, key)
-        # First of all: files that are missing after an error are noticed.
-        (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
-        exporter = _Exporter(dataset, key, folder, described)
-        metadata = _write_metadata(folder, dataset.episodes[key].metadata)
-        return sorted([folder / DESCRIPTION, metadata, *exporter.run()])
-
-
-def _describe(dataset: SeqRecordReader, key: str, frames: Sequence[int] | range) -> ExportedEpisode:
-    """What goes where. No two places are the same, even where case does not count."""
     taken = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
-    numbers = np.array(frames, np.int64)
-    episode = dataset.episodes[key]
+    numbers = np.array(chosen, np.int64)
     numbers = numbers[np.any([episode.present(name)[numbers] for name in dataset.features], axis=0)]
     if not len(numbers):
         raise ClipError("none of the frames has any of the features", episode=key)
@@ -137,82 +128,52 @@ def _describe(dataset: SeqRecordReader, key: str, frames: Sequence[int] | range)
     return ExportedEpisode(tuple(numbers.tolist()), tuple(features), fps)
 
 
-class _Exporter:
-    """Walks the chunks of one episode and writes each of their pages' frames."""
-
-    def __init__(
-        self, dataset: SeqRecordReader, key: str, folder: Path, described: ExportedEpisode
-    ) -> None:
-        self._reader: ChunkReader = dataset.chunk_reader()
-        self._number = dataset.index.positions[key]
-        self._groups = {
-            number: dataset.index.groups[number]
-            for number in dict.fromkeys(spec.group for spec in dataset.features.values())
-        }
-        self._frames = described.frames
-        self._paths = {f.spec.name: folder / f.path for f in described.features}
-        self._arrays = {
-            f.spec.name: self._open_array(f.spec) for f in described.features if f.is_array
-        }
-
-    def run(self) -> Iterator[Path]:
-        for name in self._arrays:
-            yield self._paths[name]
-        frames = np.array(self._frames, np.int64)
-        for number, group in self._groups.items():
-            wanted: dict[int, list[int]] = {}
-            for place, row in enumerate(group.chunks_of(self._number, frames).tolist()):
-                wanted.setdefault(row, []).append(place)
-            for row, places in wanted.items():
-                pages = self._reader.pages(self._reader.chunk_at(number, row, self._number))
-                for page, data in zip(pages, self._reader.read(pages), strict=True):
-                    yield from self._write_page(page, data, places)
-
-    def _write_page(self, page: Page, data: memoryview, places: Sequence[int]) -> Iterator[Path]:
-        shapes = self._reader.shapes(page, data)
-        for place in places:
-            frame = self._frames[place]
-            inside = frame - page.chunk.first_frame
-            if not page.has(inside):
-                continue
-            position = int(page.positions(inside))
-            spec = self._reader.features[page.feature]
-            stem = self._paths[page.feature] / frame_stem(frame)
-            if spec.codec and spec.codec[0]["id"] == IMAGE:
-                start, stop = PageCodec(spec).blob_range(page.num_present, position, data)
-                path = stem.with_suffix(f".{_ENDINGS[spec.codec[0]['format']]}")
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(data[start:stop])
-                yield path
-                continue
-            array = np.empty(shapes[position], spec.dtype)
-            self._reader.decode(page, data, [inside], [array])
-            if page.feature in self._arrays:
-                self._arrays[page.feature][place] = array
-            else:
-                yield _write_frame(stem, array, spec)
-
-    def _open_array(self, spec: FeatureSpec) -> npt.NDArray[Any]:
-        shape = (len(self._frames), *(n or 0 for n in spec.shape))
-        path = self._paths[spec.name]
-        array: npt.NDArray[Any] = open_memmap(path, "w+", spec.dtype, shape)
-        with path.open("r+b") as file:  # or a full disk would be a signal, not an error
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        return array
+def _write(
+    dataset: SeqRecordReader, key: str, folder: Path, described: ExportedEpisode
+) -> Iterator[Path]:
+    """Walks the chunks of the episode, group by group, and writes what its frames have."""
+    features = dataset.features
+    paths = {f.spec.name: folder / f.path for f in described.features}
+    arrays = {
+        f.spec.name: _open_array(paths[f.spec.name], f.spec, len(described.frames))
+        for f in described.features
+        if f.is_array
+    }
+    yield from (paths[name] for name in arrays)
+    source = DatasetSource(dataset, frozenset(name for name in features if features[name].is_video))
+    for group in dict.fromkeys(spec.group for spec in features.values()):
+        values = source.values(group, features, key, described.frames)
+        for place, (number, found) in enumerate(zip(described.frames, values, strict=True)):
+            for name, value in found.items():
+                if name in arrays:
+                    arrays[name][place] = value
+                else:
+                    yield _write_frame(paths[name] / frame_stem(number), value, features[name])
 
 
-def _write_frame(stem: Path, array: npt.NDArray[Any], spec: FeatureSpec) -> Path:
+def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any]:
+    shape = (num_frames, *(n or 0 for n in spec.shape))
+    array: npt.NDArray[Any] = open_memmap(path, "w+", spec.dtype, shape)
+    with path.open("r+b") as file:  # or a full disk would be a signal, not an error
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> Path:
     stem.parent.mkdir(exist_ok=True)
-    if spec.value in ENDINGS:
+    if isinstance(value, EncodedImage):
+        path = stem.with_suffix(f".{_ENDINGS[spec.codec[0]['format']]}")
+        path.write_bytes(value.data)
+    elif spec.value in ENDINGS:
         path = stem.with_suffix(ENDINGS[spec.value])
-        path.write_bytes(array.tobytes())
-    elif _is_image(array):
+        path.write_bytes(value.encode() if isinstance(value, str) else value)
+    elif _is_image(value):
         path = stem.with_suffix(".png")
         # Level 1 of 9: twice as fast as Pillow's default, a few percent larger.
-        Image.fromarray(array).save(path, compress_level=1)
+        Image.fromarray(value).save(path, compress_level=1)
     else:
         path = stem.with_suffix(".npy")
-        np.save(path, array, allow_pickle=False)
+        np.save(path, value, allow_pickle=False)
     return path
 
 
@@ -257,3 +218,32 @@ def _make_folder(destination: Path, key: str) -> Path:
         )
     make_empty(folder, "the episode's folder", key)
     return folder
+
+
+@contextmanager
+def disk_errors(what: str, root: Path, episode: str | None = None) -> Iterator[None]:
+    """The system's errors as `DestinationError`: `what` cannot be written.
+
+    This package's own pass as they are: what the dataset lacks is no matter of the destination.
+    """
+    try:
+        yield
+    except SeqRecordError:
+        raise
+    except OSError as error:
+        raise DestinationError(
+            f"{what} cannot be written: {error.strerror or error}",
+            file=str(error.filename or root),
+            episode=episode,
+        ) from error
+
+
+def make_empty(folder: Path, what: str, episode: str | None = None) -> None:
+    """Make a folder; `DestinationError` if it is there already and holds anything."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise DestinationError(
+            f"{what} is not empty; choose another place, or remove what is in it",
+            file=str(folder),
+            episode=episode,
+        )

@@ -11,6 +11,7 @@ The layout is that of lerobot 0.4.4, see https://huggingface.co/docs/lerobot/ler
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -19,23 +20,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.container import TimedPacket, mux_mp4
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import ClipError
 from seqrecord.format.video_pages import parse_video_page
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
+from seqrecord.schema import FeatureSpec
 from seqrecord.storage import local_path
-from seqrecord.writing.export_folders import disk_errors, make_empty
-from seqrecord.writing.lerobot_features import TASK, TIMESTAMP, LeRobotColumns, plan_columns
-from seqrecord.writing.lerobot_meta import EpisodeRow, LeRobotMeta, file_name
-from seqrecord.writing.mp4 import shown_only, write_mp4
+from seqrecord.writing.dataset_source import DatasetSource
+from seqrecord.writing.export import disk_errors, make_empty
+from seqrecord.writing.lerobot_meta import (
+    FILE_MB,
+    TASK,
+    TIMESTAMP,
+    EpisodeRow,
+    LeRobotMeta,
+    file_name,
+    plan_columns,
+)
 
-__all__ = ["export_lerobot"]
+__all__ = ["export_lerobot", "write_mp4"]
+
+_logger = logging.getLogger("seqrecord")
 
 _STEP_BYTES = 64 << 20  # of frames in memory
 _SAME = 1e-4  # seconds: lerobot's tolerance
+_TICKS = 512  # a frame: times are as exact as other writers have them
 
 
 def export_lerobot(
@@ -88,9 +105,9 @@ class _Writer:
     ) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
-        self._columns: LeRobotColumns = plan_columns(reader.features, self._keeps_times())
-        names = episodes[0].metadata.get("names") if episodes else None
-        self._meta = LeRobotMeta(self._columns, self._fps, names if isinstance(names, dict) else {})
+        self._columns = [*plan_columns(reader.features, self._keeps_times())]
+        self._meta = LeRobotMeta(self._columns, episodes, self._fps)
+        self._read = [each.feature for each in self._columns if not each.is_video]
         for episode in episodes:
             for name in reader.features:
                 if not (present := episode.present(name)).all():
@@ -102,28 +119,45 @@ class _Writer:
                     )
 
     def write(self, root: Path) -> None:
-        rows = self._meta.open_rows(root)
+        file = _RowFile(root)
+        first = 0
         for number, episode in enumerate(self._episodes):
-            first, file = rows.position, rows.begin_episode()
-            tasks = self._write_rows(rows, episode, number)
-            for name in self._columns.videos:
-                self._write_video(root, name, episode, number)
-            self._meta.add(EpisodeRow(number, episode.key, len(episode), tasks, file, first))
-        rows.close()
-        self._meta.write(root, self._reader.statistics, self._episodes)
+            file.begin_episode()
+            tasks = self._write_rows(file, episode, number, first)
+            for each in self._columns:
+                if each.is_video:
+                    self._write_video(root, each.feature, episode, number)
+            self._meta.rows.append(EpisodeRow(tasks, file.number, first))
+            first += len(episode)
+        file.close()
+        self._meta.write(root, self._reader.statistics)
 
-    def _write_rows(self, rows: Any, episode: Episode, number: int) -> list[str]:
-        """The rows of an episode; returns its tasks in their order."""
-        read = [*self._columns.read]
-        step = max(1, min(4096, _STEP_BYTES // max(1, self._columns.frame_bytes)))
+    def _write_rows(self, file: _RowFile, episode: Episode, number: int, first: int) -> list[str]:
+        """The rows of an episode, from row `first` on; returns its tasks in their order."""
+        specs = [self._reader.features[name] for name in self._read]
+        frame_bytes = sum(spec.nbytes for spec in specs if spec.is_fixed)
+        step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
         tasks: dict[str, None] = {}
         default = _default_task(episode)
         for start in range(0, len(episode), step):
-            frames = range(start, min(start + step, len(episode)))
-            arrays = episode.read(frames, features=read) if read else {}
-            texts = arrays.get(TASK) or [default] * len(frames)
+            numbers = range(start, min(start + step, len(episode)))
+            arrays = episode.read(numbers, features=self._read) if self._read else {}
+            texts = arrays.get(TASK) or [default] * len(numbers)
+            frames = np.array(numbers)
             tasks.update(dict.fromkeys(texts))
-            rows.add(arrays, frames, number, [self._meta.task_number(text) for text in texts])
+            columns = {
+                each.name: each.array(arrays[each.feature])
+                for each in self._columns
+                if not each.is_video and each.name != TASK
+            }
+            columns |= {
+                TIMESTAMP: pa.array((frames / float(self._fps)).astype(np.float32)),
+                "frame_index": pa.array(frames),
+                "episode_index": pa.array(np.full(len(frames), number)),
+                "index": pa.array(frames + first),
+                "task_index": pa.array([*map(self._meta.task_number, texts)], pa.int64()),
+            }
+            file.write(pa.table(columns))
         return list(tasks)
 
     def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
@@ -131,16 +165,10 @@ class _Writer:
         path = root / f"videos/{name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         gops: list[Gop] = []
-        chunks = self._reader.chunk_reader()
-        group = self._reader.index.groups[spec.group]
-        position = self._reader.index.positions[episode.key]
-        numbers = group.chunks_of(position, np.arange(len(episode)))
-        for row in dict.fromkeys(numbers.tolist()):
-            [page] = chunks.pages(chunks.chunk_at(spec.group, row, position))
-            [data] = chunks.read([page])
-            gops += _gops(data, page.num_present, name)
+        for page in DatasetSource(self._reader).pages(spec, episode.key):
+            gops += _gops(page.data, len(page.present), name)
         size = spec.shape[0] or 0, spec.shape[1] or 0
-        shown = shown_only(gops, spec, f"{episode.key}, {name}")
+        shown = _shown_only(gops, spec, f"{episode.key}, {name}")
         write_mp4(path, spec.codec[0]["codec"], size, shown, self._fps)
 
     def _keeps_times(self) -> bool:
@@ -154,6 +182,35 @@ class _Writer:
             if np.abs(times.reshape(-1).astype(np.float64) - regular).max(initial=0) > _SAME:
                 return True
         return False
+
+
+class _RowFile:
+    """The open file in `data/`: rows of many episodes a file, whole episodes each."""
+
+    def __init__(self, root: Path) -> None:
+        self.number = -1
+        self._root = self._path = root
+        self._file: Any = None
+
+    def begin_episode(self) -> None:
+        """Begin the next file if this one is full."""
+        if self._file is None or self._path.stat().st_size >= FILE_MB << 20:
+            self.close()
+            self.number += 1
+            self._path = self._root / f"data/{file_name(self.number)}.parquet"
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, table: pa.Table) -> None:
+        import pyarrow.parquet as pq  # here, since it takes long to import
+
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._path, table.schema, compression="snappy")
+        self._file.write_table(table)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
 
 def _default_task(episode: Episode) -> str:
@@ -183,3 +240,65 @@ def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
     for (start, stop), first in zip(pairwise(table.first_packet.tolist()), firsts, strict=False):
         order = [-1 if n < 0 else n - first for n in table.order[start:stop].tolist()]
         yield Gop(tuple(packets[start:stop]), tuple(order))
+
+
+# GOPs back into an MP4 file: packets are copied and get a container and times again.
+
+
+def write_mp4(
+    path: Path, codec: str, size: tuple[int, int], gops: Sequence[Gop], fps: Fraction
+) -> None:
+    """A file whose frame i is shown at `i / fps` seconds.
+
+    Args:
+        path: where it goes.
+        codec: one of `CONTAINED`.
+        size: height and width.
+        gops: all of whose frames are shown.
+        fps: frames a second.
+
+    Raises `ValueError` for GOPs with frames that are not shown, of which a player would know
+    nothing, and `CodecError` for packets that no file can be made of.
+    """
+    if any(-1 in gop.order for gop in gops):
+        raise ValueError("frames that are not shown cannot be put into a file")
+    # Frames are decoded before they are shown: by so many packets at most.
+    delay = max(place - shown for gop in gops for place, shown in enumerate(gop.order))
+    mux_mp4(
+        str(path),
+        codec,
+        size,
+        gops[0].packets,
+        _timed(gops, delay),
+        tick=Fraction(1, 1) / fps / _TICKS,
+        duration=_TICKS,
+        options={"movflags": "faststart"},
+    )
+
+
+def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
+    first = 0
+    for gop in gops:
+        for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
+            pts, dts = (first + shown) * _TICKS, (first + place - delay) * _TICKS
+            yield TimedPacket(data, pts, dts, place == 0)
+        first += gop.num_frames
+
+
+def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]:
+    """The GOPs of a feature; those with frames that are not shown are encoded anew, with a warning
+    that says `where`.
+    """
+    config = VideoConfig.from_json(spec.codec[0])
+    height, width = (n or 0 for n in spec.shape[:2])
+    found, count = [], 0
+    for gop in gops:
+        if -1 in gop.order:
+            count += gop.num_frames
+            gop = encode_gop(config, decode_gop(config, height, width, gop))
+        found.append(gop)
+    if count:
+        _logger.warning(
+            "%s: %d frames were encoded anew: they need frames that are not shown", where, count
+        )
+    return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.mcap import LOG_TIME
 from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
-from seqrecord.writing.export_folders import disk_errors
+from seqrecord.writing.export import disk_errors
 
 __all__ = ["export_mcap"]
 
@@ -84,7 +85,7 @@ def export_mcap(
         names = [
             str(key) for key in reader.index.keys.take(reader.find_episodes(episodes)).to_pylist()
         ]
-        topics = _topics(reader.features, store)
+        topics = _topics(reader.features, store.types)
         stored = reader.manifest.schema.kept.get(LOG_TIME)
         clock = reader if stored is None or not _is_clock(stored) else reader.select([LOG_TIME])
         folders = []
@@ -147,7 +148,7 @@ def _is_clock(spec: FeatureSpec) -> bool:
     return spec.dtype == np.dtype("<i8") and spec.shape == ()
 
 
-def _topics(features: Mapping[str, FeatureSpec], store: Any) -> dict[str, tuple[str, str, Make]]:
+def _topics(features: Mapping[str, FeatureSpec], types: Any) -> dict[str, tuple[str, str, Make]]:
     """Topic, type and what makes messages, by feature."""
     found: dict[str, tuple[str, str, Make]] = {}
     for name, spec in features.items():
@@ -156,28 +157,28 @@ def _topics(features: Mapping[str, FeatureSpec], store: Any) -> dict[str, tuple[
         topic = "/" + feature_name(name).replace(".", "/").replace("-", "_")
         if other := next((n for n, (known, _, _) in found.items() if known == topic), None):
             raise SchemaError("two features are one topic", feature=name, got=f"{topic}, {other}")
-        found[name] = (topic, *_message(name, spec, store))
+        found[name] = (topic, *_message(name, spec, types))
     return found
 
 
-def _message(name: str, spec: FeatureSpec, store: Any) -> tuple[str, Make]:
+def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, Make]:
     """The type of a feature's messages, and what makes one."""
     dtype = spec.dtype
     if spec.value == "text":
-        text = store.types["std_msgs/msg/String"]
+        text = types["std_msgs/msg/String"]
         return "std_msgs/msg/String", lambda value, _: text(data=value)
     if spec.value == "array" and dtype.kind in "biuf" and dtype != np.dtype("f2"):
         code = "u1" if dtype.kind == "b" else f"{dtype.kind}{dtype.itemsize}"
         if encoding := _encoding(code, spec.shape):
-            return "sensor_msgs/msg/Image", _images(store, encoding)
+            return "sensor_msgs/msg/Image", partial(_image, types, encoding)
         if code == "f8" and spec.shape == (7,) and spec.kind in _POSES and "pose" in name:
-            return "geometry_msgs/msg/PoseStamped", _poses(store)
+            return "geometry_msgs/msg/PoseStamped", partial(_pose, types)
         if spec.shape == ():
             number = "Bool" if dtype.kind == "b" else _number(code)
-            scalar = store.types[f"std_msgs/msg/{number}"]
+            scalar = types[f"std_msgs/msg/{number}"]
             return f"std_msgs/msg/{number}", lambda value, _: scalar(data=value.item())
         kind = f"std_msgs/msg/{_number(code)}MultiArray"
-        return kind, _arrays(store, kind, np.dtype(code))
+        return kind, partial(_array, types, kind, np.dtype(code))
     raise SchemaError("no message holds this feature", feature=name, got=str(spec))
 
 
@@ -201,58 +202,42 @@ def _encoding(code: str, shape: tuple[int | None, ...]) -> str | None:
     return f"{8 * int(code[1])}{_SIGNS[code[0]]}C{channels}"
 
 
-def _header(store: Any, time: int) -> Any:
-    stamp = store.types["builtin_interfaces/msg/Time"](sec=time // 10**9, nanosec=time % 10**9)
-    return store.types["std_msgs/msg/Header"](stamp=stamp, frame_id="")
+def _header(types: Any, time: int) -> Any:
+    stamp = types["builtin_interfaces/msg/Time"](sec=time // 10**9, nanosec=time % 10**9)
+    return types["std_msgs/msg/Header"](stamp=stamp, frame_id="")
 
 
-def _images(store: Any, encoding: str) -> Make:
-    image = store.types["sensor_msgs/msg/Image"]
-
-    def make(value: npt.NDArray[Any], time: int) -> Any:
-        data = np.ascontiguousarray(value)
-        return image(
-            header=_header(store, time),
-            height=value.shape[0],
-            width=value.shape[1],
-            encoding=encoding,
-            is_bigendian=0,
-            step=data.nbytes // len(data),
-            data=data.view(np.uint8).reshape(-1),
-        )
-
-    return make
+def _image(types: Any, encoding: str, value: npt.NDArray[Any], time: int) -> Any:
+    data = np.ascontiguousarray(value)
+    return types["sensor_msgs/msg/Image"](
+        header=_header(types, time),
+        height=value.shape[0],
+        width=value.shape[1],
+        encoding=encoding,
+        is_bigendian=0,
+        step=data.nbytes // len(data),
+        data=data.view(np.uint8).reshape(-1),
+    )
 
 
-def _poses(store: Any) -> Make:
-    types = store.types
-
-    def make(value: npt.NDArray[Any], time: int) -> Any:
-        x, y, z, *rotation = map(float, value)
-        turned = dict(zip("xyzw", rotation, strict=True))
-        pose = types["geometry_msgs/msg/Pose"](
-            position=types["geometry_msgs/msg/Point"](x=x, y=y, z=z),
-            orientation=types["geometry_msgs/msg/Quaternion"](**turned),
-        )
-        stamped = types["geometry_msgs/msg/PoseStamped"]
-        return stamped(header=_header(store, time), pose=pose)
-
-    return make
+def _pose(types: Any, value: npt.NDArray[Any], time: int) -> Any:
+    x, y, z, *rotation = map(float, value)
+    turned = dict(zip("xyzw", rotation, strict=True))
+    pose = types["geometry_msgs/msg/Pose"](
+        position=types["geometry_msgs/msg/Point"](x=x, y=y, z=z),
+        orientation=types["geometry_msgs/msg/Quaternion"](**turned),
+    )
+    return types["geometry_msgs/msg/PoseStamped"](header=_header(types, time), pose=pose)
 
 
-def _arrays(store: Any, kind: str, dtype: np.dtype[Any]) -> Make:
-    types = store.types
-
-    def make(value: npt.NDArray[Any], _: int) -> Any:
-        strides = [int(np.prod(value.shape[i:])) for i in range(value.ndim)]
-        dimensions = [
-            types["std_msgs/msg/MultiArrayDimension"](label="", size=size, stride=stride)
-            for size, stride in zip(value.shape, strides, strict=True)
-        ]
-        layout = types["std_msgs/msg/MultiArrayLayout"](dim=dimensions, data_offset=0)
-        return types[kind](layout=layout, data=np.ascontiguousarray(value, dtype).reshape(-1))
-
-    return make
+def _array(types: Any, kind: str, dtype: np.dtype[Any], value: npt.NDArray[Any], _: int) -> Any:
+    strides = [int(np.prod(value.shape[i:])) for i in range(value.ndim)]
+    dimensions = [
+        types["std_msgs/msg/MultiArrayDimension"](label="", size=size, stride=stride)
+        for size, stride in zip(value.shape, strides, strict=True)
+    ]
+    layout = types["std_msgs/msg/MultiArrayLayout"](dim=dimensions, data_offset=0)
+    return types[kind](layout=layout, data=np.ascontiguousarray(value, dtype).reshape(-1))
 
 
 def _require_rosbags() -> tuple[Any, Any]:

@@ -31,7 +31,7 @@ from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, opened_to_edit, put_version, rebuilt
 from seqrecord.writing.committing import Base
-from seqrecord.writing.edit_files import put_edits
+from seqrecord.writing.edits import put_edits
 from seqrecord.writing.own_files import own_sizes
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.small_files import SmallFiles

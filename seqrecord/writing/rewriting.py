@@ -27,9 +27,10 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import put_version, rebuilt
-from seqrecord.writing.committing import Base, read_base, read_indexed
-from seqrecord.writing.copied_files import CopiedFiles
+from seqrecord.writing.commits import Opened, put_version, rebuilt
+from seqrecord.writing.committing import read_base, read_indexed
+from seqrecord.writing.edits import gathered
+from seqrecord.writing.open_file import OpenFile, StoredChunk
 from seqrecord.writing.own_files import own_sizes
 from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
@@ -104,7 +105,7 @@ def rewrite_files(
     """
     if not 0 < least_dead <= 1:
         raise ValueError(f"least_dead must be above 0 and at most 1, not {least_dead}")
-    sizes = check_sizes(None, record_bytes), parse_size(commit_bytes)
+    file_bytes, least_bytes = check_sizes(None, record_bytes), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
         base, manifest, index = read_indexed(storage)
         footers, deleted = _dead(storage, manifest)
@@ -113,13 +114,13 @@ def rewrite_files(
         total = sum(plan.living for plan in plans)
         written: list[str] = []
         if plans and not dry_run:
-            rewriter = _Rewriter(storage, base, manifest, index, footers, deleted, *sizes)
+            opened = Opened(storage, base, manifest, index, footers, {})
 
             def show(copied: int) -> None:
                 if progress is not None:
                     progress(RewriteProgress(copied, total))
 
-            written = rewriter.run(plans, show)
+            written = _Rewriter(opened, deleted, file_bytes, show).run(plans, least_bytes)
             show(total)  # with what pads the pages
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
@@ -157,104 +158,96 @@ class _Rewriter:
 
     def __init__(
         self,
-        storage: Storage,
-        base: Base,
-        manifest: Manifest,
-        index: Index,
-        footers: dict[str, Footer],
+        opened: Opened,
         deleted: frozenset[str],
         record_bytes: int,
-        commit_bytes: int,
+        show: Callable[[int], None],
     ) -> None:
-        self._storage = storage
-        self._base = base
-        self._manifest = manifest
-        self._index = index  # what it holds is what it held, whatever files it is of
-        self._footers = footers
+        self._opened = opened  # its index is what it was, whatever files it is of
         self._deleted = deleted
-        self._record_bytes = record_bytes
-        self._commit_bytes = commit_bytes
+        self._show = show
         self._writer = new_writer_id()
+        schema = opened.manifest.schema
+        self._files = _CopiedFiles(opened.storage, schema, self._writer, record_bytes)
         self._copied = 0
 
-    def run(self, plans: Sequence[_Plan], show: Callable[[int], None]) -> list[str]:
+    def run(self, plans: Sequence[_Plan], commit_bytes: int) -> list[str]:
         """Rewrite all of them; the paths of the new record files."""
         written: list[str] = []
-        for number, some in enumerate(_batches(plans, self._commit_bytes)):
-            if number:
-                self._go_on()
-            written += self._rewrite([plan.path for plan in some], show)
+        gone: set[str] = set()
+        size = 0
+        try:
+            for plan in plans:
+                if self._opened.base.manifest is not self._opened.manifest:
+                    self._go_on()
+                self._copy(plan.path)
+                gone.add(plan.path)
+                size += plan.living
+                if size >= commit_bytes or plan is plans[-1]:
+                    self._files.close()
+                    written += self._commit(gone)
+                    gone, size = set(), 0
+        except BaseException:
+            self._files.abort()
+            raise
         return written
 
     def _go_on(self) -> None:
         """Begin again with what was just committed."""
-        self._base = read_base(self._storage)
-        found = self._base.manifest
-        if found is None or found.commit != self._manifest.commit:
+        base = read_base(self._opened.storage)
+        if base.manifest is None or base.manifest.commit != self._opened.manifest.commit:
             raise ConflictError(
                 "another writer committed meanwhile; what was rewritten before stays: try again",
-                file=self._storage.url,
+                file=self._opened.storage.url,
             )
+        self._opened = replace(self._opened, base=base, manifest=base.manifest)
 
-    def _rewrite(self, paths: Sequence[str], show: Callable[[int], None]) -> list[str]:
-        storage, schema = self._storage, self._manifest.schema
-        files = CopiedFiles(storage, schema, self._writer, self._record_bytes)
-        try:
-            for path in paths:
-                self._copy(path, files, show)
-            files.close()
-        except BaseException:
-            files.abort()
-            raise
-        own = own_sizes(storage, self._writer)
-        sizes = {path: size for path, size in own.items() if path not in self._base.files}
-        self._commit(set(paths), sizes, read_footers(storage, sizes))
-        return list(sizes)
-
-    def _copy(self, path: str, files: CopiedFiles, show: Callable[[int], None]) -> None:
+    def _copy(self, path: str) -> None:
         """Copy all that lives in a record file, some chunks at once."""
-        footer, schema = self._footers[path], self._manifest.schema
-        shown = f"{self._storage.url}/{path}"
-        for some in _reads(_living(footer, self._deleted), footer, schema):
+        storage, schema = self._opened.storage, self._opened.manifest.schema
+        footer, shown = self._opened.footers[path], f"{storage.url}/{path}"
+        chunks = _living(footer, self._deleted, schema)
+        for some in gathered(chunks, lambda chunk: chunk.length, _READ_BYTES):
             wanted = [page for chunk in some for page in chunk.pages if page.length]
             buffers = [memoryview(bytearray(page.length)) for page in wanted]
-            self._storage.read_ranges(path, wanted, buffers)
+            storage.read_ranges(path, wanted, buffers)
             found = dict(zip(wanted, buffers, strict=True))
             for chunk in some:
                 pages = [found.get(page, b"") for page in chunk.pages]
                 with located(ChecksumError, file=shown, episode=chunk.part.key):
                     stored = stored_chunk(footer, schema, chunk.group, chunk.number, pages)
-                files.add(chunk.part, stored)
+                self._files.add(chunk.part, stored)
                 self._copied += chunk.length
-            show(self._copied)
+            self._show(self._copied)
 
-    def _commit(
-        self, gone: set[str], sizes: Mapping[str, int], footers: Mapping[str, Footer]
-    ) -> None:
-        """Name the new record files in the place of those that are gone."""
-        storage, base, manifest = self._storage, self._base, self._manifest
+    def _commit(self, gone: set[str]) -> list[str]:
+        """Name the new record files in the place of those that are gone; their paths."""
+        storage, base, manifest = self._opened.storage, self._opened.base, self._opened.manifest
+        own = own_sizes(storage, self._writer)
+        sizes = {path: size for path, size in own.items() if path not in base.files}
+        footers = {path: f for path, f in self._opened.footers.items() if path not in gone}
+        footers |= read_footers(storage, sizes)
         kept = [file for file in manifest.record_files if file.path not in gone]
         new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
         changed = replace(manifest, record_files=(*kept, *new))
-        every = {path: footer for path, footer in self._footers.items() if path not in gone}
-        every |= footers
         lengths = {file.path: file.size for file in changed.record_files}
-        version = rebuilt(storage, replace(base, manifest=changed), every, lengths)
-        if not _is_same(version.index, self._index):
+        version = rebuilt(storage, replace(base, manifest=changed), footers, lengths)
+        if not _is_same(version.index, self._opened.index):
             raise FormatError(
                 "the record files do not give the episodes of the index; see `seqrecord verify`",
                 file=storage.url,
             )
         try:
-            with SmallFiles(storage, self._writer) as own:
-                self._manifest = put_version(own, base, version, CREATED_BY)
+            with SmallFiles(storage, self._writer) as small:
+                manifest = put_version(small, base, version, CREATED_BY)
         except ConflictError as error:
             raise ConflictError(
                 "another writer committed meanwhile; the files that were being rewritten stay as "
                 "they are: try again",
                 file=storage.url,
             ) from error
-        self._footers = every
+        self._opened = replace(self._opened, manifest=manifest, footers=footers)
+        return list(sizes)
 
 
 def _is_same(index: Index, before: Index) -> bool:
@@ -265,20 +258,6 @@ def _is_same(index: Index, before: Index) -> bool:
     )
 
 
-def _batches(plans: Sequence[_Plan], commit_bytes: int) -> Iterator[list[_Plan]]:
-    """The plans, as many as are committed together."""
-    some: list[_Plan] = []
-    size = 0
-    for plan in plans:
-        some.append(plan)
-        size += plan.living
-        if size >= commit_bytes:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
 @dataclass(frozen=True)
 class _Chunk:
     """A chunk that is copied; `pages` are where its pages lie, of no length where dropped."""
@@ -286,15 +265,16 @@ class _Chunk:
     part: EpisodePart
     group: int
     number: int
-    pages: tuple[ByteRange, ...] = ()
+    pages: Sequence[ByteRange]
 
     @property
     def length(self) -> int:
         return sum(page.length for page in self.pages)
 
 
-def _living(footer: Footer, deleted: frozenset[str]) -> Iterator[_Chunk]:
+def _living(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
     """The chunks of episodes that were not deleted, one after the other as they lie in the file."""
+    dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
     for at, part in enumerate(footer.episodes):
         if part.uid in deleted:
             continue
@@ -304,28 +284,70 @@ def _living(footer: Footer, deleted: frozenset[str]) -> Iterator[_Chunk]:
             offsets = rows["offset"][first:stop].tolist()
             found += [(offset, group, number) for number, offset in enumerate(offsets, start=first)]
         for _, group, number in sorted(found):
-            yield _Chunk(part, group, number)
+            pages = zip(page_ranges(footer.chunks[group][number]), dropped[group], strict=True)
+            left = [ByteRange(page.start, page.start) if gone else page for page, gone in pages]
+            yield _Chunk(part, group, number, left)
 
 
-def _reads(chunks: Iterator[_Chunk], footer: Footer, schema: Schema) -> Iterator[list[_Chunk]]:
-    """The chunks with where their pages lie, as many as are read at once."""
-    dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
-    some: list[_Chunk] = []
-    size = 0
-    for chunk in chunks:
-        pages = tuple(
-            ByteRange(page.start, page.start) if is_gone else page
-            for page, is_gone in zip(
-                page_ranges(footer.chunks[chunk.group][chunk.number]),
-                dropped[chunk.group],
-                strict=True,
-            )
-        )
-        placed = replace(chunk, pages=pages)
-        if some and size + placed.length > _READ_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(placed)
-        size += placed.length
-    if some:
-        yield some
+class _CopiedFiles:
+    """Puts chunks into record files of about `record_bytes`, one after the other.
+
+    An episode of which several files hold a part goes into one file where its chunks follow each
+    other there, and else stays in parts. Nothing of a file that is not finished can be recovered:
+    it is a copy.
+    """
+
+    def __init__(self, storage: Storage, schema: Schema, writer: str, record_bytes: int) -> None:
+        self._storage = storage
+        self._schema = schema
+        self._writer = writer
+        self._record_bytes = record_bytes
+        self._file: OpenFile | None = None
+        self._uids: set[str] = set()  # of the open file
+        self._part: EpisodePart | None = None  # the last one
+        self._ends: dict[int, int] = {}  # by group, where the next chunk of that episode begins
+
+    def add(self, part: EpisodePart, chunk: StoredChunk) -> None:
+        """Add a chunk of an episode, of which another file says `part`."""
+        first, num_frames = int(chunk.row["first_frame"][0]), int(chunk.row["num_frames"][0])
+        if self._file is not None and (
+            self._file.is_full(self._record_bytes) or not self._fits(part, chunk.group, first)
+        ):
+            self.close()
+        if self._file is None:
+            self._file = OpenFile(self._storage, self._schema, self._writer, part.ordinal)
+        if part.uid not in self._uids:
+            self._ends = {}
+        elif part != self._part:
+            self._file.say(part)
+        self._uids.add(part.uid)
+        self._part = part
+        self._file.add(part, chunk)
+        self._ends[chunk.group] = first + num_frames
+
+    def close(self) -> None:
+        """Finish the open file."""
+        if self._file is not None and self._file.finish():
+            self._file.upload.commit()
+        self._file, self._part = None, None
+        self._uids, self._ends = set(), {}
+
+    def abort(self) -> None:
+        """Leave nothing of the open file."""
+        if self._file is not None:
+            self._file.upload.abort()
+            self._file = None
+
+    def _fits(self, part: EpisodePart, group: int, first_frame: int) -> bool:
+        """Whether a chunk may stand in the open file, beside what is there of its episode.
+
+        Only one part may tell the episode's length, and the chunks of a group follow each other.
+        """
+        if part.uid not in self._uids:
+            return True
+        last = self._part
+        if last is None or last.uid != part.uid:
+            return False
+        return (last == part or last.num_frames is None) and self._ends.get(
+            group, first_frame
+        ) == first_frame

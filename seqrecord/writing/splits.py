@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -18,20 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import open_storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
-from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Version, put_version
 from seqrecord.writing.committing import read_indexed
-from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.writer_ids import new_writer_id
+from seqrecord.writing.edits import check_split_name, commit_splits, split_names
 
-__all__ = ["check_split_name", "deal_episodes", "put_splits", "split_dataset"]
+__all__ = ["deal_episodes", "split_dataset"]
 
 
 def split_dataset(
@@ -68,70 +61,23 @@ def split_dataset(
         )
     seed = check_seed(seed)
     with closing(open_storage(location, storage_options)) as storage:
-        return _split(storage, shares, by, seed, anew)
-
-
-def _split(
-    storage: Storage,
-    shares: Mapping[str, float],
-    by: str,
-    seed: int,
-    anew: bool,
-) -> dict[str, int]:
-    base, manifest, index = read_indexed(storage)
-    names = tuple(dict.fromkeys((*manifest.splits, *shares)))
-    if len(names) > MAX_SPLITS:
-        raise ClipError("too many splits", file=storage.url, expected=MAX_SPLITS, got=len(names))
-    numbers = [names.index(name) for name in shares]
-    old = index.split.astype(np.int64)
-    kept = np.isin(old, numbers) & (not anew)
-    units = _units(index, by, storage.url)
-    new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
-    _check_not_empty(shares, new, names, storage.url)
-    if (new != old).any():
-        with SmallFiles(storage, new_writer_id()) as own:
-            version = Version(
-                index,
-                manifest.record_files,
-                manifest.next_ordinal,
-                manifest.left_out,
-                names,
-                manifest.statistics,
-                manifest.edits,
+        base, manifest, index = read_indexed(storage)
+        names = split_names(manifest, shares, storage.url)
+        numbers = [names.index(name) for name in shares]
+        old = index.split.astype(np.int64)
+        kept = np.isin(old, numbers) & (not anew)
+        units = _units(index, by, storage.url)
+        new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+        counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
+        if empty := [name for name, share in shares.items() if share and not counts[name]]:
+            raise ClipError(  # nobody could read it
+                "a split would have no episode; nothing was changed",
+                file=storage.url,
+                expected="more episodes, or other shares",
+                got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
             )
-            put_version(own, base, put_splits(own, version, new, names), CREATED_BY)
-    return {name: int((new == names.index(name)).sum()) for name in names}
-
-
-def check_split_name(name: object) -> None:
-    """`ClipError` for what is no name of a split."""
-    if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
-        raise ClipError(
-            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
-        )
-
-
-def put_splits(
-    own: SmallFiles, version: Version, new: npt.NDArray[np.int64], names: tuple[str, ...]
-) -> Version:
-    """The version in which episodes are in the splits `new`, int64 [episodes]: places in `names`,
-    or `NO_SPLIT`. Writes the edits that say so."""
-    index = version.index
-    changed = np.flatnonzero(new != index.split)
-    edits = [
-        Split(
-            None if number == NO_SPLIT else names[number],
-            _uids(index, changed[new[changed] == number]),
-        )
-        for number in np.unique(new[changed]).tolist()
-    ]
-    files = put_edits(own, edits, len(version.edits))
-    return replace(
-        version,
-        index=replace(index, split=new.astype(np.uint16)),
-        splits=names,
-        edits=(*version.edits, *files),
-    )
+        commit_splits(storage, base, manifest, index, new, names)
+        return counts
 
 
 def _check(shares: object) -> None:
@@ -155,20 +101,6 @@ def _check(shares: object) -> None:
             "the shares of the splits make no sense",
             expected="at least one, and at most 1 together, as train=0.9 val=0.1",
             got=f"{len(shares)} of {total:g} together",
-        )
-
-
-def _check_not_empty(
-    shares: Mapping[str, float], new: npt.NDArray[np.int64], names: Sequence[str], url: str
-) -> None:
-    """`ClipError` for a split that should have episodes and has none: nobody could read it."""
-    empty = [name for name, share in shares.items() if share and names.index(name) not in new]
-    if empty:
-        raise ClipError(
-            "a split would have no episode; nothing was changed",
-            file=url,
-            expected="more episodes, or other shares",
-            got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
         )
 
 
@@ -232,7 +164,3 @@ def deal_episodes(
 
 def _drawn(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
-
-
-def _uids(index: Index, episodes: npt.NDArray[np.int64]) -> tuple[str, ...]:
-    return tuple(index.uid(episode) for episode in episodes.tolist())
