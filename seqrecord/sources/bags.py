@@ -15,7 +15,7 @@ from seqrecord.forks import cached_property
 from seqrecord.sources.aligning import NONE, align
 from seqrecord.sources.bag_files import BagFile, Topic, open_bag_file
 from seqrecord.sources.files import is_file, list_folder
-from seqrecord.sources.finding import MAX_DEPTH, key_of, natural_order
+from seqrecord.sources.originals import MAX_DEPTH, key_of, natural_order
 
 __all__ = ["BAG_ENDINGS", "Recording", "Timeline", "find_recordings"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any
 from seqrecord.errors import SourceError
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
-from seqrecord.sources.finding import MAX_DEPTH, natural_order
 from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.originals import MAX_DEPTH, natural_order
 from seqrecord.sources.rasters import RASTER_ENDINGS
 
 __all__ = [

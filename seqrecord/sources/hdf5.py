@@ -17,7 +17,6 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value
 from seqrecord.sources.files import is_file
-from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.hdf5_files import (
     encoded_row,
     first_image,
@@ -27,7 +26,7 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, find_files, has_file, key_of
 from seqrecord.sources.rows import read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile

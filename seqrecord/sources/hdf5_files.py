@@ -19,7 +19,7 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.files import open_file
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import remote_files
 from seqrecord.sources.rows import first_line, read_rows
 
 __all__ = [

@@ -27,7 +27,6 @@ import numpy as np
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import is_directory, list_folder, read_bytes
-from seqrecord.sources.finding import natural_order
 from seqrecord.sources.hdf5_files import (
     attributes,
     datasets,
@@ -37,6 +36,7 @@ from seqrecord.sources.hdf5_files import (
     load_h5py,
     text_of,
 )
+from seqrecord.sources.originals import natural_order
 
 __all__ = ["Recording", "groups", "recording"]
 

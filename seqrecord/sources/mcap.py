@@ -18,8 +18,7 @@ from seqrecord.sources.bag_files import Topic
 from seqrecord.sources.bag_topics import IMAGES, READABLE, TopicFeatures, can_read, decoder
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Timeline, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.finding import has_file
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, has_file
 from seqrecord.sources.specs import feature_name
 from seqrecord.text import repr_of
 

@@ -13,8 +13,7 @@ from typing import Any
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
 from seqrecord.sources.files import find_original, is_file, list_folder
-from seqrecord.sources.remote import is_url, open_remote
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 

@@ -26,14 +26,12 @@ from seqrecord.sources.tartanair_frames import (
 )
 from seqrecord.sources.tartanair_layout import (
     CAMERAS,
+    DIFFICULTIES,
     IMU_ROWS,
     LAYOUTS,
     Layout,
     PixelFiles,
     Size,
-)
-from seqrecord.sources.tartanair_tree import (
-    DIFFICULTIES,
     Trajectory,
     find_trajectories,
     trajectory_of,

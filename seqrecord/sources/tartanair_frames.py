@@ -16,8 +16,7 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.arrays import read_npy
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import read_image_file
-from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
-from seqrecord.sources.tartanair_tree import Trajectory
+from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
 
 __all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames"]
 

@@ -26,9 +26,8 @@ from seqrecord.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_directory, is_file, list_folder
-from seqrecord.sources.finding import natural_order
-from seqrecord.sources.originals import Originals
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.originals import Originals, natural_order
+from seqrecord.sources.remote import remote_files
 from seqrecord.sources.rows import first_line, read_rows
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 
