@@ -10,7 +10,7 @@ from typing import Any
 from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
 from seqrecord.schema import Frame, Schema
-from seqrecord.sources.arrays import npy_header
+from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import read_description
 from seqrecord.sources.files import is_directory
@@ -126,6 +126,6 @@ def _length(episode: EpisodeFolder) -> tuple[int, float | None]:
     for folder in episode.folders.values():
         return folder.num_frames, None
     path = episode.path / next(iter(episode.arrays.values()))
-    shape = npy_header(path).shape
+    shape = array_header(path).shape
     check_time_axis(shape, path)
     return shape[0], None

@@ -11,7 +11,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.arrays import NpyFile, npy_header, read_npy
+from seqrecord.sources.array_files import NpyFile, array_header, read_array
 from seqrecord.sources.exported import (
     DESCRIPTION,
     ENDINGS,
@@ -22,7 +22,6 @@ from seqrecord.sources.exported import (
 from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
 from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
-from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header, read_raster
 from seqrecord.sources.specs import check_spec
 
 __all__ = ["check_time_axis", "read_frames"]
@@ -193,10 +192,9 @@ def _read_frame(path: Path, spec: FeatureSpec) -> Any:
     if ending not in IMAGE_FORMATS:
         if spec.codec:
             raise SourceError(f"a {ending} file among kept images", file=str(path))
-        is_raster = ending in RASTER_ENDINGS
-        header = raster_header(path) if is_raster else npy_header(path)
+        header = array_header(path)
         check_spec(header.dtype, header.shape, spec, path)
-        return read_raster(path) if is_raster else read_npy(path)
+        return read_array(path)
     data = read_image_file(path)
     array = decode_image(data, path)
     check_spec(array.dtype, array.shape, spec, path)

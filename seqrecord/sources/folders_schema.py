@@ -12,12 +12,11 @@ import numpy as np
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec, Schema
-from seqrecord.sources.arrays import npy_header
+from seqrecord.sources.array_files import array_header
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.folders_frames import check_time_axis
 from seqrecord.sources.folders_tree import EpisodeFolder
-from seqrecord.sources.images import image_header, kept_codec, load_imagecodecs
-from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header
+from seqrecord.sources.images import IMAGE_FORMATS, image_header, kept_codec, load_imagecodecs
 from seqrecord.sources.specs import feature_spec, widened
 
 __all__ = ["find_schema"]
@@ -113,27 +112,19 @@ def _as_exported(
 
 def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
     """The feature as the header of this episode's first file declares it."""
-    codec: _Codec = ()
-    said: dict[str, str] = {}
     if name in episode.folders:
         path = episode.path / name / episode.folders[name].first
     else:
         path = episode.path / episode.arrays[name]
-    if path.suffix.lower() == ".npy":
-        npy = npy_header(path)
-        dtype, shape = npy.dtype, npy.shape
-        if name in episode.arrays:
-            check_time_axis(shape, path)
-            shape = shape[1:]
-    elif path.suffix.lower() in RASTER_ENDINGS:
-        raster = raster_header(path)
-        dtype, shape = raster.dtype, raster.shape
-        if path.suffix.lower() == ".flo":
-            said = {"kind": "flow", "unit": "px"}
-    else:
+    if path.suffix.lower() in IMAGE_FORMATS:
         image = image_header(path)
-        dtype, shape = image.dtype, image.shape
-        codec = kept_codec(image)
-        if dtype == np.uint16 and len(shape) == 3:
+        if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
-    return feature_spec(name, dtype, shape, path, **said), codec
+        return feature_spec(name, image.dtype, image.shape, path), kept_codec(image)
+    header = array_header(path)
+    shape = header.shape
+    if name in episode.arrays:
+        check_time_axis(shape, path)
+        shape = shape[1:]
+    said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
+    return feature_spec(name, header.dtype, shape, path, **said), ()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.array_files import RASTER_ENDINGS
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.images import IMAGE_FORMATS
 from seqrecord.sources.originals import MAX_DEPTH, natural_order
-from seqrecord.sources.rasters import RASTER_ENDINGS
 
 __all__ = [
     "MAX_METADATA_BYTES",

@@ -13,7 +13,7 @@ import numpy as np
 from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
-from seqrecord.sources.arrays import npy_header
+from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_root, is_file
 from seqrecord.sources.images import load_imagecodecs
@@ -203,7 +203,7 @@ class TartanAir:
             path = trajectory.path / "imu" / file
             if trajectory.layout is layout and "imu" in trajectory.entries and is_file(path):
                 try:
-                    header = npy_header(path)
+                    header = array_header(path)
                     counts = imu_counts(len(FrameLists(trajectory).ids))
                 except SourceError:
                     continue

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.arrays import read_npy
+from seqrecord.sources.array_files import read_array
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import read_image_file
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
@@ -225,7 +225,7 @@ def _poses(path: Path, feature: str, num_frames: int) -> npt.NDArray[np.float64]
 
 def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any]:
     counts = imu_counts(num_frames)
-    samples = read_npy(path, spec.dtype)
+    samples = read_array(path, spec.dtype)
     if samples.shape not in [(count, 3) for count in counts]:
         raise SourceError(
             "wrong shape",

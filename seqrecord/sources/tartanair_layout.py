@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.arrays import npy_header, read_npy
+from seqrecord.sources.array_files import array_header, read_array
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import check_array, is_directory, list_folder
 from seqrecord.sources.images import decode_image, image_header, read_image, read_image_file
@@ -104,7 +104,7 @@ class PixelFiles:
     def size(self, path: Path) -> Size:
         """Height and width as a file's header declares them; raises `SourceError`."""
         if path.suffix == ".npy":
-            header = npy_header(path)
+            header = array_header(path)
             dtype, shape = header.dtype, header.shape
             want = self.features[0]
             check_array(dtype, shape, want.dtype, (*shape[:2], *want.channels), path)
@@ -154,7 +154,7 @@ def check_rgb(data: bytes, path: Path, size: Size) -> npt.NDArray[Any]:
 
 def _npy_reader(dtype: str, channels: tuple[int, ...] = ()) -> Reader:
     def read(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
-        return (read_npy(path, dtype, (*size, *channels)),)
+        return (read_array(path, dtype, (*size, *channels)),)
 
     return read
 
