@@ -33,7 +33,6 @@ __all__ = [
     "image_header",
     "kept_codec",
     "load_imagecodecs",
-    "read_image",
     "read_image_file",
 ]
 
@@ -71,18 +70,6 @@ def kept_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
     return ({"id": "seqrecord.image", "format": header.format},)
 
 
-def read_image(
-    path: Path, mode: str | None = None, size: tuple[int, int] | None = None
-) -> npt.NDArray[Any]:
-    """The pixels as [H, W] or [H, W, C] of uint8, uint16 or, for bilevel images, bool.
-
-    A palette image gives its indices. `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
-    (H, W) are demanded where given. Raises `SourceError` for a file that cannot be read, is cut or
-    damaged anywhere, or is of another mode or size.
-    """
-    return decode_image(read_image_file(path), path, mode, size)
-
-
 def read_image_file(path: Path) -> bytes:
     """The encoded image as it is."""
     return read_bytes(path, MAX_FRAME_BYTES)
@@ -104,9 +91,12 @@ def decode_image(
     size: tuple[int, int] | None = None,
     format: str | None = None,  # noqa: A002 - as Pillow calls it
 ) -> npt.NDArray[Any]:
-    """As `read_image`, of bytes that were read from `path`.
+    """The pixels of an image that was read from `path`, of the dtypes uint8, uint16 or, for bilevel
+    images, bool: [H, W] or [H, W, C].
 
-    They are of `format`, `png` or `jpeg`; by default of the one that the name says.
+    A palette image gives its indices. `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
+    (H, W) are demanded where given. `format` is `png` or `jpeg`, by default the one that the name
+    says. Raises `SourceError` for what is cut or damaged anywhere, or is of another mode or size.
     """
     header, image = _header(io.BytesIO(data), path, format)
     if mode is not None and header.mode != mode:

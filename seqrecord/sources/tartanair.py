@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class TartanAir:
         Names of folders alone can be those of another tree, such as an exported episode.
         """
         return any(
-            any(pose.file in trajectory.entries for pose in trajectory.layout.poses)
+            any(file in trajectory.entries for *_, file in trajectory.layout.poses)
             or any(_some_has([trajectory], files) for files in trajectory.pixels)
             for trajectory in self._found
             if trajectory.layout
@@ -168,15 +168,11 @@ class TartanAir:
         for files in layout.pixels:
             if files.camera in self.cameras and size and _some_has(trajectories, files):
                 codec = _PNG if self.keep_encoded and files.is_image else ()
-                for feature in files.features:
-                    shape = (*size, *feature.channels)
-                    dtype = np.dtype(feature.dtype)
-                    yield FeatureSpec(
-                        feature.name, dtype, shape, codec, kind=feature.kind, unit=feature.unit
-                    )
-        for pose in layout.poses:
-            if pose.file in entries and pose.camera in self.cameras:
-                yield FeatureSpec(pose.feature, np.dtype("<f8"), (7,), kind="pose", unit="m")
+                for spec in files.features:
+                    yield replace(spec, shape=(*size, *spec.shape[2:]), codec=codec)
+        for spec, camera, file in layout.poses:
+            if file in entries and camera in self.cameras:
+                yield spec
         for name, file, unit in layout.imu:
             if "imu" in entries and (found := self._imu_dtype(layout, file)):
                 yield FeatureSpec(name, found, (IMU_ROWS, 3), kind="imu", unit=unit)
