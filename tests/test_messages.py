@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.sources.foxglove_messages import FOXGLOVE_TYPES, decode_foxglove, field_numbers
-from seqrecord.sources.pixels import pixels
+from seqrecord.sources.images import pixels
 from seqrecord.sources.protobuf import fields, read_varint, varints
 from seqrecord.sources.ros_messages import ROS_TYPES, decode_ros
 from tests.bags import IMAGE, IMU, JOINTS, STORE, image, imu, joints

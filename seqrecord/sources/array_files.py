@@ -26,15 +26,12 @@ from numpy.lib import format as npy_format
 from seqrecord.errors import SourceError, StorageError
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import check_array, on_disk, open_file, read_values, unreadable
+from seqrecord.sources.files import check_array, on_disk, open_file, opened, read_values, unreadable
 from seqrecord.sources.rows import first_line
 
 __all__ = ["RASTER_ENDINGS", "ArrayHeader", "NpyFile", "array_header", "read_array"]
 
-_NPY_HEADERS = {
-    (1, 0): npy_format.read_array_header_1_0,
-    (2, 0): npy_format.read_array_header_2_0,
-}
+_NPY_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
 _PFM_HEADER = 128  # bytes that a PFM's header may take
@@ -67,11 +64,8 @@ class ArrayHeader:
 
 def array_header(path: Path) -> ArrayHeader:
     """The header, which agrees with the file's size; raises `SourceError` otherwise."""
-    try:
-        with open_file(path) as stream:
-            return _header(stream, path)
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with opened(path) as stream:
+        return _header(stream, path)
 
 
 def read_array(
@@ -88,34 +82,29 @@ def read_array(
     Raises `SourceError` for a file that cannot be read, is cut, or holds anything else.
     `MissingPackageError` names what reads OpenEXR files where it is not installed.
     """
-    try:
-        with open_file(path) as stream:
-            header = _header(stream, path)
-            want = header.dtype if dtype is None else np.dtype(dtype)
-            check_array(header.dtype, header.shape, want, shape or header.shape, path)
-            if header.nbytes > MAX_FRAME_BYTES:
-                raise SourceError(
-                    "an array that is too large",
-                    file=str(path),
-                    expected=f"at most {MAX_FRAME_BYTES} bytes",
-                    got=f"{header.nbytes} bytes",
-                )
-            if header.channels:
-                return _read_exr(path, header)
-            stream.seek(header.offset)
-            values = read_values(stream, header.dtype, math.prod(header.shape))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if values.nbytes != header.nbytes:  # cut since the header was checked
-        raise SourceError(
-            f"a truncated {_noun(path)}",
-            file=str(path),
-            expected=f"{header.nbytes} bytes of values",
-            got=f"{values.nbytes} bytes",
-        )
-    array = values.reshape(header.shape, order="F" if header.fortran_order else "C")
-    rows = array[::-1] if header.is_flipped else array
-    return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
+    with opened(path) as stream:
+        header = _header(stream, path)
+        want = header.dtype if dtype is None else np.dtype(dtype)
+        check_array(header.dtype, header.shape, want, shape or header.shape, path)
+        if header.nbytes > MAX_FRAME_BYTES:
+            raise SourceError(
+                "an array that is too large",
+                expected=f"at most {MAX_FRAME_BYTES} bytes",
+                got=f"{header.nbytes} bytes",
+            )
+        if header.channels:
+            return _read_exr(path, header)
+        stream.seek(header.offset)
+        values = read_values(stream, header.dtype, math.prod(header.shape))
+        if values.nbytes != header.nbytes:  # cut since the header was checked
+            raise SourceError(
+                f"a truncated {_noun(path)}",
+                expected=f"{header.nbytes} bytes of values",
+                got=f"{values.nbytes} bytes",
+            )
+        array = values.reshape(header.shape, order="F" if header.fortran_order else "C")
+        rows = array[::-1] if header.is_flipped else array
+        return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
 
 
 class NpyFile:
@@ -170,11 +159,10 @@ class NpyFile:
 
 def _header(stream: BinaryIO, path: Path) -> ArrayHeader:
     parse = _RASTERS.get(path.suffix.lower())
-    header = (parse or _npy_header)(stream, path)
+    header = (parse or _npy_header)(stream)
     if parse and (0 in header.shape or header.nbytes > MAX_FRAME_BYTES):
         raise SourceError(
             "an image of an impossible size",
-            file=str(path),
             expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
             got=list(header.shape),
         )
@@ -182,7 +170,6 @@ def _header(stream: BinaryIO, path: Path) -> ArrayHeader:
     if header.offset and (declared != size or min(header.shape, default=0) < 0):
         raise SourceError(
             f"an {_noun(path)} whose size is not what its header declares",
-            file=str(path),
             expected=f"{declared} bytes for {header.dtype} {list(header.shape)}"[:200],
             got=f"{size} bytes",
         )
@@ -193,7 +180,7 @@ def _noun(path: Path) -> str:
     return "image" if path.suffix.lower() in _RASTERS else "npy file"
 
 
-def _npy_header(stream: BinaryIO, path: Path) -> ArrayHeader:
+def _npy_header(stream: BinaryIO) -> ArrayHeader:
     try:
         version = npy_format.read_magic(stream)
         # Version 3 exists for structured dtypes with unicode field names: no frame is one.
@@ -203,49 +190,44 @@ def _npy_header(stream: BinaryIO, path: Path) -> ArrayHeader:
     except Exception as error:  # ValueError as a rule, but it parses Python literals
         raise SourceError(
             "not an npy file that can be read",
-            file=str(path),
             expected="an npy header of version 1.0 or 2.0",
             got=first_line(error),
         ) from error
     if dtype.hasobject:
         raise SourceError(
             "an npy file of pickled objects, which are never loaded",
-            file=str(path),
             expected="numbers",
             got=str(dtype)[:200],
         )
     return ArrayHeader(dtype, shape, stream.tell(), fortran_order)
 
 
-def _flo_header(stream: BinaryIO, path: Path) -> ArrayHeader:
+def _flo_header(stream: BinaryIO) -> ArrayHeader:
     head = stream.read(12)
     if len(head) < 12 or head[:4] != _FLO_MAGIC:
-        raise SourceError("not a .flo file", file=str(path), expected="PIEH", got=repr(head[:4]))
+        raise SourceError("not a .flo file", expected="PIEH", got=repr(head[:4]))
     width, height = (int.from_bytes(head[i : i + 4], "little", signed=True) for i in (4, 8))
     return ArrayHeader(np.dtype("<f4"), (max(height, 0), max(width, 0), 2), 12)
 
 
-def _pfm_header(stream: BinaryIO, path: Path) -> ArrayHeader:
+def _pfm_header(stream: BinaryIO) -> ArrayHeader:
     found = _PFM.match(stream.read(_PFM_HEADER))
     scale = float(found[4]) if found and found[4].count(b".") < 2 else 0.0
     if found is None or scale == 0 or not math.isfinite(scale):
-        raise SourceError(
-            "not a PFM file", file=str(path), expected="PF or Pf, width, height, scale"
-        )
+        raise SourceError("not a PFM file", expected="PF or Pf, width, height, scale")
     size = (int(found[3]), int(found[2]))
     shape = (*size, 3) if found[1] == b"PF" else size
     dtype: np.dtype[Any] = np.dtype("<f4" if scale < 0 else ">f4")
     return ArrayHeader(dtype, shape, found.end(), is_flipped=True)
 
 
-def _exr_header(stream: BinaryIO, path: Path) -> ArrayHeader:
+def _exr_header(stream: BinaryIO) -> ArrayHeader:
     """From the attributes; https://openexr.com/en/latest/OpenEXRFileLayout.html."""
     data = stream.read(_EXR_HEADER)
     flags = int.from_bytes(data[4:8], "little") >> 8
     if data[:4] != _EXR_MAGIC or flags & _EXR_UNREAD:
         raise SourceError(
             "not an OpenEXR file of one flat image",
-            file=str(path),
             expected="neither deep nor of several parts",
             got=repr(data[:8]),
         )
@@ -254,19 +236,18 @@ def _exr_header(stream: BinaryIO, path: Path) -> ArrayHeader:
         left, top, right, bottom = struct.unpack("<4i", attributes["dataWindow"])
         found = dict(_exr_channels(attributes["channels"]))
     except (ValueError, LookupError, struct.error) as error:
-        raise SourceError("a damaged OpenEXR header", file=str(path)) from error
+        raise SourceError("a damaged OpenEXR header") from error
     names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
     kinds = set(found.values())
     if len(kinds) != 1 or (len(names) > 1 and names not in _EXR_COLOURS):
         raise SourceError(
             "OpenEXR channels that are not one image",
-            file=str(path),
             expected="one channel, or R, G, B and perhaps A, of one kind and not subsampled",
             got=", ".join(f"{name} ({kind})" for name, kind in found.items())[:200],
         )
     (dtype,) = kinds
     if dtype not in _EXR_DTYPES:
-        raise SourceError("subsampled OpenEXR channels", file=str(path), got=dtype)
+        raise SourceError("subsampled OpenEXR channels", got=dtype)
     size = (max(0, bottom - top + 1), max(0, right - left + 1))
     shape = (*size, len(names)) if len(names) > 1 else size
     return ArrayHeader(np.dtype(_EXR_DTYPES[dtype]), shape, channels=names)
@@ -311,14 +292,14 @@ def _read_exr(path: Path, header: ArrayHeader) -> npt.NDArray[Any]:
         raise
     except Exception as error:  # the library raises about any kind
         raise SourceError(
-            "an OpenEXR file that cannot be decoded", file=str(path), got=first_line(error)
+            "an OpenEXR file that cannot be decoded", got=first_line(error)
         ) from error
     for plane in planes:
         check_array(plane.dtype, plane.shape, header.dtype, header.shape[:2], path)
     return np.ascontiguousarray(np.stack(planes, axis=-1)).reshape(header.shape)
 
 
-_RASTERS: dict[str, Callable[[BinaryIO, Path], ArrayHeader]] = {
+_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {
     ".flo": _flo_header,
     ".pfm": _pfm_header,
     ".exr": _exr_header,

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
@@ -27,6 +27,7 @@ __all__ = [
     "list_folder",
     "on_disk",
     "open_file",
+    "opened",
     "read_bytes",
     "read_values",
     "size_of",
@@ -143,6 +144,16 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
         return path.open("rb", buffering=-1 if buffered else 0)
     file = files.open(path)
     return io.BufferedReader(file) if buffered else cast("BinaryIO", file)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
+    try:
+        with located(SourceError, file=str(path)), open_file(path) as file:
+            yield file
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 @contextmanager

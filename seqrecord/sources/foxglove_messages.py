@@ -9,7 +9,7 @@ import base64
 import json
 from typing import Any
 
-from seqrecord.sources.pixels import pixels
+from seqrecord.sources.images import pixels
 from seqrecord.sources.protobuf import fields
 from seqrecord.sources.ros_messages import Encoded, Message
 

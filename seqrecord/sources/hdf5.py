@@ -139,7 +139,7 @@ class Hdf5(Originals):
                         told = {**one.metadata, **metadata}
                         if one.left_out:
                             told["left_out"] = [text_of(name) for name in one.left_out]
-                        episodes[-1] = EpisodeInfo(key, _num_frames(one, path), told, one.fps)
+                        episodes[-1] = EpisodeInfo(key, _num_frames(one), told, one.fps)
                         offered |= dict.fromkeys(one.videos)
                         found += self._video_specs(one, {spec.name for spec in found})
             except SourceError as error:  # `frames` says what is wrong
@@ -179,9 +179,7 @@ class Hdf5(Originals):
 
     def _spec(self, name: str, dataset: Any, one: Recording, path: Path) -> FeatureSpec:
         if dataset.shape == ():
-            raise SourceError(
-                "a dataset without a time axis", file=str(path), feature=name, expected="[T, …]"
-            )
+            raise SourceError("a dataset without a time axis", feature=name, expected="[T, …]")
         data = first_image(dataset, path)
         if data is not None:
             keep = self.keep_encoded and not self._is_bgr(data, one, path)
@@ -190,7 +188,6 @@ class Hdf5(Originals):
         if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
                 "a first row that is no image, in a file whose images are compressed",
-                file=str(path),
                 feature=name,
                 frame=0,
                 expected="a JPEG or a PNG",
@@ -206,7 +203,7 @@ class Hdf5(Originals):
 
     def _read(self, file: Any, path: Path, group: str) -> Iterator[Frame]:
         one = recording(file, path, group, self.map)
-        num_frames = _num_frames(one, path)
+        num_frames = _num_frames(one)
         readers: dict[str, Iterator[Any]] = {}
         there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema
         for name, spec in self.schema().items():
@@ -215,14 +212,13 @@ class Hdf5(Originals):
                 if not dataset.shape or dataset.shape[0] != num_frames:
                     raise SourceError(
                         "a feature whose rows disagree with the episode's frames",
-                        file=str(path),
                         feature=name,
                         expected=f"{num_frames} rows",
                         got=f"{dataset.shape[0] if dataset.shape else 'no'} rows",
                     )
                 readers[name] = self._values(dataset, spec, one, path, num_frames)
         if not (readers or one.videos) or not num_frames:
-            raise SourceError("an episode without frames of the features", file=str(path))
+            raise SourceError("an episode without frames of the features")
         for _ in range(num_frames):
             yield {name: next(values) for name, values in readers.items()}
 
@@ -237,12 +233,12 @@ class Hdf5(Originals):
             if is_array:
                 check_spec(dataset.dtype, dataset.shape[1:], spec, path)
             if is_image + is_array != (spec.value == "array"):
-                raise SourceError("text and numbers of one name", file=str(path))
+                raise SourceError("text and numbers of one name")
             for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
                 if is_array:
                     yield np.asarray(row, spec.dtype)
                 else:
-                    yield self._image(row, spec, one, path) if is_image else _text(row, path)
+                    yield self._image(row, spec, one, path) if is_image else _text(row)
                 number = None  # the next rows may be those that cannot be read
         except SourceError as error:
             error.located(feature=spec.name)
@@ -255,7 +251,7 @@ class Hdf5(Originals):
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
-            raise SourceError("a row that is no image", file=str(path), expected="a JPEG or a PNG")
+            raise SourceError("a row that is no image", expected="a JPEG or a PNG")
         value = embedded_value(data, spec, path)
         if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
             return np.ascontiguousarray(value[..., ::-1])
@@ -289,20 +285,18 @@ def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
             )
 
 
-def _num_frames(one: Recording, path: Path) -> int:
+def _num_frames(one: Recording) -> int:
     """What the file says, or the rows of the actions, or of the first dataset."""
     if one.num_frames is not None:
         return one.num_frames
     for name in ("action", "actions", *one.stored):
         if name in one.stored and one.stored[name].shape:
             return int(one.stored[name].shape[0])
-    raise SourceError("an episode without frames", file=str(path))
+    raise SourceError("an episode without frames")
 
 
-def _text(row: Any, path: Path) -> str:
+def _text(row: Any) -> str:
     try:
         return row if isinstance(row, str) else bytes(row).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(
-            "text that is not UTF-8", file=str(path), got=repr(bytes(row)[:80])
-        ) from error
+        raise SourceError("text that is not UTF-8", got=repr(bytes(row)[:80])) from error

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.sources.pixels import pixels
+from seqrecord.sources.images import pixels
 
 __all__ = ["NUMBERS", "ROS_TYPES", "Encoded", "Message", "check_definition", "decode_ros"]
 
