@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from seqrecord.sources.files import find_original, find_root, is_directory, is_f
 __all__ = [
     "MAX_DEPTH",
     "Originals",
+    "check_depth",
     "find_files",
     "find_folders",
     "has_file",
@@ -24,6 +24,11 @@ __all__ = [
     "key_of",
     "natural_order",
 ]
+
+MAX_DEPTH = 32  # a link that leads back up would never end
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
+_QUICK = 10_000  # entries that are looked at to see which format fits
+_QUICK_FOLDER = 1000  # of them in one folder
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,6 @@ class Originals:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
 
 
-MAX_DEPTH = 32  # a link that leads back up would never end
-
-_DIGITS = re.compile(r"(\d+)", re.ASCII)
-_QUICK = 10_000  # entries that are looked at to see which format fits
-_QUICK_FOLDER = 1000  # of them in one folder
-
-
 def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     """Whether a file that `fits` is `root`, or is among the first entries of the tree below it.
 
@@ -89,26 +87,21 @@ def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
 
     Nothing is looked for inside of those.
     """
-    found: list[Path] = []
-    waiting = deque([(root, 0)])
-    while waiting:
-        folder, depth = waiting.popleft()
-        if depth > MAX_DEPTH:
-            raise _too_deep(folder)
-        names = dict(list_folder(folder))
-        if fits(set(names)):
-            found.append(folder)
-        else:
-            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
-    return sorted(found, key=lambda path: [natural_order(part) for part in path.parts])
+    walk = _walk(root, lambda names: not fits(set(names)))
+    return _in_order(folder for folder, names in walk if fits(set(names)))
 
 
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
     """All files that fit below `root`, or itself, in the order of their paths and numbers."""
-    found = [root] if is_file(root) and fits(root) else []
-    if is_directory(root):
-        found.extend(_walk(root, fits, 0))
-    return sorted(found, key=lambda path: [natural_order(part) for part in path.parts])
+    if is_file(root):
+        return [root] if fits(root) else []
+    walk = _walk(root) if is_directory(root) else ()
+    return _in_order(
+        folder / name
+        for folder, names in walk
+        for name, is_folder in names.items()
+        if not is_folder and fits(folder / name)
+    )
 
 
 def key_of(path: Path, root: Path, *, ending: bool = False) -> str:
@@ -136,17 +129,27 @@ def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
             waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 
-def _walk(folder: Path, fits: Callable[[Path], bool], depth: int) -> Iterator[Path]:
+def _walk(
+    root: Path, goes_down: Callable[[dict[str, bool]], bool] = lambda _: True
+) -> Iterator[tuple[Path, dict[str, bool]]]:
+    """All folders, as `_first_entries` gives them, below those that `goes_down` into."""
+    waiting = [(root, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        check_depth(folder, depth)
+        names = dict(list_folder(folder))
+        yield folder, names
+        if goes_down(names):
+            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+
+
+def _in_order(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: [natural_order(part) for part in path.parts])
+
+
+def check_depth(folder: Path, depth: int) -> None:
+    """Raises `SourceError` for a folder too far below the first one."""
     if depth > MAX_DEPTH:
-        raise _too_deep(folder)
-    for name, is_folder in list_folder(folder):
-        if is_folder:
-            yield from _walk(folder / name, fits, depth + 1)
-        elif fits(folder / name):
-            yield folder / name
-
-
-def _too_deep(folder: Path) -> SourceError:
-    return SourceError(
-        "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
-    )
+        raise SourceError(
+            "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
+        )
