@@ -21,7 +21,7 @@ from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
 from seqrecord.sources.images import IMAGE_FORMATS, image_header, kept_codec, load_imagecodecs
 from seqrecord.sources.originals import Originals
-from seqrecord.sources.specs import feature_spec, widened
+from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
 
@@ -185,15 +185,8 @@ def _find_schema(
     for name in errors.keys() - specs.keys():
         if name or not specs:
             raise errors[name]
-    names = list(features) if features is not None else [*exported, *sorted(offered - {*exported})]
-    unknown = [name for name in names if name not in specs]
-    if unknown or not names:
-        raise SourceError(
-            "no such feature in this tree",
-            file=str(root),
-            expected=f"some of {', '.join(sorted(offered))}",
-            got=", ".join(unknown) or None,
-        )
+    every = [*exported, *sorted(offered - {*exported})]
+    names = chosen_names(every, features, root, "no such feature in this tree")
     if not keep_encoded:
         return Schema([specs[name] for name in names])
     return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])

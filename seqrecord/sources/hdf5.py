@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,25 +86,29 @@ class Hdf5(Originals):
         return self._probed[1]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        path = self._folder / str(info.metadata.get("file", ""))
-        if ".." in path.parts or not is_hdf5_name(path):
-            raise SourceError("no such episode", file=str(self.root), episode=info.key)
-        with located(SourceError, episode=info.key), open_hdf5(path) as file:
-            yield from self._read(file, path, str(info.metadata.get("group", "/")))
+        with self._opened(info) as (one, path):
+            yield from self._read(one, path)
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
         schema = self.schema()
         if not any(spec.is_video for spec in schema.values()):
             return {}
+        with self._opened(info) as (one, _):
+            return {
+                name: _gops(info, schema[name], video)
+                for name, video in one.videos.items()
+                if name in schema and schema[name].is_video
+            }
+
+    @contextmanager
+    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Recording, Path]]:
+        """The episode, and the file that holds it, while that is open."""
         path = self._folder / str(info.metadata.get("file", ""))
+        if ".." in path.parts or not is_hdf5_name(path):
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
         with located(SourceError, episode=info.key), open_hdf5(path) as file:
-            one = recording(file, path, str(info.metadata.get("group", "/")), self.map)
-        return {
-            name: _gops(info, schema[name], video)
-            for name, video in one.videos.items()
-            if name in schema and schema[name].is_video
-        }
+            yield recording(file, path, str(info.metadata.get("group", "/")), self.map), path
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -201,8 +206,7 @@ class Hdf5(Originals):
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
         return order == "bgr" and embedded_format(data, path) == "jpeg"
 
-    def _read(self, file: Any, path: Path, group: str) -> Iterator[Frame]:
-        one = recording(file, path, group, self.map)
+    def _read(self, one: Recording, path: Path) -> Iterator[Frame]:
         num_frames = _num_frames(one)
         readers: dict[str, Iterator[Any]] = {}
         there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema

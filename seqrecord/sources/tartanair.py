@@ -17,6 +17,7 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_root, is_file
 from seqrecord.sources.images import load_imagecodecs
+from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
     has_frames,
@@ -146,15 +147,8 @@ class TartanAir:
         for layout in layouts:
             for spec in self._offered(layout, sizes.get(layout.version)):
                 offered[spec.name] = spec
-        names = list(offered) if self.features is None else self.features
-        unknown = [name for name in names if name not in offered]
-        if unknown or not names:
-            raise SourceError(
-                "no such feature in this tree",
-                file=str(self.root),
-                expected=f"some of {', '.join(offered) or 'none'}",
-                got=", ".join(unknown) or None,
-            )
+        root = Path(self.root)
+        names = chosen_names(offered, self.features, root, "no such feature in this tree")
         for layout in layouts:
             for files in layout.pixels:
                 if files.needs_imagecodecs and any(f.name in names for f in files.features):

@@ -146,20 +146,11 @@ class ZarrBuffers(Originals):
                             expected=f"at least {stop} rows",
                             got=f"{array.shape[0]} rows",
                         )
-                    readers[feature] = read_rows(array, path, start, stop)
+                    readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
                 raise SourceError("an episode without frames of the features")
-            schema = self.schema()
             for _ in range(start, stop):
-                frame: dict[str, npt.NDArray[Any] | str] = {}
-                for feature, rows in readers.items():
-                    with located(SourceError, feature=feature):
-                        row = next(rows)
-                    is_array = schema[feature].value == "array"
-                    frame[feature] = (
-                        np.asarray(row, schema[feature].dtype) if is_array else str(row)
-                    )
-                yield frame
+                yield {feature: next(values) for feature, values in readers.items()}
 
 
 FORMAT = SourceFormat(
@@ -169,6 +160,12 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _values(rows: Iterator[Any], spec: FeatureSpec) -> Iterator[npt.NDArray[Any] | str]:
+    with located(SourceError, feature=spec.name):
+        for row in rows:
+            yield np.asarray(row, spec.dtype) if spec.value == "array" else str(row)
 
 
 def _is_buffer(path: Path) -> bool:
