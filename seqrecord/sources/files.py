@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError, located
+from seqrecord.errors import SourceError
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
@@ -150,8 +150,11 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
     try:
-        with located(SourceError, file=str(path)), open_file(path) as file:
+        with open_file(path) as file:
             yield file
+    except SourceError as error:
+        error.located(file=str(path))
+        raise
     except OSError as error:
         raise unreadable(path, error) from error
 

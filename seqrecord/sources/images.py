@@ -116,7 +116,7 @@ def decode_image(
     (H, W) are demanded where given. `format` is `png` or `jpeg`, by default the one that the name
     says. Raises `SourceError` for what is cut or damaged anywhere, or is of another mode or size.
     """
-    with located(SourceError, file=str(path)):
+    try:
         header, image = _header(io.BytesIO(data), format or _format_of(path))
         if mode is not None and header.mode != mode:
             raise SourceError("an image of the wrong kind", expected=mode, got=header.mode)
@@ -138,6 +138,9 @@ def decode_image(
         except Exception as error:  # Pillow and imagecodecs raise about any kind
             raise _undecodable(error) from error
         return np.ascontiguousarray(array, header.dtype).reshape(header.shape)
+    except SourceError as error:
+        error.located(file=str(path))
+        raise
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
