@@ -25,9 +25,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.tools.bench.advice import advise
-from seqrecord.tools.bench.bench import BenchOptions, measure
-from seqrecord.tools.bench.measured import StepTimes
+from seqrecord.tools.bench import BenchOptions, StepTimes, advise, measure
 from tests.command_line import main
 from tests.datasets import HEIGHT, WIDTH, write_small
 

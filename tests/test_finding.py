@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.finding import (
+from seqrecord.sources.originals import (
     find_files,
     find_folders,
     has_file,

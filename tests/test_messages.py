@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord.sources.images import pixels
 from seqrecord.sources.messages import (
     FOXGLOVE_TYPES,
     ROS_TYPES,
@@ -19,7 +20,6 @@ from seqrecord.sources.messages import (
     decode_ros,
     field_numbers,
 )
-from seqrecord.sources.pixels import pixels
 from seqrecord.sources.protobuf import fields, read_varint, varints
 from tests.bags import IMAGE, IMU, JOINTS, STORE, image, imu, joints
 

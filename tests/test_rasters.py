@@ -20,7 +20,7 @@ from seqrecord import convert
 from seqrecord import open as open_records
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import Folders
-from seqrecord.sources.rasters import raster_header, read_raster
+from seqrecord.sources.array_files import array_header, read_array
 from tests.golden.make_rasters import FOLDER, values
 
 Array = npt.NDArray[Any]
@@ -41,9 +41,9 @@ def write_exr(path: Path, channels: dict[str, Array], **more: Any) -> None:
     ],
 )
 def test_files_of_opencv(name: str, want: Array) -> None:
-    header = raster_header(FOLDER / name)
+    header = array_header(FOLDER / name)
     assert (header.dtype, header.shape) == (np.dtype("<f4"), want.shape)
-    np.testing.assert_array_equal(read_raster(FOLDER / name), want, strict=True)
+    np.testing.assert_array_equal(read_array(FOLDER / name), want, strict=True)
 
 
 def test_files_of_pillow(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_files_of_pillow(tmp_path: Path) -> None:
         Image.fromarray(depth).save(tmp_path / "a.pfm", "PPM")
     except OSError:
         pytest.skip("Pillow 10.3 writes PFM")
-    np.testing.assert_array_equal(read_raster(tmp_path / "a.pfm"), depth, strict=True)
+    np.testing.assert_array_equal(read_array(tmp_path / "a.pfm"), depth, strict=True)
 
 
 def test_a_big_endian_pfm_with_a_scale(tmp_path: Path) -> None:
     pixels = values()[..., 2]
     (tmp_path / "a.PFM").write_bytes(b"Pf 7 5\n2.5e0\n" + pixels[::-1].astype(">f4").tobytes())
-    np.testing.assert_array_equal(read_raster(tmp_path / "a.PFM"), pixels, strict=True)
+    np.testing.assert_array_equal(read_array(tmp_path / "a.PFM"), pixels, strict=True)
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<u4"])
@@ -68,31 +68,31 @@ def test_files_of_openexr(tmp_path: Path, dtype: str, channels: str) -> None:
     planes = {name: np.ascontiguousarray(pixels[..., i]) for i, name in enumerate(channels)}
     write_exr(tmp_path / "a.exr", planes)
     want = pixels if len(channels) > 1 else pixels[..., 0]
-    header = raster_header(tmp_path / "a.exr")
+    header = array_header(tmp_path / "a.exr")
     assert (header.dtype, header.shape) == (np.dtype(dtype), want.shape)
-    np.testing.assert_array_equal(read_raster(tmp_path / "a.exr"), want, strict=True)
+    np.testing.assert_array_equal(read_array(tmp_path / "a.exr"), want, strict=True)
 
 
 def test_openexr_channels_that_are_not_one_image(tmp_path: Path) -> None:
     plane = np.zeros((4, 6), "<f4")
     write_exr(tmp_path / "two.exr", {"Z": plane, "id": plane.astype("<u4")})
     with pytest.raises(SourceError, match=r"not one image; .*got: Z \(float\), id \(uint\)"):
-        raster_header(tmp_path / "two.exr")
+        array_header(tmp_path / "two.exr")
     write_exr(tmp_path / "xy.exr", {"X": plane, "Y": plane})
     with pytest.raises(SourceError, match=r"not one image; .*got: X \(float\), Y \(float\)"):
-        raster_header(tmp_path / "xy.exr")
+        array_header(tmp_path / "xy.exr")
     parts = [OpenEXR.Part({"type": OpenEXR.scanlineimage}, {"Z": plane}, name) for name in "ab"]
     with OpenEXR.File(parts) as file:
         file.write(str(tmp_path / "parts.exr"))
     with pytest.raises(SourceError, match="not an OpenEXR file of one flat image"):
-        raster_header(tmp_path / "parts.exr")
+        array_header(tmp_path / "parts.exr")
 
 
 def test_openexr_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_exr(tmp_path / "a.exr", {"Z": np.zeros((4, 6), "<f4")})
     monkeypatch.setitem(sys.modules, "OpenEXR", None)
     with pytest.raises(MissingPackageError, match="pip install OpenEXR"):
-        read_raster(tmp_path / "a.exr")
+        read_array(tmp_path / "a.exr")
 
 
 def write_tree(tree: Path) -> None:
@@ -158,14 +158,14 @@ DEPTH = (FOLDER / "depth.pfm").read_bytes()
 def test_broken_files(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(SourceError, match=message) as caught:
-        read_raster(tmp_path / name)
+        read_array(tmp_path / name)
     assert caught.value.file == str(tmp_path / name)
 
 
 def test_no_file(tmp_path: Path) -> None:
     for name in ("a.flo", "a.pfm", "a.exr"):
         with pytest.raises(SourceError, match="a file that cannot be read"):
-            read_raster(tmp_path / name)
+            read_array(tmp_path / name)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)  # what the library does is its own
@@ -180,4 +180,4 @@ def test_damaged_openexr_is_an_error_or_an_image(
         whole[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     with suppress(SourceError):
-        assert read_raster(path).shape == raster_header(path).shape
+        assert read_array(path).shape == array_header(path).shape

@@ -19,7 +19,7 @@ import seqrecord
 from seqrecord.errors import AccessError, SourceError, StorageError
 from seqrecord.sources import open_source
 from seqrecord.sources.base import EpisodeInfo, Source
-from seqrecord.sources.remote_files import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
+from seqrecord.sources.remote import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
 from seqrecord.storage import open_storage
 from seqrecord.writing.convert import convert
 from tests.bags import write_bag

@@ -23,8 +23,7 @@ from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source, open_source
 from seqrecord.sources.rlds import Rlds
-from seqrecord.sources.tf_example import parse_example, scan_example
-from seqrecord.sources.tfrecord import TfRecordFile
+from seqrecord.sources.tfrecord import TfRecordFile, parse_example, scan_example
 from tests.rlds_data import SPLITS, episodes
 from tests.tf_records import example, sequence_example, write_records
 

@@ -20,9 +20,8 @@ import numpy.typing as npt
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.forks import cached_property
 from seqrecord.lazy import required
-from seqrecord.sources.embedded import first_line
-from seqrecord.sources.files import is_file, on_disk, open_file, size_of
-from seqrecord.sources.finding import find_files, key_of, natural_order
+from seqrecord.sources.files import first_line, is_file, on_disk, open_file, size_of
+from seqrecord.sources.originals import find_files, key_of, natural_order
 
 if TYPE_CHECKING:
     import sqlite3

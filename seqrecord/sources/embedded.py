@@ -12,10 +12,11 @@ import numpy.typing as npt
 from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
+from seqrecord.sources.files import first_line
 from seqrecord.sources.images import decode_image, encoded_header, kept_codec
 from seqrecord.sources.specs import feature_spec
 
-__all__ = ["embedded_format", "embedded_spec", "embedded_value", "first_line", "read_rows"]
+__all__ = ["embedded_format", "embedded_spec", "embedded_value", "read_rows"]
 
 _BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
 _CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
@@ -96,8 +97,3 @@ def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
             ) from error
         yield from rows
         first = last
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

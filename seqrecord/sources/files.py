@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
 __all__ = [
@@ -21,12 +21,14 @@ __all__ = [
     "check_array",
     "find_original",
     "find_root",
+    "first_line",
     "is_directory",
     "is_file",
     "is_junk",
     "list_folder",
     "on_disk",
     "open_file",
+    "opened",
     "read_bytes",
     "read_values",
     "size_of",
@@ -146,6 +148,19 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
 
 
 @contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
+    try:
+        with open_file(path) as file:
+            yield file
+    except SourceError as error:
+        error.located(file=str(path))
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+@contextmanager
 def on_disk(path: Path) -> Iterator[Path]:
     """The file on this machine's disk, for libraries that read no other; of a URL's file a copy.
 
@@ -191,3 +206,8 @@ def check_array(
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
-from seqrecord.schema import Frame, Schema
-from seqrecord.sources.arrays import npy_header
+from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
+from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.exported import read_description
+from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
-from seqrecord.sources.folders_schema import find_schema
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
+from seqrecord.sources.images import IMAGE_FORMATS, image_header, kept_codec, load_imagecodecs
 from seqrecord.sources.originals import Originals
+from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
 
@@ -83,7 +87,7 @@ class Folders(Originals):
     @cached_property
     def _schema(self) -> Schema:
         episodes = {self._key(episode.path): episode for episode in self._episodes}
-        return find_schema(self.path, episodes, self.features, keep_encoded=self.keep_encoded)
+        return _find_schema(self.path, episodes, self.features, keep_encoded=self.keep_encoded)
 
     def _key(self, path: Path) -> str:
         relative = path.relative_to(self.root).as_posix()
@@ -126,6 +130,108 @@ def _length(episode: EpisodeFolder) -> tuple[int, float | None]:
     for folder in episode.folders.values():
         return folder.num_frames, None
     path = episode.path / next(iter(episode.arrays.values()))
-    shape = npy_header(path).shape
+    shape = array_header(path).shape
     check_time_axis(shape, path)
     return shape[0], None
+
+
+_Codec: TypeAlias = tuple[CodecConfig, ...]
+_Probe: TypeAlias = Callable[[], tuple[FeatureSpec, "_Codec | None"]]
+"""A feature as an episode has it, and the codec that keeps its images encoded.
+
+That is empty if they cannot be kept, and `None` if the episode has none of them.
+"""
+
+
+def _find_schema(
+    root: Path,
+    episodes: Mapping[str, EpisodeFolder],
+    features: Sequence[str] | None,
+    *,
+    keep_encoded: bool,
+) -> Schema:
+    """The features of the episodes, by key: those asked for in that order, by default all.
+
+    dtype comes from the first episode that has the feature; a dimension in which two episodes
+    differ is variable. Exported features come first, in their order, then others by name. Raises
+    `SourceError` for a feature that no episode has, or of which no first file is sound.
+    """
+    specs: dict[str, FeatureSpec] = {}
+    codecs: dict[str, _Codec] = {}
+    errors: dict[str, SourceError] = {}
+    exported: dict[str, None] = {}
+    offered: set[str] = set()
+    for key, episode in episodes.items():
+        try:
+            probes = _exported(episode, keep_encoded) if episode.is_exported else _plain(episode)
+        except SourceError as error:
+            error.located(episode=key)
+            errors.setdefault("", error)
+            continue
+        offered |= probes.keys()
+        exported |= dict.fromkeys(probes if episode.is_exported else ())
+        for name in probes if features is None else probes.keys() & set(features):
+            try:
+                spec, codec = probes[name]()
+            except SourceError as error:
+                error.located(episode=key, feature=name)
+                errors.setdefault(name, error)
+                continue
+            specs[name] = widened(specs.get(name, spec), spec)
+            if codec is not None:
+                # Of an exported feature all files are known: one that is no image is enough.
+                gives_up = episode.is_exported and not codec
+                codecs[name] = () if gives_up else codecs.get(name, codec)
+    for name in errors.keys() - specs.keys():
+        if name or not specs:
+            raise errors[name]
+    every = [*exported, *sorted(offered - {*exported})]
+    names = chosen_names(every, features, root, "no such feature in this tree")
+    if not keep_encoded:
+        return Schema([specs[name] for name in names])
+    return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
+
+
+def _plain(episode: EpisodeFolder) -> dict[str, _Probe]:
+    return {
+        name: partial(_from_first_file, episode, name)
+        for name in sorted({*episode.folders, *episode.arrays})
+    }
+
+
+def _exported(episode: EpisodeFolder, keep_encoded: bool) -> dict[str, _Probe]:
+    return {
+        feature.spec.name: partial(_as_exported, episode, feature, keep_encoded)
+        for feature in read_description(episode.path).features
+    }
+
+
+def _as_exported(
+    episode: EpisodeFolder, feature: ExportedFeature, keep_encoded: bool
+) -> tuple[FeatureSpec, _Codec | None]:
+    folder = episode.folders.get(feature.path)
+    if folder is None or not keep_encoded:
+        return feature.spec, None
+    if not folder.all_images:
+        return feature.spec, ()
+    return feature.spec, kept_codec(image_header(episode.path / feature.path / folder.first))
+
+
+def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
+    """The feature as the header of this episode's first file declares it."""
+    if name in episode.folders:
+        path = episode.path / name / episode.folders[name].first
+    else:
+        path = episode.path / episode.arrays[name]
+    if path.suffix.lower() in IMAGE_FORMATS:
+        image = image_header(path)
+        if image.dtype == np.uint16 and len(image.shape) == 3:
+            load_imagecodecs(path)
+        return feature_spec(name, image.dtype, image.shape, path), kept_codec(image)
+    header = array_header(path)
+    shape = header.shape
+    if name in episode.arrays:
+        check_time_axis(shape, path)
+        shape = shape[1:]
+    said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
+    return feature_spec(name, header.dtype, shape, path, **said), ()

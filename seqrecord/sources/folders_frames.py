@@ -11,7 +11,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.arrays import NpyFile, npy_header, read_npy
+from seqrecord.sources.array_files import NpyFile, array_header, read_array
 from seqrecord.sources.exported import (
     DESCRIPTION,
     ENDINGS,
@@ -22,7 +22,6 @@ from seqrecord.sources.exported import (
 from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
 from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
-from seqrecord.sources.rasters import RASTER_ENDINGS, raster_header, read_raster
 from seqrecord.sources.specs import check_spec
 
 __all__ = ["check_time_axis", "read_frames"]
@@ -89,13 +88,8 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Fou
         if feature.is_array:
             arrays[name] = _open_array(place, schema[name])
             if len(arrays[name]) != len(order):
-                raise SourceError(
-                    "a frame list that disagrees with the others",
-                    file=str(place),
-                    feature=name,
-                    expected=f"{len(order)} frames, as in {DESCRIPTION}",
-                    got=f"{len(arrays[name])} frames",
-                )
+                wanted = f"{len(order)} frames, as in {DESCRIPTION}"
+                raise _disagrees(place, name, wanted, f"{len(arrays[name])} frames")
         elif feature.num_frames:
             folders[name], names[name] = place, _list_frames(place, schema[name])
             if len(names[name]) != feature.num_frames or not names[name].keys() <= set(order):
@@ -119,12 +113,11 @@ def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
 
 def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, NpyFile]:
     """The per-episode arrays, checked."""
-    arrays: dict[str, NpyFile] = {}
-    for file in files:
-        name = Path(file).stem
-        if Path(file).suffix.lower() == ".npy" and name in schema:
-            arrays[name] = _open_array(path / file, schema[name])
-    return arrays
+    return {
+        name: _open_array(path / file, schema[name])
+        for file in files
+        if (name := Path(file).stem) in schema and Path(file).suffix.lower() == ".npy"
+    }
 
 
 def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
@@ -154,24 +147,24 @@ def _check_lengths(
     first, num_frames = next(iter(lengths.items()))
     for name, length in lengths.items():
         if length != num_frames:
-            raise SourceError(
-                "a frame list that disagrees with the others",
-                file=str(path / name),
-                feature=Path(name).stem,
-                expected=f"{num_frames} frames, as in {first}",
-                got=f"{length} frames",
-            )
+            wanted = f"{num_frames} frames, as in {first}"
+            raise _disagrees(path / name, Path(name).stem, wanted, f"{length} frames")
     for name, names in stems.items():
         one = next(iter(stems.values()))
         if names.keys() != one.keys():
-            raise SourceError(
-                "a frame list that disagrees with the others",
-                file=str(path / name),
-                feature=name,
-                expected=f"{min(one.keys() - names.keys())}, as in {first}",
-                got=min(names.keys() - one.keys()),
-            )
+            wanted = f"{min(one.keys() - names.keys())}, as in {first}"
+            raise _disagrees(path / name, name, wanted, min(names.keys() - one.keys()))
     return num_frames
+
+
+def _disagrees(path: Path, feature: str, expected: str, got: str) -> SourceError:
+    return SourceError(
+        "a frame list that disagrees with the others",
+        file=str(path),
+        feature=feature,
+        expected=expected,
+        got=got,
+    )
 
 
 def _list_frames(folder: Path, spec: FeatureSpec) -> dict[str, str]:
@@ -193,10 +186,9 @@ def _read_frame(path: Path, spec: FeatureSpec) -> Any:
     if ending not in IMAGE_FORMATS:
         if spec.codec:
             raise SourceError(f"a {ending} file among kept images", file=str(path))
-        is_raster = ending in RASTER_ENDINGS
-        header = raster_header(path) if is_raster else npy_header(path)
+        header = array_header(path)
         check_spec(header.dtype, header.shape, spec, path)
-        return read_raster(path) if is_raster else read_npy(path)
+        return read_array(path)
     data = read_image_file(path)
     array = decode_image(data, path)
     check_spec(array.dtype, array.shape, spec, path)

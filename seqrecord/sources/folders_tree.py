@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
+from seqrecord.sources.array_files import RASTER_ENDINGS
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
-from seqrecord.sources.finding import MAX_DEPTH, natural_order
 from seqrecord.sources.images import IMAGE_FORMATS
-from seqrecord.sources.rasters import RASTER_ENDINGS
+from seqrecord.sources.originals import check_depth, natural_order
 
 __all__ = [
     "MAX_METADATA_BYTES",
@@ -57,7 +56,9 @@ class EpisodeFolder:
 
 def find_episodes(root: Path) -> list[EpisodeFolder]:
     """All episodes below `root`, which may be one itself, in the order of their paths."""
-    return sorted(_Walk().episodes(root), key=lambda episode: episode.path.parts)
+    found: list[EpisodeFolder] = []
+    _visit(root, 0, found)
+    return sorted(found, key=lambda episode: episode.path.parts)
 
 
 def list_stems(folder: Path, ending: str | None = None) -> dict[str, str]:
@@ -95,45 +96,35 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return value
 
 
-class _Walk:
-    """One pass over the tree that lists each folder once and keeps no file names."""
+def _visit(path: Path, depth: int, found: list[EpisodeFolder]) -> FeatureFolder | None:
+    """What `path` is to the folder above it, if it is a feature; episodes go to `found`.
 
-    def episodes(self, root: Path) -> Iterator[EpisodeFolder]:
-        found: list[EpisodeFolder] = []
-        self._visit(root, 0, found)
-        yield from found
-
-    def _visit(self, path: Path, depth: int, found: list[EpisodeFolder]) -> FeatureFolder | None:
-        """What `path` is to the folder above it, if it is a feature; episodes go to `found`."""
-        if depth > MAX_DEPTH:
-            raise SourceError(
-                "folders nested too deeply", file=str(path), expected=f"at most {MAX_DEPTH} levels"
-            )
-        count, first = 0, ""
-        subfolders: list[str] = []
-        arrays: dict[str, str] = {}
-        files: set[str] = set()
-        all_images = True
-        for name, is_folder in list_folder(path):
-            if is_folder:
-                subfolders.append(name)
-            elif _is_frame(name):
-                count += 1
-                first = name if count == 1 else min(first, name, key=natural_order)
-                all_images &= Path(name).suffix.lower() in IMAGE_FORMATS
-            elif name.lower().endswith(".npy"):
-                arrays[Path(name).stem] = name
-            elif name in (METADATA, DESCRIPTION):
-                files.add(name)
-        children = {name: self._visit(path / name, depth + 1, found) for name in sorted(subfolders)}
-        folders = {name: feature for name, feature in children.items() if feature}
-        if folders or arrays or DESCRIPTION in files:
-            arrays = dict(sorted(arrays.items()))
-            found.append(
-                EpisodeFolder(path, folders, arrays, METADATA in files, DESCRIPTION in files)
-            )
-            return None
-        return FeatureFolder(count, first, all_images) if count else None
+    Each folder is listed once, and no names of frames' files are kept.
+    """
+    check_depth(path, depth)
+    count, first = 0, ""
+    subfolders: list[str] = []
+    arrays: dict[str, str] = {}
+    files: set[str] = set()
+    all_images = True
+    for name, is_folder in list_folder(path):
+        if is_folder:
+            subfolders.append(name)
+        elif _is_frame(name):
+            count += 1
+            first = name if count == 1 else min(first, name, key=natural_order)
+            all_images &= Path(name).suffix.lower() in IMAGE_FORMATS
+        elif name.lower().endswith(".npy"):
+            arrays[Path(name).stem] = name
+        elif name in (METADATA, DESCRIPTION):
+            files.add(name)
+    children = {name: _visit(path / name, depth + 1, found) for name in sorted(subfolders)}
+    folders = {name: feature for name, feature in children.items() if feature}
+    if folders or arrays or DESCRIPTION in files:
+        arrays = dict(sorted(arrays.items()))
+        found.append(EpisodeFolder(path, folders, arrays, METADATA in files, DESCRIPTION in files))
+        return None
+    return FeatureFolder(count, first, all_images) if count else None
 
 
 def _is_frame(name: str) -> bool:

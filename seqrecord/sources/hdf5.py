@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
-from seqrecord.sources.finding import find_files, has_file, key_of
 from seqrecord.sources.hdf5_files import (
     encoded_row,
     first_image,
@@ -27,7 +27,7 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.hdf5_layouts import Recording, groups, recording
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, find_files, has_file, key_of
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
@@ -85,25 +85,29 @@ class Hdf5(Originals):
         return self._probed[1]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        path = self._folder / str(info.metadata.get("file", ""))
-        if ".." in path.parts or not is_hdf5_name(path):
-            raise SourceError("no such episode", file=str(self.root), episode=info.key)
-        with located(SourceError, episode=info.key), open_hdf5(path) as file:
-            yield from self._read(file, path, str(info.metadata.get("group", "/")))
+        with self._opened(info) as (one, path):
+            yield from self._read(one, path)
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
         schema = self.schema()
         if not any(spec.is_video for spec in schema.values()):
             return {}
+        with self._opened(info) as (one, _):
+            return {
+                name: _gops(info, schema[name], video)
+                for name, video in one.videos.items()
+                if name in schema and schema[name].is_video
+            }
+
+    @contextmanager
+    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Recording, Path]]:
+        """The episode, and the file that holds it, while that is open."""
         path = self._folder / str(info.metadata.get("file", ""))
+        if ".." in path.parts or not is_hdf5_name(path):
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
         with located(SourceError, episode=info.key), open_hdf5(path) as file:
-            one = recording(file, path, str(info.metadata.get("group", "/")), self.map)
-        return {
-            name: _gops(info, schema[name], video)
-            for name, video in one.videos.items()
-            if name in schema and schema[name].is_video
-        }
+            yield recording(file, path, str(info.metadata.get("group", "/")), self.map), path
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -139,7 +143,7 @@ class Hdf5(Originals):
                         told = {**one.metadata, **metadata}
                         if one.left_out:
                             told["left_out"] = [text_of(name) for name in one.left_out]
-                        episodes[-1] = EpisodeInfo(key, _num_frames(one, path), told, one.fps)
+                        episodes[-1] = EpisodeInfo(key, _num_frames(one), told, one.fps)
                         offered |= dict.fromkeys(one.videos)
                         found += self._video_specs(one, {spec.name for spec in found})
             except SourceError as error:  # `frames` says what is wrong
@@ -179,9 +183,7 @@ class Hdf5(Originals):
 
     def _spec(self, name: str, dataset: Any, one: Recording, path: Path) -> FeatureSpec:
         if dataset.shape == ():
-            raise SourceError(
-                "a dataset without a time axis", file=str(path), feature=name, expected="[T, …]"
-            )
+            raise SourceError("a dataset without a time axis", feature=name, expected="[T, …]")
         data = first_image(dataset, path)
         if data is not None:
             keep = self.keep_encoded and not self._is_bgr(data, one, path)
@@ -190,7 +192,6 @@ class Hdf5(Originals):
         if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
                 "a first row that is no image, in a file whose images are compressed",
-                file=str(path),
                 feature=name,
                 frame=0,
                 expected="a JPEG or a PNG",
@@ -204,9 +205,8 @@ class Hdf5(Originals):
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
         return order == "bgr" and embedded_format(data, path) == "jpeg"
 
-    def _read(self, file: Any, path: Path, group: str) -> Iterator[Frame]:
-        one = recording(file, path, group, self.map)
-        num_frames = _num_frames(one, path)
+    def _read(self, one: Recording, path: Path) -> Iterator[Frame]:
+        num_frames = _num_frames(one)
         readers: dict[str, Iterator[Any]] = {}
         there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema
         for name, spec in self.schema().items():
@@ -215,14 +215,13 @@ class Hdf5(Originals):
                 if not dataset.shape or dataset.shape[0] != num_frames:
                     raise SourceError(
                         "a feature whose rows disagree with the episode's frames",
-                        file=str(path),
                         feature=name,
                         expected=f"{num_frames} rows",
                         got=f"{dataset.shape[0] if dataset.shape else 'no'} rows",
                     )
                 readers[name] = self._values(dataset, spec, one, path, num_frames)
         if not (readers or one.videos) or not num_frames:
-            raise SourceError("an episode without frames of the features", file=str(path))
+            raise SourceError("an episode without frames of the features")
         for _ in range(num_frames):
             yield {name: next(values) for name, values in readers.items()}
 
@@ -237,12 +236,12 @@ class Hdf5(Originals):
             if is_array:
                 check_spec(dataset.dtype, dataset.shape[1:], spec, path)
             if is_image + is_array != (spec.value == "array"):
-                raise SourceError("text and numbers of one name", file=str(path))
+                raise SourceError("text and numbers of one name")
             for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
                 if is_array:
                     yield np.asarray(row, spec.dtype)
                 else:
-                    yield self._image(row, spec, one, path) if is_image else _text(row, path)
+                    yield self._image(row, spec, one, path) if is_image else _text(row)
                 number = None  # the next rows may be those that cannot be read
         except SourceError as error:
             error.located(feature=spec.name)
@@ -255,7 +254,7 @@ class Hdf5(Originals):
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
-            raise SourceError("a row that is no image", file=str(path), expected="a JPEG or a PNG")
+            raise SourceError("a row that is no image", expected="a JPEG or a PNG")
         value = embedded_value(data, spec, path)
         if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
             return np.ascontiguousarray(value[..., ::-1])
@@ -289,20 +288,18 @@ def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
             )
 
 
-def _num_frames(one: Recording, path: Path) -> int:
+def _num_frames(one: Recording) -> int:
     """What the file says, or the rows of the actions, or of the first dataset."""
     if one.num_frames is not None:
         return one.num_frames
     for name in ("action", "actions", *one.stored):
         if name in one.stored and one.stored[name].shape:
             return int(one.stored[name].shape[0])
-    raise SourceError("an episode without frames", file=str(path))
+    raise SourceError("an episode without frames")
 
 
-def _text(row: Any, path: Path) -> str:
+def _text(row: Any) -> str:
     try:
         return row if isinstance(row, str) else bytes(row).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(
-            "text that is not UTF-8", file=str(path), got=repr(bytes(row)[:80])
-        ) from error
+        raise SourceError("text that is not UTF-8", got=repr(bytes(row)[:80])) from error

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.images import SIGNATURES
-from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.errors import SeqRecordError, SourceError, located
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FEATURES
-from seqrecord.sources.embedded import first_line, read_rows
-from seqrecord.sources.files import open_file
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.embedded import read_rows
+from seqrecord.sources.files import first_line, open_file
+from seqrecord.sources.remote import remote_files
 
 __all__ = [
     "attributes",
@@ -55,7 +55,7 @@ def is_hdf5_name(path: Path) -> bool:
 def open_hdf5(path: Path) -> Iterator[Any]:
     """The open file; raises `SourceError` for one that is no HDF5 file, is cut, or is damaged.
 
-    What h5py raises while the file is read becomes one too.
+    What h5py raises while the file is read becomes one too. Each that the block raises names it.
     """
     h5py = load_h5py()
     remote = None if remote_files(path) is None else open_file(path)
@@ -66,48 +66,41 @@ def open_hdf5(path: Path) -> Iterator[Any]:
         raise SourceError(
             "not an HDF5 file that can be read", file=str(path), got=first_line(error)
         ) from error
-    with remote or nullcontext(), file:
+    with remote or nullcontext(), located(SourceError, file=str(path)), file:
         try:
             yield file
         except SeqRecordError:
             raise
         except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:
-            raise SourceError(
-                "a damaged HDF5 file", file=str(path), got=first_line(error)
-            ) from error
+            raise SourceError("a damaged HDF5 file", got=first_line(error)) from error
 
 
-def datasets(group: Any, path: Path) -> dict[str, Any]:
+def datasets(group: Any) -> dict[str, Any]:
     """The datasets below a group, by their paths without the group's, in the order of names."""
     found: dict[str, Any] = {}
-    _collect(group, "", 0, found, path)
+    _collect(group, "", 0, found)
     return found
 
 
-def _collect(group: Any, prefix: str, depth: int, found: dict[str, Any], path: Path) -> None:
+def _collect(group: Any, prefix: str, depth: int, found: dict[str, Any]) -> None:
     h5py = load_h5py()
     if depth > _MAX_DEPTH:
-        raise SourceError(
-            "groups nested too deeply", file=str(path), expected=f"at most {_MAX_DEPTH}", got=prefix
-        )
+        raise SourceError("groups nested too deeply", expected=f"at most {_MAX_DEPTH}", got=prefix)
     for name in group:
         where = f"{prefix}{name}"
         if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
-            raise SourceError("a link to another file, which is not followed", file=str(path))
+            raise SourceError("a link to another file, which is not followed")
         item = group[name]
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
                 raise SourceError(
-                    f"{where} keeps its values in another file, which is not followed",
-                    file=str(path),
+                    f"{where} keeps its values in another file, which is not followed"
                 )
             found[where] = item
         elif isinstance(item, h5py.Group):
-            _collect(item, f"{where}/", depth + 1, found, path)
+            _collect(item, f"{where}/", depth + 1, found)
         if len(found) > _MAX_DATASETS:
-            raise SourceError(
-                "too many datasets", file=str(path), expected=f"at most {_MAX_DATASETS}"
-            )
+            raise SourceError("too many datasets", expected=f"at most {_MAX_DATASETS}")
 
 
 def encoded_row(row: Any) -> bytes | None:

@@ -27,7 +27,6 @@ import numpy as np
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import is_directory, list_folder, read_bytes
-from seqrecord.sources.finding import natural_order
 from seqrecord.sources.hdf5_files import (
     attributes,
     datasets,
@@ -37,6 +36,7 @@ from seqrecord.sources.hdf5_files import (
     load_h5py,
     text_of,
 )
+from seqrecord.sources.originals import natural_order
 
 __all__ = ["Recording", "groups", "recording"]
 
@@ -89,10 +89,10 @@ def recording(file: Any, path: Path, group: str, places: Mapping[str, str] | Non
     file holds.
     """
     if group != "/" and _group(file, group) is None:
-        raise SourceError(f"no group {group}", file=str(path))
-    found = datasets(file[group], path)
+        raise SourceError(f"no group {group}")
+    found = datasets(file[group])
     if places:
-        stored = _placed(found, places, path)
+        stored = _placed(found, places)
         if group == "/":
             return Recording("mapped", stored, metadata=attributes(file))
         return replace(_robomimic(file, path, group, {}), stored=stored)
@@ -105,7 +105,6 @@ def recording(file: Any, path: Path, group: str, places: Mapping[str, str] | Non
     shown = [f"/{name} {list(found[name].shape)}" for name in found]
     raise SourceError(
         "an HDF5 file of a layout that is not known",
-        file=str(path),
         expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
         "(/action/…, /observation/…), or --map FEATURE=PATH for each feature",
         got=", ".join(shown[:_SHOWN]) or "no datasets",
@@ -209,13 +208,12 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _placed(found: Mapping[str, Any], places: Mapping[str, str], path: Path) -> dict[str, Any]:
+def _placed(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     stored = {}
     for feature, place in places.items():
         if place.strip("/") not in found:
             raise SourceError(
                 f"no dataset {place}",
-                file=str(path),
                 feature=feature,
                 expected="one of " + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
             )

@@ -1,12 +1,15 @@
-"""Checked reading of PNG and JPEG files: whole, of the right kind, and at their full depth.
+"""Images: checked reading of PNG and JPEG files, and pixels that lie in messages as they are.
 
-Pillow decodes them. It would turn 16-bit colour PNGs into 8 bits and say nothing, so imagecodecs,
-an optional extra, decodes those.
+Files are read whole, of the right kind, and at their full depth. Pillow decodes them. It would turn
+16-bit colour PNGs into 8 bits and say nothing, so imagecodecs, an optional extra, decodes those.
+Encodings of uncompressed images have the names of ROS, `sensor_msgs/image_encodings.hpp`, which
+Foxglove's schemas share.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import threading
 import zlib
 from collections.abc import Iterator
@@ -18,13 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.images import ImageHeader
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
-from seqrecord.sources.files import open_file, read_bytes, unreadable
-
-if TYPE_CHECKING:
-    from PIL import Image
+from seqrecord.sources.files import first_line, opened, read_bytes
 
 __all__ = [
     "IMAGE_FORMATS",
@@ -33,9 +33,13 @@ __all__ = [
     "image_header",
     "kept_codec",
     "load_imagecodecs",
-    "read_image",
+    "pixels",
     "read_image_file",
 ]
+
+if TYPE_CHECKING:
+    from PIL import Image
+
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
 """Image format by file name ending, lower case."""
@@ -54,14 +58,25 @@ _CHANNELS: dict[str, tuple[int, ...]] = {
     "RGBA": (4,),
 }
 
+_NAMED = {
+    "rgb8": ("u1", 3),
+    "bgr8": ("u1", 3),
+    "rgba8": ("u1", 4),
+    "bgra8": ("u1", 4),
+    "rgb16": ("u2", 3),
+    "bgr16": ("u2", 3),
+    "mono8": ("u1", 1),
+    "mono16": ("u2", 1),
+}
+_BAYER = re.compile(r"bayer_(?:rggb|bggr|gbrg|grbg)(8|16)")
+_PLAIN = re.compile(r"(8|16|32|64)([USF])C([1-4])")
+_KINDS = {"U": "u", "S": "i", "F": "f"}
+
 
 def image_header(path: Path) -> ImageHeader:
     """The header alone: the pixels are neither read nor checked."""
-    try:
-        with open_file(path) as stream:
-            return _header(stream, path)[0]
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with opened(path) as stream:
+        return _header(stream, _format_of(path))[0]
 
 
 def kept_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
@@ -69,18 +84,6 @@ def kept_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
     if header.mode != "RGB" or header.dtype != np.uint8:
         return ()
     return ({"id": "seqrecord.image", "format": header.format},)
-
-
-def read_image(
-    path: Path, mode: str | None = None, size: tuple[int, int] | None = None
-) -> npt.NDArray[Any]:
-    """The pixels as [H, W] or [H, W, C] of uint8, uint16 or, for bilevel images, bool.
-
-    A palette image gives its indices. `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
-    (H, W) are demanded where given. Raises `SourceError` for a file that cannot be read, is cut or
-    damaged anywhere, or is of another mode or size.
-    """
-    return decode_image(read_image_file(path), path, mode, size)
 
 
 def read_image_file(path: Path) -> bytes:
@@ -94,7 +97,8 @@ def encoded_header(
     format: str | None = None,  # noqa: A002 - as Pillow calls it
 ) -> ImageHeader:
     """As `image_header`, of bytes that were read from `path`, which are of `format` if given."""
-    return _header(io.BytesIO(data), path, format)[0]
+    with located(SourceError, file=str(path)):
+        return _header(io.BytesIO(data), format or _format_of(path))[0]
 
 
 def decode_image(
@@ -104,36 +108,38 @@ def decode_image(
     size: tuple[int, int] | None = None,
     format: str | None = None,  # noqa: A002 - as Pillow calls it
 ) -> npt.NDArray[Any]:
-    """As `read_image`, of bytes that were read from `path`.
+    """The pixels of an image that was read from `path`, of the dtypes uint8, uint16 or, for bilevel
+    images, bool: [H, W] or [H, W, C].
 
-    They are of `format`, `png` or `jpeg`; by default of the one that the name says.
+    A palette image gives its indices. `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
+    (H, W) are demanded where given. `format` is `png` or `jpeg`, by default the one that the name
+    says. Raises `SourceError` for what is cut or damaged anywhere, or is of another mode or size.
     """
-    header, image = _header(io.BytesIO(data), path, format)
-    if mode is not None and header.mode != mode:
-        raise SourceError(
-            "an image of the wrong kind", file=str(path), expected=mode, got=header.mode
-        )
-    if size is not None and header.shape[:2] != size:
-        raise SourceError(
-            "wrong shape",
-            file=str(path),
-            expected=[*size, *header.shape[2:]],
-            got=list(header.shape),
-        )
-    if header.format == "png":
-        _check_png(data, path)
     try:
-        if header.dtype == np.uint16 and len(header.shape) == 3:
-            array = load_imagecodecs(path).png_decode(data)
-        else:
-            with _no_truncated_images():
-                image.load()
-            array = np.asarray(image)
-    except SourceError:
+        header, image = _header(io.BytesIO(data), format or _format_of(path))
+        if mode is not None and header.mode != mode:
+            raise SourceError("an image of the wrong kind", expected=mode, got=header.mode)
+        if size is not None and header.shape[:2] != size:
+            raise SourceError(
+                "wrong shape", expected=[*size, *header.shape[2:]], got=list(header.shape)
+            )
+        if header.format == "png":
+            _check_png(data)
+        try:
+            if header.dtype == np.uint16 and len(header.shape) == 3:
+                array = load_imagecodecs().png_decode(data)
+            else:
+                with _no_truncated_images():
+                    image.load()
+                array = np.asarray(image)
+        except SourceError:
+            raise
+        except Exception as error:  # Pillow and imagecodecs raise about any kind
+            raise _undecodable(error) from error
+        return np.ascontiguousarray(array, header.dtype).reshape(header.shape)
+    except SourceError as error:
+        error.located(file=str(path))
         raise
-    except Exception as error:  # Pillow and imagecodecs raise about any kind
-        raise _undecodable(path, error) from error
-    return np.ascontiguousarray(array, header.dtype).reshape(header.shape)
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
@@ -148,24 +154,25 @@ def load_imagecodecs(path: Path | None = None) -> Any:
     return imagecodecs
 
 
-def _header(
-    stream: BinaryIO, path: Path, named: str | None = None
-) -> tuple[ImageHeader, Image.Image]:
+def _format_of(path: Path) -> str:
+    return IMAGE_FORMATS.get(path.suffix.lower(), "png")
+
+
+def _header(stream: BinaryIO, format_: str) -> tuple[ImageHeader, Image.Image]:
     """The checked header, and Pillow's image, whose pixels still lie in `stream`."""
     from PIL import Image  # here, since not all sources have images
 
-    format_ = named or IMAGE_FORMATS.get(path.suffix.lower(), "png")
     head = stream.read(26)
     stream.seek(0)
     try:
         image = Image.open(stream, formats=(format_.upper(),))
     except Exception as error:
-        raise _undecodable(path, error) from error
+        raise _undecodable(error) from error
     mode = image.mode
     dtype: np.dtype[Any] = np.dtype(np.uint8)
     if format_ == "png":  # signature, length and name of IHDR, width, height, bit depth, colour
         if len(head) < 26 or head[25] not in _PNG_COLOURS:
-            raise SourceError("a PNG without a header", file=str(path))
+            raise SourceError("a PNG without a header")
         mode = _PNG_COLOURS[head[25]]
         if head[24] == 16:
             dtype = np.dtype(np.uint16)
@@ -174,7 +181,6 @@ def _header(
     if mode not in _CHANNELS:
         raise SourceError(
             "an image of a kind that cannot be stored",
-            file=str(path),
             expected="bilevel, grayscale, palette, RGB or RGBA",
             got=mode,
         )
@@ -182,14 +188,13 @@ def _header(
     if image.height * image.width * 8 > MAX_FRAME_BYTES:
         raise SourceError(
             "an image that is too large",
-            file=str(path),
             expected=f"at most {MAX_FRAME_BYTES // 8} pixels",
             got=list(shape),
         )
     return ImageHeader(format_, mode, dtype, shape), image
 
 
-def _check_png(data: bytes, path: Path) -> None:
+def _check_png(data: bytes) -> None:
     """Every chunk is there and matches its CRC-32: Pillow doesn't look at that of the pixels."""
     position = _PNG_SIGNATURE_BYTES
     view = memoryview(data)
@@ -199,17 +204,12 @@ def _check_png(data: bytes, path: Path) -> None:
         if end > len(data):
             raise SourceError(
                 "a truncated PNG",
-                file=str(path),
                 offset=position,
                 expected=f"a chunk up to byte {end}",
                 got=f"{len(data)} bytes",
             )
         if zlib.crc32(view[position + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            raise SourceError(
-                "a damaged PNG: a chunk does not match its checksum",
-                file=str(path),
-                offset=position,
-            )
+            raise SourceError("a damaged PNG: a chunk does not match its checksum", offset=position)
         if bytes(view[position + 4 : position + 8]) == b"IEND":
             return
         position = end
@@ -245,6 +245,50 @@ def _no_truncated_images() -> Iterator[None]:
                 _lifted = False
 
 
-def _undecodable(path: Path, error: Exception) -> SourceError:
-    text = str(error).splitlines() or [type(error).__name__]
-    return SourceError("an image that cannot be decoded", file=str(path), got=text[0][:200])
+def _undecodable(error: Exception) -> SourceError:
+    return SourceError("an image that cannot be decoded", got=first_line(error))
+
+
+def pixels(
+    data: memoryview, *, height: int, width: int, encoding: str, step: int, big_endian: bool
+) -> npt.NDArray[Any]:
+    """[H, W] for one channel, else [H, W, C], in the order RGB or RGBA, little-endian.
+
+    Bayer images stay mosaics. `step` is the size of a row in bytes, padding included. Raises
+    `ValueError` for an encoding that is not known, and for sizes that do not fit `data`.
+    """
+    dtype, channels = _layout(encoding)
+    pixel = dtype.itemsize * channels
+    if height < 1 or width < 1 or step < width * pixel or height * step > MAX_FRAME_BYTES:
+        raise ValueError(f"an image of {height} rows of {step} bytes and {width} {encoding} pixels")
+    if len(data) < height * step:
+        raise ValueError(f"an image of {len(data)} bytes, expected {height} rows of {step}")
+    rows = np.frombuffer(data, np.uint8, height * step).reshape(height, step)
+    values: npt.NDArray[Any] = np.ascontiguousarray(rows[:, : width * pixel]).view(
+        dtype.newbyteorder(">" if big_endian else "<")
+    )
+    values = values.astype(dtype, copy=False)
+    if channels == 1:
+        return values
+    image: npt.NDArray[Any] = values.reshape(height, width, channels)
+    if not encoding.startswith("bgr"):
+        return image
+    turned = np.empty_like(image)
+    turned[..., :3] = image[..., 2::-1]
+    turned[..., 3:] = image[..., 3:]
+    return turned
+
+
+def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
+    """dtype and number of channels."""
+    if encoding in _NAMED:
+        name, channels = _NAMED[encoding]
+        return np.dtype(f"<{name}"), channels
+    if match := _BAYER.fullmatch(encoding):
+        return np.dtype(f"<u{int(match[1]) // 8}"), 1
+    match = _PLAIN.fullmatch(encoding)
+    plain = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
+    if match is None or plain in ("<f1", "<u8", "<i8"):
+        known = ", ".join([*_NAMED, "bayer_rggb8, …", "8UC3, 16UC1, 32FC1, …"])
+        raise ValueError(f"an image encoding that is not known: {encoding[:50]!r}; known: {known}")
+    return np.dtype(plain), int(match[3])

@@ -20,7 +20,7 @@ import pyarrow as pa
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.files import is_file, list_folder, open_file, read_bytes, unreadable
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import remote_files
 from seqrecord.text import repr_of
 
 __all__ = [

@@ -18,9 +18,8 @@ from seqrecord.sources.aligning import ALIGNMENTS, Timeline
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
-from seqrecord.sources.finding import has_file
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, has_file
 from seqrecord.sources.specs import feature_name, feature_spec, text_spec
 from seqrecord.text import repr_of
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.lazy import required
 from seqrecord.sources.bags import Topic
-from seqrecord.sources.pixels import pixels
+from seqrecord.sources.images import pixels
 from seqrecord.sources.protobuf import fields
 
 __all__ = [

@@ -1,16 +1,34 @@
-"""What sources of folders and files have in common."""
+"""Originals: what sources of folders and files have in common, and finding files in a tree."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from seqrecord.sources.files import find_original, find_root
+from seqrecord.errors import SourceError
+from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
 
-__all__ = ["Originals"]
+__all__ = [
+    "MAX_DEPTH",
+    "Originals",
+    "check_depth",
+    "find_files",
+    "find_folders",
+    "has_file",
+    "has_folder",
+    "key_of",
+    "natural_order",
+]
+
+MAX_DEPTH = 32  # a link that leads back up would never end
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
+_QUICK = 10_000  # entries that are looked at to see which format fits
+_QUICK_FOLDER = 1000  # of them in one folder
 
 
 @dataclass(frozen=True)
@@ -41,3 +59,97 @@ class Originals:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
+
+
+def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
+    """Whether a file that `fits` is `root`, or is among the first entries of the tree below it.
+
+    Of a folder the first thousand entries are looked at, and of the tree ten thousand, depth first:
+    whether a format fits must not take a walk over millions of files.
+    """
+    if is_file(root):
+        return fits(root)
+    return any(
+        fits(folder / name)
+        for folder, names in _first_entries(root)
+        for name, is_folder in names.items()
+        if not is_folder
+    )
+
+
+def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
+    """As `has_file`, of a folder whose names of files and folders fit."""
+    return is_directory(root) and any(fits(set(names)) for _, names in _first_entries(root))
+
+
+def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
+    """All folders from `root` down whose names of files and folders fit, in the order of paths.
+
+    Nothing is looked for inside of those.
+    """
+    walk = _walk(root, lambda names: not fits(set(names)))
+    return _in_order(folder for folder, names in walk if fits(set(names)))
+
+
+def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
+    """All files that fit below `root`, or itself, in the order of their paths and numbers."""
+    if is_file(root):
+        return [root] if fits(root) else []
+    walk = _walk(root) if is_directory(root) else ()
+    return _in_order(
+        folder / name
+        for folder, names in walk
+        for name, is_folder in names.items()
+        if not is_folder and fits(folder / name)
+    )
+
+
+def key_of(path: Path, root: Path, *, ending: bool = False) -> str:
+    """An episode's key: its path below `root`, without the file's ending unless it is asked for."""
+    named = path if ending or not path.suffix else path.with_suffix("")
+    return named.relative_to(root if root != path else root.parent).as_posix()
+
+
+def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Sorts `frame_2` before `frame_10`, and is a total order."""
+    parts = _DIGITS.split(name)
+    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+
+
+def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
+    """Folders, each with names of what it holds and whether that is a folder, the first of all."""
+    looked = 0
+    waiting = [(root, 0)]
+    while waiting and looked < _QUICK:
+        folder, depth = waiting.pop()
+        names = dict(islice(list_folder(folder), _QUICK_FOLDER))
+        looked += len(names)
+        yield folder, names
+        if depth < MAX_DEPTH:
+            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+
+
+def _walk(
+    root: Path, goes_down: Callable[[dict[str, bool]], bool] = lambda _: True
+) -> Iterator[tuple[Path, dict[str, bool]]]:
+    """All folders, as `_first_entries` gives them, below those that `goes_down` into."""
+    waiting = [(root, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        check_depth(folder, depth)
+        names = dict(list_folder(folder))
+        yield folder, names
+        if goes_down(names):
+            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+
+
+def _in_order(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: [natural_order(part) for part in path.parts])
+
+
+def check_depth(folder: Path, depth: int) -> None:
+    """Raises `SourceError` for a folder too far below the first one."""
+    if depth > MAX_DEPTH:
+        raise SourceError(
+            "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
+        )

@@ -13,8 +13,7 @@ from typing import Any
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
 from seqrecord.sources.files import find_original, is_file, list_folder
-from seqrecord.sources.remote import is_url, open_remote
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 
@@ -121,7 +120,7 @@ class _Opening:
                 f"nothing here of the format {name}",
                 file=str(self._path),
                 expected=wanted.layout,
-                got="a file" if is_file(self._path) else _contents(self._path),
+                got=_contents(self._path),
             )
         return source
 
@@ -145,7 +144,7 @@ class _Opening:
             "nothing here that can be packed",
             file=str(self._path),
             expected=f"one of these formats: {'; '.join(self._tried)}",
-            got="a file" if is_file(self._path) else _contents(self._path),
+            got=_contents(self._path),
         )
 
     def _try(self, wanted: SourceFormat) -> FoundSource | None:
@@ -225,8 +224,10 @@ def _loaded(point: EntryPoint) -> SourceFormat:
     return loaded
 
 
-def _contents(folder: Path) -> str:
-    names = sorted(f"{name}/" if is_folder else name for name, is_folder in list_folder(folder))
+def _contents(path: Path) -> str:
+    if is_file(path):
+        return "a file"
+    names = sorted(f"{name}/" if is_folder else name for name, is_folder in list_folder(path))
     if not names:
         return "an empty folder"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

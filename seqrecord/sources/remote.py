@@ -1,21 +1,268 @@
-"""Sources of data that lies on a URL."""
+"""Sources of data that lies on a URL: listings, files that are read in blocks, and errors.
+
+Nothing is put on a disk, but for what a library reads there alone: see `RemoteFiles.local_copy`.
+
+Sources name originals by paths. That of `az://container/set/…` is `az:HASH/container/set/…`, which
+no disk has, with a hash of account and endpoint. A process knows to whom such a path belongs while
+there is a `RemoteFiles` of it, and `seqrecord.sources.files` asks that one. So all sources read
+URLs alike.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from seqrecord.checksum import Buffer
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import LocationError, SeqRecordError, SourceError
+from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
+from seqrecord.forks import PerProcess
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
-from seqrecord.sources.remote_files import RemoteFiles
-from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of, open_storage
 
-__all__ = ["RemoteSource", "is_url", "open_remote"]
+__all__ = [
+    "BLOCK_BYTES",
+    "MAX_BLOCKS",
+    "LocalCopy",
+    "RemoteFile",
+    "RemoteFiles",
+    "RemoteSource",
+    "is_url",
+    "open_remote",
+    "remote_files",
+]
+
+BLOCK_BYTES = 4 << 20
+MAX_BLOCKS = 8
+"""Blocks of a file that are kept while it is open: 32 MiB."""
+
+_AHEAD = 4  # blocks that are read at once where a file is read front to back
+_MAX_LISTINGS = 64  # folders whose names are kept
+
+_known: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
+_lock = PerProcess(threading.Lock)
+
+
+class RemoteFiles:
+    """The files below a URL. Pickles hold the storage, with its credential.
+
+    `root` is the path by which sources name the URL itself.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        scheme, _, rest = storage.url.partition("://")
+        place = hashlib.sha256(storage.place.encode()).hexdigest()[:12]
+        self.root = Path(f"{scheme}:{place}", rest.strip("/"))
+        self.failure: StorageError | None = None  # of a request: not of what lies there
+        self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
+        self._copy: LocalCopy | None = None
+        with _lock.get():
+            for root in [*_known]:
+                _known[root] = [each for each in _known[root] if each() is not None]
+                if not _known[root]:
+                    del _known[root]
+            _known.setdefault(self.root, []).append(weakref.ref(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFiles, (self.storage,)
+
+    def entry(self, path: Path) -> Entry | None:
+        """What lies at a path; `None` if nothing does."""
+        name = self.name_of(path)
+        if not name:
+            return Entry("", is_folder=True) if self.listing(path) else None
+        try:
+            return self.listing(path.parent).get(path.name)
+        except LocationError:  # nothing can be listed; a file may be there
+            try:
+                return Entry(path.name, False, self.asked(lambda: self.storage.size(name)))
+            except NotFoundError:
+                return None
+
+    def listing(self, folder: Path) -> dict[str, Entry]:
+        """Names in a folder; empty if there is none."""
+        name = self.name_of(folder)
+        if name not in self._listings:
+            found = self.asked(lambda: entries_of(self.storage, name))
+            self._listings[name] = {entry.name: entry for entry in found}
+            if len(self._listings) > _MAX_LISTINGS:
+                self._listings.popitem(last=False)
+        self._listings.move_to_end(name)
+        return self._listings[name]
+
+    def open(self, path: Path) -> RemoteFile:
+        """Raises `FileNotFoundError` where no file is."""
+        entry = self.entry(path)
+        if entry is None or entry.is_folder:
+            raise FileNotFoundError(2, "no such file", str(path))
+        return RemoteFile(self, self.name_of(path), entry.size)
+
+    def local_copy(self, path: Path) -> LocalCopy:
+        """A file as a temporary one on this machine's disk; the last one is kept until another is
+        wanted, so that there is one at a time.
+
+        Raises `FileNotFoundError` where no file is, `StorageError` where the disk has no room.
+        """
+        if self._copy is None or self._copy.original != path:
+            self._copy = None  # first, so that its room is free
+            with self.open(path) as file:
+                self._copy = LocalCopy(path, file, file.seek(0, io.SEEK_END))
+        return self._copy
+
+    def read(self, name: str, ranges: list[ByteRange], views: list[memoryview]) -> None:
+        """As `Storage.read_ranges`."""
+        self.asked(lambda: self.storage.read_ranges(name, ranges, views))
+
+    def asked(self, request: Callable[[], Any]) -> Any:
+        """What a request gives. Its failure is kept, for libraries make errors of their own of it.
+
+        That a file is not there is no failure.
+        """
+        try:
+            return request()
+        except (NotFoundError, LocationError):
+            raise
+        except StorageError as error:
+            self.failure = error
+            raise
+
+    def name_of(self, path: Path) -> str:
+        """The path below the URL, as `storage` takes it; empty for the URL itself."""
+        name = path.relative_to(self.root).as_posix()
+        return "" if name == "." else name
+
+
+class RemoteFile(io.RawIOBase):
+    """A file read by blocks, of which the last ones stay in memory, 32 MiB at most.
+
+    Where a file is read front to back, four blocks come at once. For one thread at a time.
+    """
+
+    def __init__(self, files: RemoteFiles, name: str, size: int) -> None:
+        super().__init__()
+        self._files, self._name, self._size = files, name, size
+        self._at, self._next = 0, 0  # where reading is; the block after the last that came
+        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(22, "a place before the file's beginning")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view) and self._at < self._size:
+            number, inside = divmod(self._at, BLOCK_BYTES)
+            part = self._block(number)[inside : inside + len(view) - done]
+            view[done : done + len(part)] = part
+            done += len(part)
+            self._at += len(part)
+        return done
+
+    def readall(self) -> bytes:
+        data = bytearray(max(self._size - self._at, 0))
+        return bytes(memoryview(data)[: self.readinto(data)])
+
+    def close(self) -> None:
+        self._blocks.clear()
+        super().close()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of it that are in memory."""
+        return sum(map(len, self._blocks.values()))
+
+    def _block(self, number: int) -> Buffer:
+        if number not in self._blocks:
+            count = _AHEAD if number == self._next and number else 1
+            count = min(count, -(-self._size // BLOCK_BYTES) - number)
+            starts = [(number + i) * BLOCK_BYTES for i in range(count)]
+            ranges = [ByteRange(at, min(at + BLOCK_BYTES, self._size)) for at in starts]
+            blocks = [memoryview(bytearray(each.length)) for each in ranges]
+            self._files.read(self._name, ranges, blocks)
+            self._blocks.update(zip(range(number, number + count), blocks, strict=True))
+            self._next = number + count
+            while len(self._blocks) > MAX_BLOCKS:
+                self._blocks.popitem(last=False)
+        return self._blocks[number]
+
+
+def remote_files(path: Path) -> RemoteFiles | None:
+    """Those to which a path belongs; `None` for a path of this machine."""
+    if path.is_absolute() or not _known:
+        return None
+    with _lock.get():
+        for root, references in _known.items():
+            if path.is_relative_to(root):
+                for reference in reversed(references):
+                    if (files := reference()) is not None:
+                        return files
+    return None
+
+
+class LocalCopy:
+    """A temporary file with the `size` bytes of `file`, removed when nobody holds this object.
+
+    Raises `StorageError` where the folder for temporary files has no room: that is no matter of
+    the original.
+    """
+
+    def __init__(self, original: Path, file: io.RawIOBase, size: int) -> None:
+        self.original = original
+        folder = tempfile.gettempdir()
+        if (free := shutil.disk_usage(folder).free) < size:
+            raise _no_room(folder, size, f"{free} bytes free")
+        number, path = tempfile.mkstemp(prefix="seqrecord-", suffix=original.suffix)
+        self.path = Path(path)
+        self.remove = weakref.finalize(self, _removed, path)
+        file.seek(0)
+        left = size
+        with os.fdopen(number, "wb", buffering=0) as copy:
+            while left and (piece := file.read(min(left, BLOCK_BYTES))):
+                left -= len(piece)
+                try:
+                    copy.write(piece)
+                except OSError as error:
+                    raise _no_room(folder, size, error.strerror or str(error)) from error
+
+
+def _no_room(folder: str, size: int, got: str) -> StorageError:
+    return StorageError(
+        "an original on a URL cannot be copied to the folder for temporary files (TMPDIR)",
+        file=folder,
+        expected=f"room for {size} bytes",
+        got=got,
+    )
+
+
+def _removed(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)  # noqa: PTH108 - a finalizer keeps no more than text
 
 
 def is_url(path: StorageLike) -> TypeGuard[str]:

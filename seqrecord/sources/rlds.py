@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import SchemaError, SourceError, located
+from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.files import list_folder, size_of
-from seqrecord.sources.finding import has_file
-from seqrecord.sources.originals import Originals
-from seqrecord.sources.rlds_features import FEATURES, RldsFeature, RldsFeatures, read_features
-from seqrecord.sources.rlds_shards import Shard, find_dataset, find_shards
-from seqrecord.sources.specs import text_spec
-from seqrecord.sources.tf_example import Values, parse_example, parse_feature, scan_example
-from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile
+from seqrecord.sources.originals import Originals, has_file
+from seqrecord.sources.rlds_layout import (
+    FEATURES,
+    RldsFeature,
+    RldsFeatures,
+    Shard,
+    find_dataset,
+    find_shards,
+    read_features,
+)
+from seqrecord.sources.specs import feature_spec, text_spec
+from seqrecord.sources.tfrecord import (
+    RECORD_HEAD,
+    TfRecord,
+    TfRecordFile,
+    Values,
+    parse_example,
+    parse_feature,
+    scan_example,
+)
 
 __all__ = ["FORMAT", "Rlds"]
 
@@ -124,21 +137,13 @@ class Rlds(Originals):
         return Schema([self._spec(feature) for feature in self._chosen])
 
     def _spec(self, feature: RldsFeature) -> FeatureSpec:
-        try:
-            if feature.kind == "tensor":
-                dtype, kind = np.dtype(feature.dtype), _MEANING.get(feature.name)
-                return FeatureSpec(feature.name, dtype, feature.shape, kind=kind)
-            if feature.kind in ("text", "label"):
-                return text_spec(feature.name, self._folder / FEATURES)
-            return self._image_spec(feature)
-        except SchemaError as error:
-            raise SourceError(
-                error.message,
-                file=str(self._folder / FEATURES),
-                feature=feature.name,
-                expected=error.expected,
-                got=error.got,
-            ) from error
+        path = self._folder / FEATURES
+        if feature.kind == "tensor":
+            dtype, kind = np.dtype(feature.dtype), _MEANING.get(feature.name)
+            return feature_spec(feature.name, dtype, feature.shape, path, kind=kind)
+        return (
+            self._image_spec(feature) if feature.kind == "image" else text_spec(feature.name, path)
+        )
 
     def _image_spec(self, feature: RldsFeature) -> FeatureSpec:
         """From the first image that can be read."""
@@ -231,7 +236,7 @@ class Rlds(Originals):
                     f"{first.key}"
                 )
             first = first or feature
-            columns[feature.name] = _COLUMNS[feature.kind](feature, found)
+            columns[feature.name] = feature.column(found)
         return columns
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
@@ -254,21 +259,6 @@ FORMAT = SourceFormat(
     Rlds,
     takes_urls=True,
 )
-
-
-def _encoded(feature: RldsFeature, values: Values) -> list[memoryview]:
-    if not isinstance(values, list):
-        raise ValueError(f"numbers for {feature.key}, which holds images")
-    return values
-
-
-_COLUMNS: dict[str, Callable[[RldsFeature, Values], Any]] = {
-    "tensor": lambda feature, values: feature.array(values),
-    "text": lambda feature, values: feature.texts(values),
-    "label": lambda feature, values: feature.texts(values),
-    "image": _encoded,
-}
-"""By kind what the steps of an episode hold: an array [T, ...], texts, or encoded images."""
 
 
 def _is_dataset(path: Path) -> bool:

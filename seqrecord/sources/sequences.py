@@ -16,9 +16,8 @@ from seqrecord.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.finding import find_folders, has_folder
 from seqrecord.sources.images import image_header, kept_codec, read_image_file
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, find_folders, has_folder
 from seqrecord.sources.specs import chosen_schema, feature_spec
 
 __all__ = ["Column", "Images", "Samples", "SequenceFrames", "SequenceSource", "Values"]

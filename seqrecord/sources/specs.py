@@ -15,6 +15,7 @@ from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
 
 __all__ = [
     "check_spec",
+    "chosen_names",
     "chosen_schema",
     "feature_name",
     "feature_spec",
@@ -102,16 +103,29 @@ def chosen_schema(
     specs: dict[str, FeatureSpec] = {}
     for spec in found:
         specs[spec.name] = widened(specs.get(spec.name, spec), spec)
-    names = list(specs) if features is None else list(features)
-    unknown = [name for name in names if name not in specs]
+    names = chosen_names(specs, features, root, "no such feature here", offered)
+    return Schema([specs[name] for name in names])
+
+
+def chosen_names(
+    known: Iterable[str],
+    features: Sequence[str] | None,
+    root: Path,
+    message: str,
+    offered: Iterable[str] = (),
+) -> list[str]:
+    """`features`, by default all that are `known`; raises `SourceError` for none and for others."""
+    every = list(known)
+    names = every if features is None else list(features)
+    unknown = [name for name in names if name not in every]
     if unknown or not names:
         raise SourceError(
-            "no such feature here",
+            message,
             file=str(root),
-            expected=f"some of {', '.join(dict.fromkeys([*specs, *offered])) or 'none'}",
+            expected=f"some of {', '.join(dict.fromkeys([*every, *offered])) or 'none'}",
             got=", ".join(unknown) or None,
         )
-    return Schema([specs[name] for name in names])
+    return names
 
 
 def check_spec(dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
-from seqrecord.sources.arrays import npy_header
+from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import find_root, is_file
 from seqrecord.sources.images import load_imagecodecs
+from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
     has_frames,
@@ -26,14 +27,12 @@ from seqrecord.sources.tartanair_frames import (
 )
 from seqrecord.sources.tartanair_layout import (
     CAMERAS,
+    DIFFICULTIES,
     IMU_ROWS,
     LAYOUTS,
     Layout,
     PixelFiles,
     Size,
-)
-from seqrecord.sources.tartanair_tree import (
-    DIFFICULTIES,
     Trajectory,
     find_trajectories,
     trajectory_of,
@@ -110,7 +109,7 @@ class TartanAir:
         Names of folders alone can be those of another tree, such as an exported episode.
         """
         return any(
-            any(pose.file in trajectory.entries for pose in trajectory.layout.poses)
+            any(file in trajectory.entries for *_, file in trajectory.layout.poses)
             or any(_some_has([trajectory], files) for files in trajectory.pixels)
             for trajectory in self._found
             if trajectory.layout
@@ -148,15 +147,8 @@ class TartanAir:
         for layout in layouts:
             for spec in self._offered(layout, sizes.get(layout.version)):
                 offered[spec.name] = spec
-        names = list(offered) if self.features is None else self.features
-        unknown = [name for name in names if name not in offered]
-        if unknown or not names:
-            raise SourceError(
-                "no such feature in this tree",
-                file=str(self.root),
-                expected=f"some of {', '.join(offered) or 'none'}",
-                got=", ".join(unknown) or None,
-            )
+        root = Path(self.root)
+        names = chosen_names(offered, self.features, root, "no such feature in this tree")
         for layout in layouts:
             for files in layout.pixels:
                 if files.needs_imagecodecs and any(f.name in names for f in files.features):
@@ -170,15 +162,11 @@ class TartanAir:
         for files in layout.pixels:
             if files.camera in self.cameras and size and _some_has(trajectories, files):
                 codec = _PNG if self.keep_encoded and files.is_image else ()
-                for feature in files.features:
-                    shape = (*size, *feature.channels)
-                    dtype = np.dtype(feature.dtype)
-                    yield FeatureSpec(
-                        feature.name, dtype, shape, codec, kind=feature.kind, unit=feature.unit
-                    )
-        for pose in layout.poses:
-            if pose.file in entries and pose.camera in self.cameras:
-                yield FeatureSpec(pose.feature, np.dtype("<f8"), (7,), kind="pose", unit="m")
+                for spec in files.features:
+                    yield replace(spec, shape=(*size, *spec.shape[2:]), codec=codec)
+        for spec, camera, file in layout.poses:
+            if file in entries and camera in self.cameras:
+                yield spec
         for name, file, unit in layout.imu:
             if "imu" in entries and (found := self._imu_dtype(layout, file)):
                 yield FeatureSpec(name, found, (IMU_ROWS, 3), kind="imu", unit=unit)
@@ -205,7 +193,7 @@ class TartanAir:
             path = trajectory.path / "imu" / file
             if trajectory.layout is layout and "imu" in trajectory.entries and is_file(path):
                 try:
-                    header = npy_header(path)
+                    header = array_header(path)
                     counts = imu_counts(len(FrameLists(trajectory).ids))
                 except SourceError:
                     continue

@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.arrays import read_npy
+from seqrecord.sources.array_files import read_array
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import read_image_file
-from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
-from seqrecord.sources.tartanair_tree import Trajectory
+from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
 
 __all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames"]
 
@@ -122,9 +121,9 @@ class FrameLists:
     def _num_poses(self) -> tuple[int, str]:
         """How many lines the first pose file has, and where that comes from; 0 without one."""
         layout = self._trajectory.layout
-        for pose in layout.poses if layout else ():
-            if pose.file in self._trajectory.entries:
-                return len(_read_poses(self._trajectory.path / pose.file)), f"as in {pose.file}"
+        for *_, file in layout.poses if layout else ():
+            if file in self._trajectory.entries:
+                return len(_read_poses(self._trajectory.path / file)), f"as in {file}"
         return 0, ""
 
 
@@ -191,7 +190,7 @@ def _read_pixels(
         data = read_image_file(path)
         check_rgb(data, path, size)
         return {files.features[0].name: EncodedImage(data)}
-    arrays = files.read(path, size)
+    arrays = files.read(path, size, files.features)
     return {feature.name: array for feature, array in zip(files.features, arrays, strict=True)}
 
 
@@ -201,9 +200,9 @@ def _read_rows(
     """Features that are kept as one file an episode: their values by frame."""
     rows: dict[str, npt.NDArray[Any]] = {}
     layout = trajectory.layout
-    for pose in layout.poses if layout else ():
-        if pose.feature in schema and pose.file in trajectory.entries:
-            rows[pose.feature] = _poses(trajectory.path / pose.file, pose.feature, num_frames)
+    for spec, _, file in layout.poses if layout else ():
+        if spec.name in schema and file in trajectory.entries:
+            rows[spec.name] = _poses(trajectory.path / file, spec.name, num_frames)
     for feature, file, _ in layout.imu if layout else ():
         path = trajectory.path / "imu" / file
         if feature in schema and is_file(path):
@@ -226,7 +225,7 @@ def _poses(path: Path, feature: str, num_frames: int) -> npt.NDArray[np.float64]
 
 def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any]:
     counts = imu_counts(num_frames)
-    samples = read_npy(path, spec.dtype)
+    samples = read_array(path, spec.dtype)
     if samples.shape not in [(count, 3) for count in counts]:
         raise SourceError(
             "wrong shape",
@@ -246,7 +245,10 @@ def _read_poses(path: Path) -> npt.NDArray[np.float64]:
     lines = read_bytes(path, _MAX_POSE_BYTES).rstrip().splitlines()
     poses = np.empty((len(lines), 7), np.float64)
     for number, line in enumerate(lines):
-        values = _numbers(line)
+        try:
+            values = [float(word) for word in line.split()]
+        except ValueError:
+            values = []
         if len(values) != 7 or not all(map(math.isfinite, values)):
             raise SourceError(
                 f"a bad pose in line {number + 1}",
@@ -257,10 +259,3 @@ def _read_poses(path: Path) -> npt.NDArray[np.float64]:
             )
         poses[number] = values
     return poses
-
-
-def _numbers(line: bytes) -> list[float]:
-    try:
-        return [float(word) for word in line.split()]
-    except ValueError:
-        return []

@@ -1,4 +1,4 @@
-"""Where TartanAir keeps what: folders, file names and encodings of versions 1 and 2.
+"""Where TartanAir keeps what: trajectories in a tree; folders, file names and encodings in them.
 
 ::
 
@@ -19,8 +19,9 @@ https://github.com/castacks/tartanairpy/blob/main/docs/modalities.rst.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,24 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.arrays import npy_header, read_npy
-from seqrecord.sources.files import check_array
-from seqrecord.sources.images import decode_image, image_header, read_image, read_image_file
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.array_files import array_header, read_array
+from seqrecord.sources.exported import DESCRIPTION
+from seqrecord.sources.files import check_array, is_directory, list_folder
+from seqrecord.sources.images import decode_image, image_header, read_image_file
 
 __all__ = [
     "CAMERAS",
+    "DIFFICULTIES",
     "IMU_ROWS",
     "LAYOUTS",
     "Layout",
-    "PixelFeature",
     "PixelFiles",
     "Size",
-    "TextPoses",
+    "Trajectory",
     "check_rgb",
+    "find_trajectories",
+    "trajectory_of",
 ]
 
 CAMERAS = ("left", "right")
@@ -52,38 +57,30 @@ IMU_ROWS = 10
 Size = tuple[int, int]
 """Height and width in pixels."""
 
-Reader = Callable[[Path, Size], "tuple[npt.NDArray[Any], ...]"]
+Reader = Callable[[Path, Size, Sequence[FeatureSpec]], "tuple[npt.NDArray[Any], ...]"]
 
-
-@dataclass(frozen=True)
-class PixelFeature:
-    """A feature of [H, W] or [H, W, channels]; `what` is the first word of TartanAir's name."""
-
-    what: str
-    name: str
-    dtype: str
-    channels: tuple[int, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        return "segmentation" if self.what == "seg" else self.what
-
-    @property
-    def unit(self) -> str | None:
-        return {"depth": "m", "flow": "px"}.get(self.what)
+_PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
+    "image": ("|u1", (3,), "image", None),
+    "depth": ("<f4", (), "depth", "m"),
+    "flow": ("<f4", (2,), "flow", "px"),
+    "mask": ("|u1", (), "mask", None),
+    "seg": ("|u1", (), "segmentation", None),
+}
+"""dtype, channels, kind and unit by the first word of TartanAir's names."""
 
 
 @dataclass(frozen=True)
 class PixelFiles:
     """A folder of one file a frame, or one for each pair of neighbours where it is `between`.
 
-    `read` gives the arrays of `features` in that order and raises `SourceError`.
+    `features` are [?, ?] or [?, ?, channels]. `read` gives their arrays in that order and raises
+    `SourceError`.
     """
 
     folder: str
     pattern: re.Pattern[str]
     camera: str
-    features: tuple[PixelFeature, ...]
+    features: tuple[FeatureSpec, ...]
     read: Reader
     between: bool = False
 
@@ -98,20 +95,13 @@ class PixelFiles:
     def size(self, path: Path) -> Size:
         """Height and width as a file's header declares them; raises `SourceError`."""
         if path.suffix == ".npy":
-            header = npy_header(path)
-            dtype, shape = header.dtype, header.shape
+            header = array_header(path)
             want = self.features[0]
-            check_array(dtype, shape, want.dtype, (*shape[:2], *want.channels), path)
+            shape = header.shape
+            check_array(header.dtype, shape, want.dtype, (*shape[:2], *_channels(want)), path)
         else:
             shape = image_header(path).shape
         return shape[0], shape[1]
-
-
-@dataclass(frozen=True)
-class TextPoses:
-    feature: str
-    camera: str
-    file: str
 
 
 @dataclass(frozen=True)
@@ -126,50 +116,53 @@ class Layout:
     centre: float
     fps: float | None
     pixels: tuple[PixelFiles, ...]
-    poses: tuple[TextPoses, ...]
+    poses: tuple[tuple[FeatureSpec, str, str], ...]  # feature, camera, file
     imu: tuple[tuple[str, str, str], ...]  # feature, file in imu/, unit
 
     @property
     def names(self) -> frozenset[str]:
         """Folders and files that show a folder to be a trajectory of this layout."""
-        return frozenset(files.folder for files in self.pixels) | {p.file for p in self.poses}
-
-
-def _read_rgb(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
-    return (check_rgb(read_image_file(path), path, size),)
+        return frozenset(
+            [files.folder for files in self.pixels] + [file for *_, file in self.poses]
+        )
 
 
 def check_rgb(data: bytes, path: Path, size: Size) -> npt.NDArray[Any]:
     """The pixels of an encoded image, which must be RGB of 8 bits."""
-    rgb = decode_image(data, path, "RGB", size)
-    check_array(rgb.dtype, rgb.shape, np.uint8, (*size, 3), path)
-    return rgb
+    return _decoded(data, path, "RGB", "|u1", size)
 
 
-def _npy_reader(dtype: str, channels: tuple[int, ...] = ()) -> Reader:
-    def read(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
-        return (read_npy(path, dtype, (*size, *channels)),)
+def _decoded(data: bytes, path: Path, mode: str, dtype: str, size: Size) -> npt.NDArray[Any]:
+    image = decode_image(data, path, mode, size)
+    check_array(image.dtype, image.shape, dtype, image.shape, path)
+    return image
 
-    return read
+
+def _read_npy(path: Path, size: Size, features: Sequence[FeatureSpec]) -> tuple[Any, ...]:
+    return (read_array(path, features[0].dtype, (*size, *_channels(features[0]))),)
 
 
-def _read_depth_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
-    rgba = read_image(path, "RGBA", size)
-    check_array(rgba.dtype, rgba.shape, np.uint8, (*size, 4), path)
+def _channels(spec: FeatureSpec) -> tuple[int, ...]:
+    return tuple(length for length in spec.shape if length is not None)
+
+
+def _read_rgb(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
+    return (check_rgb(read_image_file(path), path, size),)
+
+
+def _read_depth_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
+    rgba = _decoded(read_image_file(path), path, "RGBA", "|u1", size)
     # The four bytes of a float lie in the order in which OpenCV sees them, which is BGRA.
     bgra = rgba[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
 
-def _read_seg_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
-    seg = read_image(path, "L", size)
-    check_array(seg.dtype, seg.shape, np.uint8, size, path)
-    return (seg,)
+def _read_seg_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
+    return (_decoded(read_image_file(path), path, "L", "|u1", size),)
 
 
-def _read_flow_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
-    rgb = read_image(path, "RGB", size)
-    check_array(rgb.dtype, rgb.shape, np.uint16, (*size, 3), path)
+def _read_flow_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
+    rgb = _decoded(read_image_file(path), path, "RGB", "<u2", size)
     # OpenCV's order again: x, y and mask are blue, green and red.
     mask = rgb[..., 0]
     flow = np.empty((*size, 2), np.float32)
@@ -183,62 +176,176 @@ def _read_flow_png(path: Path, size: Size) -> tuple[npt.NDArray[Any], ...]:
     return flow, mask.astype(np.uint8)
 
 
+def _per_frame(what: str, side: str, camera: str, ending: str, read: Reader) -> PixelFiles:
+    pattern = re.compile(rf"(\d+)_{camera}{ending}", re.ASCII)
+    name = f"{what}_{camera}"
+    return PixelFiles(name, pattern, side, (_pixels(what, name),), read)
+
+
+def _between(
+    folder: str, side: str, ending: str, features: tuple[FeatureSpec, ...], read: Reader
+) -> PixelFiles:
+    pattern = re.compile(rf"(\d+)_(\d+)_{ending}", re.ASCII)
+    return PixelFiles(folder, pattern, side, features, read, between=True)
+
+
+def _pixels(what: str, name: str) -> FeatureSpec:
+    dtype, channels, kind, unit = _PIXELS[what]
+    return FeatureSpec(name, np.dtype(dtype), (None, None, *channels), kind=kind, unit=unit)
+
+
+def _poses(cameras: Mapping[str, str]) -> tuple[tuple[FeatureSpec, str, str], ...]:
+    names = [(f"pose_{camera}", side) for side, camera in cameras.items()]
+    return tuple(
+        (FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m"), side, f"{name}.txt")
+        for name, side in names
+    )
+
+
 def _v1() -> Layout:
-    def per_frame(kind: str, side: str, ending: str, dtype: str, read: Reader) -> PixelFiles:
-        return PixelFiles(
-            f"{kind}_{side}",
-            re.compile(rf"(\d+)_{side}{ending}", re.ASCII),
-            side,
-            (PixelFeature(kind, f"{kind}_{side}", dtype, (3,) if kind == "image" else ()),),
-            read,
-        )
-
-    def between(kind: str, dtype: str, channels: tuple[int, ...]) -> PixelFiles:
-        return PixelFiles(
-            "flow",
-            re.compile(rf"(\d+)_(\d+)_{kind}\.npy", re.ASCII),
-            "left",
-            (PixelFeature(kind, kind, dtype, channels),),
-            _npy_reader(dtype, channels),
-            between=True,
-        )
-
     pixels: list[PixelFiles] = []
     for side in CAMERAS:
-        pixels.append(per_frame("image", side, r"\.png", "|u1", _read_rgb))
-        pixels.append(per_frame("depth", side, r"_depth\.npy", "<f4", _npy_reader("<f4")))
-        if side == "left":
-            pixels += [between("flow", "<f4", (2,)), between("mask", "|u1", ())]
-        pixels.append(per_frame("seg", side, r"_seg\.npy", "|u1", _npy_reader("|u1")))
-    poses = tuple(TextPoses(f"pose_{s}", s, f"pose_{s}.txt") for s in CAMERAS)
-    return Layout("V1", 0.0, None, tuple(pixels), poses, ())
+        pixels.append(_per_frame("image", side, side, r"\.png", _read_rgb))
+        pixels.append(_per_frame("depth", side, side, r"_depth\.npy", _read_npy))
+        for what in ("flow", "mask") if side == "left" else ():
+            features = (_pixels(what, what),)
+            pixels.append(_between("flow", side, rf"{what}\.npy", features, _read_npy))
+        pixels.append(_per_frame("seg", side, side, r"_seg\.npy", _read_npy))
+    return Layout("V1", 0.0, None, tuple(pixels), _poses({side: side for side in CAMERAS}), ())
 
 
 def _v2() -> Layout:
     pixels: list[PixelFiles] = []
-    poses = []
-    for side in CAMERAS:
-        cam = f"{side[0]}cam_front"
-        for kind, ending, dtype, read in (
-            ("image", "", "|u1", _read_rgb),
-            ("depth", "_depth", "<f4", _read_depth_png),
-            ("seg", "_seg", "|u1", _read_seg_png),
-        ):
-            pattern = re.compile(rf"(\d+)_{cam}{ending}\.png", re.ASCII)
-            channels = (3,) if kind == "image" else ()
-            feature = PixelFeature(kind, f"{kind}_{cam}", dtype, channels)
-            pixels.append(PixelFiles(f"{kind}_{cam}", pattern, side, (feature,), read))
-        both = (
-            PixelFeature("flow", f"flow_{cam}", "<f4", (2,)),
-            PixelFeature("mask", f"mask_{cam}", "|u1"),
-        )
-        pattern = re.compile(r"(\d+)_(\d+)_flow\.png", re.ASCII)
-        pixels.append(PixelFiles(f"flow_{cam}", pattern, side, both, _read_flow_png, between=True))
-        poses.append(TextPoses(f"pose_{cam}", side, f"pose_{cam}.txt"))
+    cameras = {side: f"{side[0]}cam_front" for side in CAMERAS}
+    for side, camera in cameras.items():
+        pixels.append(_per_frame("image", side, camera, r"\.png", _read_rgb))
+        pixels.append(_per_frame("depth", side, camera, r"_depth\.png", _read_depth_png))
+        pixels.append(_per_frame("seg", side, camera, r"_seg\.png", _read_seg_png))
+        both = (_pixels("flow", f"flow_{camera}"), _pixels("mask", f"mask_{camera}"))
+        pixels.append(_between(f"flow_{camera}", side, r"flow\.png", both, _read_flow_png))
     imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
     # The documentation gives 320 for the centre, but depth and poses reproject to the official flow
     # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
-    return Layout("V2", 0.5, 10.0, tuple(pixels), tuple(poses), imu)
+    return Layout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu)
 
 
 LAYOUTS = (_v1(), _v2())
+
+
+DIFFICULTIES = {"Easy": "Easy", "Hard": "Hard", "Data_easy": "Easy", "Data_hard": "Hard"}
+"""Difficulty by the name of its folder."""
+
+_TRAJECTORY = re.compile(r"P\d+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One trajectory's folder. `entries` are the names in it, `layout` is `None` if none fits."""
+
+    path: Path
+    layout: Layout | None
+    entries: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def difficulty(self) -> str | None:
+        return DIFFICULTIES.get(self.path.parent.name)
+
+    @property
+    def environment(self) -> str | None:
+        parent = self.path.parent
+        return (parent.parent if self.difficulty else parent).name or None
+
+    @property
+    def key(self) -> str:
+        """`ENV/Easy/P000`, whichever of these folders the source begins at."""
+        return "/".join(_key_parts(self.path))
+
+    @property
+    def pixels(self) -> list[PixelFiles]:
+        """The kinds of files whose folder is there, of both cameras."""
+        pixels = self.layout.pixels if self.layout else ()
+        return [files for files in pixels if files.folder in self.entries]
+
+
+def find_trajectories(root: Path) -> list[Trajectory]:
+    """All trajectories in order of their keys; none if `root` is no such tree.
+
+    `root` may hold environments (each perhaps in a folder of the same name again, as the original
+    zip files have it), or be an environment, a difficulty or a trajectory.
+    """
+    found = sorted(_walk(root), key=lambda trajectory: trajectory.key)
+    for one, other in pairwise(found):
+        if one.key == other.key:
+            raise SourceError(
+                "two folders hold the same trajectory",
+                file=str(one.path),
+                episode=one.key,
+                got=str(other.path),
+            )
+    return found
+
+
+def trajectory_of(root: Path, key: str) -> Trajectory:
+    """The trajectory named `key` below `root`, found without walking the tree."""
+    parts = key.split("/")
+    tails = [parts[len(parts) - depth :] for depth in range(len(parts) + 1)]
+    for tail in (*tails, [parts[0], *parts]):  # the last one: ENV/ENV/Easy/P000
+        path = root.joinpath(*tail)
+        if list(_key_parts(path)) == parts and ".." not in parts and is_directory(path):
+            return _open(path)
+    raise SourceError("no such trajectory", file=str(root), episode=key)
+
+
+def _walk(root: Path) -> Iterator[Trajectory]:
+    here = _open(root)
+    if here.layout:
+        yield here
+        return
+    folders = _folders(root)
+    if root.name in DIFFICULTIES:
+        yield from _in_difficulty(root, folders)
+    elif not DIFFICULTIES.keys().isdisjoint(folders):
+        yield from _in_environment(root, folders)
+    elif any(map(_TRAJECTORY.fullmatch, folders)):
+        yield from _in_difficulty(root, folders)
+    else:
+        for name in folders:
+            yield from _in_environment(root / name, _folders(root / name))
+
+
+def _in_environment(path: Path, folders: Sequence[str]) -> Iterator[Trajectory]:
+    if path.name in folders:
+        yield from _in_environment(path / path.name, _folders(path / path.name))
+    for name in folders:
+        if name in DIFFICULTIES:
+            yield from _in_difficulty(path / name, _folders(path / name))
+
+
+def _in_difficulty(path: Path, folders: Sequence[str]) -> Iterator[Trajectory]:
+    for name in folders:
+        trajectory = _open(path / name)
+        # One that is empty or half downloaded is still an episode: a bad one, not none.
+        if trajectory.layout or _TRAJECTORY.fullmatch(name):
+            yield trajectory
+
+
+def _folders(path: Path) -> list[str]:
+    return sorted(name for name, is_folder in list_folder(path) if is_folder)
+
+
+def _open(path: Path) -> Trajectory:
+    entries = frozenset(name for name, _ in list_folder(path))
+    fits = [layout for layout in LAYOUTS if not entries.isdisjoint(layout.names)]
+    if DESCRIPTION in entries:  # an exported episode, whatever its features are called
+        fits = []
+    return Trajectory(path, fits[0] if fits else None, entries)
+
+
+def _key_parts(path: Path) -> tuple[str, ...]:
+    """Names from the environment on; a nested environment counts once."""
+    depth = 3 if path.parent.name in DIFFICULTIES else 2
+    return path.parts[1:][-depth:]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import open_file, unreadable
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.remote import remote_files
 from seqrecord.sources.video_packets import KEPT, Start, packet_format
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]

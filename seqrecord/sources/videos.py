@@ -13,8 +13,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.finding import find_files, has_file, key_of
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, find_files, has_file, key_of
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec

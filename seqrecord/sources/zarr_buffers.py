@@ -25,11 +25,10 @@ from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, S
 from seqrecord.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.embedded import first_line, read_rows
-from seqrecord.sources.files import is_directory, is_file, list_folder
-from seqrecord.sources.finding import natural_order
-from seqrecord.sources.originals import Originals
-from seqrecord.sources.remote_files import remote_files
+from seqrecord.sources.embedded import read_rows
+from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
+from seqrecord.sources.originals import Originals, natural_order
+from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 
 __all__ = ["FORMAT", "ZarrBuffers"]
@@ -105,7 +104,7 @@ class ZarrBuffers(Originals):
         for path in self._buffers:
             try:
                 with _open(path) as group:
-                    arrays = _arrays(group, path)
+                    arrays = _arrays(group)
                     offered |= dict.fromkeys(arrays)
                     specs = [
                         _spec(name, array, path)
@@ -129,39 +128,29 @@ class ZarrBuffers(Originals):
         if "/" in name or not _is_buffer(path):
             raise SourceError("no such episode", file=str(self.root))
         with _open(path) as group:
-            arrays = _arrays(group, path)
+            arrays = _arrays(group)
             ends = _episode_ends(group, path)
-            start, stop = _bounds(ends, info.metadata.get("number"), path)
+            start, stop = _bounds(ends, info.metadata.get("number"))
             readers = {}
             for feature, spec in self.schema().items():
                 if feature in arrays:
                     array = arrays[feature]
                     if _spec(feature, array, path).value != spec.value:
-                        raise SourceError("text and numbers of one name", file=str(path))
+                        raise SourceError("text and numbers of one name")
                     if spec.value == "array":
                         check_spec(array.dtype, array.shape[1:], spec, path)
                     if array.shape[0] < stop:
                         raise SourceError(
                             "an array that ends before the episode does",
-                            file=str(path),
                             feature=feature,
                             expected=f"at least {stop} rows",
                             got=f"{array.shape[0]} rows",
                         )
-                    readers[feature] = read_rows(array, path, start, stop)
+                    readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
-                raise SourceError("an episode without frames of the features", file=str(path))
-            schema = self.schema()
+                raise SourceError("an episode without frames of the features")
             for _ in range(start, stop):
-                frame: dict[str, npt.NDArray[Any] | str] = {}
-                for feature, rows in readers.items():
-                    with located(SourceError, feature=feature):
-                        row = next(rows)
-                    is_array = schema[feature].value == "array"
-                    frame[feature] = (
-                        np.asarray(row, schema[feature].dtype) if is_array else str(row)
-                    )
-                yield frame
+                yield {feature: next(values) for feature, values in readers.items()}
 
 
 FORMAT = SourceFormat(
@@ -171,6 +160,12 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _values(rows: Iterator[Any], spec: FeatureSpec) -> Iterator[npt.NDArray[Any] | str]:
+    with located(SourceError, feature=spec.name):
+        for row in rows:
+            yield np.asarray(row, spec.dtype) if spec.value == "array" else str(row)
 
 
 def _is_buffer(path: Path) -> bool:
@@ -212,7 +207,8 @@ def _open(path: Path) -> Iterator[Any]:
             "not a Zarr group that can be read", file=str(path), got=first_line(error)
         ) from error
     try:
-        yield group
+        with located(SourceError, file=str(path)):
+            yield group
     except SeqRecordError:
         raise
     except Exception as error:  # a codec that is not installed, JSON that is broken, no array
@@ -230,19 +226,16 @@ def _register_image_codecs() -> None:
     register_codecs(verbose=False)
 
 
-def _array(group: Any, name: str, path: Path) -> Any:
+def _array(group: Any, name: str) -> Any:
     array = group[name]
     metadata = array.metadata.to_dict()
     metadata.pop("attributes", None)
     if _unpickles(metadata):
-        raise SourceError(
-            f"{name} is stored as pickled objects, which are never loaded", file=str(path)
-        )
+        raise SourceError(f"{name} is stored as pickled objects, which are never loaded")
     chunk_bytes = array.dtype.itemsize * math.prod(array.chunks)
     if chunk_bytes > _MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
         raise SourceError(
             f"{name} has chunks that are too large",
-            file=str(path),
             expected=f"at most {_MAX_CHUNK_BYTES} bytes",
             got=f"{chunk_bytes} bytes",
         )
@@ -256,17 +249,15 @@ def _spec(name: str, array: Any, path: Path) -> FeatureSpec:
     return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
 
-def _arrays(group: Any, path: Path) -> dict[str, Any]:
+def _arrays(group: Any) -> dict[str, Any]:
     """The arrays of `data` in the order of their names."""
     names = sorted(group["data"].array_keys())
     if not names:
-        raise SourceError("a replay buffer without data", file=str(path))
-    arrays = {name: _array(group, f"data/{name}", path) for name in names}
+        raise SourceError("a replay buffer without data")
+    arrays = {name: _array(group, f"data/{name}") for name in names}
     for name, array in arrays.items():
         if not array.shape:
-            raise SourceError(
-                "an array without a time axis", file=str(path), feature=name, expected="[N, …]"
-            )
+            raise SourceError("an array without a time axis", feature=name, expected="[N, …]")
     return arrays
 
 
@@ -279,11 +270,10 @@ def _unpickles(value: object) -> bool:
 
 
 def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
-    array = _array(group, _ENDS, path)
+    array = _array(group, _ENDS)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.shape[0] > 1 << 28:
         raise SourceError(
             "episode_ends of the wrong kind",
-            file=str(path),
             expected="whole numbers [E]",
             got=f"{array.dtype} {list(array.shape)}",
         )
@@ -293,16 +283,15 @@ def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
     return ends
 
 
-def _bounds(ends: npt.NDArray[np.int64], number: object, path: Path) -> tuple[int, int]:
+def _bounds(ends: npt.NDArray[np.int64], number: object) -> tuple[int, int]:
     """The episode's rows, half-open; the ends up to its own must rise."""
     if not isinstance(number, int) or not 0 <= number < len(ends):
-        raise SourceError("no such episode", file=str(path))
+        raise SourceError("no such episode")
     start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
     highest = int(ends[:number].max(initial=0))
     if start != highest or stop <= start:
         raise SourceError(
             "episode_ends that do not rise",
-            file=str(path),
             expected=f"an end above {highest}",
             got=f"{stop}, after {start}",
         )
@@ -330,7 +319,7 @@ def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[An
     """The other arrays of `meta` that hold a finite number for each episode."""
     found = {}
     for name in sorted(group["meta"].array_keys()):
-        array = _array(group, f"meta/{name}", path)
+        array = _array(group, f"meta/{name}")
         if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
             values = np.array(list(read_rows(array, path, 0, count)), array.dtype)
             if np.isfinite(values).all():

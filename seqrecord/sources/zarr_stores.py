@@ -21,7 +21,7 @@ from zarr.storage import ZipStore
 
 from seqrecord.errors import NotFoundError
 from seqrecord.sources.files import open_file
-from seqrecord.sources.remote_files import RemoteFiles
+from seqrecord.sources.remote import RemoteFiles
 from seqrecord.storage import ByteRange
 
 __all__ = ["MAX_VALUE_BYTES", "RemoteStore", "RemoteZip"]

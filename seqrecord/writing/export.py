@@ -41,8 +41,8 @@ from seqrecord.sources.exported import (
     frame_stem,
 )
 from seqrecord.sources.files import JUNK, is_junk
-from seqrecord.sources.finding import MAX_DEPTH
 from seqrecord.sources.folders_tree import MAX_METADATA_BYTES, METADATA
+from seqrecord.sources.originals import MAX_DEPTH
 from seqrecord.storage import local_path
 from seqrecord.writing.dataset_source import DatasetSource
 

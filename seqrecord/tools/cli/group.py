@@ -19,7 +19,7 @@ _MODULES = {
     "merge": "editing",
     "reindex": "packing",
     "split": "upkeep",
-    "stats": "statistics",
+    "stats": "upkeep",
     "trace": "pictures",
     "verify": "commands",
     "view": "pictures",

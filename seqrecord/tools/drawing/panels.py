@@ -15,8 +15,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.patches import Circle, Patch
 
 from seqrecord.text import number_text
-from seqrecord.tools.drawing.colours import NEUTRAL, flow_colours, label_colours
-from seqrecord.tools.drawing.kinds import Kind
+from seqrecord.tools.drawing.kinds import NEUTRAL, Kind, flow_colours, label_colours
 from seqrecord.tools.drawing.page import LINE, SMALL, Page, text_width
 
 __all__ = ["LEGEND_WIDTH", "Panel", "make_panel"]

@@ -16,8 +16,7 @@ from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, Episode, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
-from seqrecord.tools.drawing.colours import flow_colours
-from seqrecord.tools.drawing.kinds import kind_of
+from seqrecord.tools.drawing.kinds import flow_colours, kind_of
 
 __all__ = ["view_rerun"]
 

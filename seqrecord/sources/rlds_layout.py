@@ -1,4 +1,4 @@
-"""What the `features.json` of a TFDS dataset says of the steps of its episodes (RLDS).
+"""What a TFDS dataset of episodes (RLDS) says of itself: features of steps, and files.
 
 https://github.com/google-research/rlds#dataset-format and
 https://github.com/tensorflow/datasets/blob/master/tensorflow_datasets/core/proto/feature.proto.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,29 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
-from seqrecord.sources.files import is_file, read_bytes
+from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.specs import feature_name
-from seqrecord.sources.tf_example import Values
+from seqrecord.sources.tfrecord import Values
+from seqrecord.text import repr_of
 
-__all__ = ["FEATURES", "RldsFeature", "RldsFeatures", "read_features"]
+__all__ = [
+    "FEATURES",
+    "RldsFeature",
+    "RldsFeatures",
+    "Shard",
+    "find_dataset",
+    "find_shards",
+    "read_features",
+]
 
 FEATURES = "features.json"
+_INFO = "dataset_info.json"
 _MAX_BYTES = 16 << 20
-_MAX_DEPTH = 16
+_MAX_INFO_BYTES = 64 << 20
+_MAX_DEPTH = 16  # features in features
+_MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
 _STEPS = "steps"
+_SHARD = re.compile(r"(?:.+-)?([A-Za-z0-9_]+)\.tfrecord-(\d{5,9})-of-(\d{5,9})")
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,16 @@ class RldsFeature:
                 f"{len(values)} values of {self.key}, which has {self.per_step} a step"
             )
         return steps
+
+    def column(self, values: Values) -> Any:
+        """What the steps hold: an array [T, ...], texts, or encoded images; raises `ValueError`."""
+        if self.kind == "tensor":
+            return self.array(values)
+        if self.kind != "image":
+            return self.texts(values)
+        if not isinstance(values, list):
+            raise ValueError(f"numbers for {self.key}, which holds images")
+        return values
 
     def texts(self, values: Values) -> list[str]:
         """The texts of the steps; raises `ValueError` for what is no UTF-8, or no label.
@@ -208,3 +232,103 @@ def _object(node: dict[str, Any], name: str, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} of {key or 'the file'} is not an object")
     return value
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of records; `num_records` is what dataset_info.json says, if it does."""
+
+    split: str
+    file: str
+    num_records: int | None
+
+
+def find_dataset(root: Path) -> Path | None:
+    """The folder of `features.json`: `root`, or the only such folder below it."""
+    found = _find(root, _MAX_FOLDERS)
+    if len(found) > 1:
+        raise SourceError(
+            "more than one TFDS dataset: name one of them",
+            file=str(root),
+            expected=f"one {FEATURES}",
+            got=", ".join(str(path.relative_to(root)) for path in found)[:200],
+        )
+    return found[0] if found else None
+
+
+def _find(folder: Path, depth: int) -> list[Path]:
+    if is_file(folder / FEATURES):
+        return [folder]
+    if not depth:
+        return []
+    names = sorted(name for name, is_folder in list_folder(folder) if is_folder)
+    return [path for name in names for path in _find(folder / name, depth - 1)]
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """All shards by split and number; raises `SourceError` for one that is missing."""
+    lengths = _lengths(folder)
+    found: dict[str, dict[int, str]] = {}
+    totals: dict[str, int] = {}
+    for name, is_folder in sorted(list_folder(folder)):
+        match = None if is_folder else _SHARD.fullmatch(name)
+        if match is None:
+            continue
+        split, number, total = match[1], int(match[2]), int(match[3])
+        if totals.setdefault(split, total) != total or number in found.get(split, {}):
+            raise SourceError(
+                "shards that are not of one dataset",
+                file=str(folder / name),
+                expected=f"one file for each of {totals[split]} shards of {split}",
+            )
+        found.setdefault(split, {})[number] = name
+    if not found:
+        raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
+    shards = []
+    for split in sorted({*found, *lengths}, key=lambda name: (name != "train", name)):
+        known = lengths.get(split)
+        total = totals.get(split, 0)
+        if known is not None and total and len(known) != total:
+            raise SourceError(
+                "another number of shards than dataset_info.json says",
+                file=str(folder),
+                expected=f"{len(known)} of {split}",
+                got=total,
+            )
+        for number in range(total):
+            if number not in found[split]:
+                raise SourceError(
+                    "a shard is missing", file=str(folder), expected=f"{split}, {number} of {total}"
+                )
+            shards.append(Shard(split, found[split][number], known[number] if known else None))
+        if not total and known and sum(known):
+            raise SourceError("the shards of a split are missing", file=str(folder), expected=split)
+    return shards
+
+
+def _lengths(folder: Path) -> Mapping[str, list[int]]:
+    """The numbers of records of each split's shards; nothing where it is not said."""
+    path = folder / _INFO
+    if not is_file(path):
+        return {}
+    try:
+        info = json.loads(read_bytes(path, _MAX_INFO_BYTES))
+        kind = info.get("fileFormat", "tfrecord")
+        splits = {str(each["name"]): _numbers(each) for each in info.get("splits", [])}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise SourceError(f"not a {_INFO}", file=str(path), got=str(error)[:200]) from error
+    if kind not in ("tfrecord", ""):
+        raise SourceError(
+            "a TFDS dataset of another file format",
+            file=str(path),
+            expected="tfrecord",
+            got=repr_of(kind, 50),
+        )
+    return splits
+
+
+def _numbers(split: dict[str, Any]) -> list[int]:
+    lengths = [int(length) for length in split.get("shardLengths", [])]
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"a shard of {min(lengths)} records")
+    return lengths

@@ -1,0 +1,316 @@
+"""Checked reading of `.npy`, `.flo`, PFM and OpenEXR files: arrays of numbers, as they are stored.
+
+Nothing is unpickled, and a header is not trusted: it is compared with the file's size before
+anything is allocated. npy is numpy's own format,
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; `.flo` is Middlebury's flow,
+https://vision.middlebury.edu/flow/code/flow-code/README.txt; PFM is
+https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the library OpenEXR, an
+optional extra.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy_format
+
+from seqrecord.errors import SourceError, StorageError
+from seqrecord.lazy import required
+from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.sources.files import (
+    check_array,
+    first_line,
+    on_disk,
+    open_file,
+    opened,
+    read_values,
+    unreadable,
+)
+
+__all__ = ["RASTER_ENDINGS", "ArrayHeader", "NpyFile", "array_header", "read_array"]
+
+_NPY_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+_FLO_MAGIC = b"PIEH"  # the float 202021.25
+_PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
+_PFM_HEADER = 128  # bytes that a PFM's header may take
+_EXR_MAGIC = b"\x76\x2f\x31\x01"
+_EXR_HEADER = 1 << 16  # bytes that an OpenEXR's attributes may take
+_EXR_UNREAD = 0x18  # flags: deep data, several parts
+_EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))
+_EXR_DTYPES = {"uint": "<u4", "half": "<f2", "float": "<f4"}  # in the order of their numbers
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """What a file declares of its array, and the byte `offset` at which its values start.
+
+    An image is [H, W] or [H, W, C]. A PFM's rows lie from the bottom up (`is_flipped`); an OpenEXR
+    file has `channels`, in their order, and no values that lie as one run.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int = 0
+    fortran_order: bool = False
+    is_flipped: bool = False
+    channels: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def array_header(path: Path) -> ArrayHeader:
+    """The header, which agrees with the file's size; raises `SourceError` otherwise."""
+    with opened(path) as stream:
+        return _header(stream, path)
+
+
+def read_array(
+    path: Path, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None
+) -> npt.NDArray[Any]:
+    """The whole array, little-endian and in C order, of at most `MAX_FRAME_BYTES`.
+
+    `dtype` and `shape` are demanded where given, before any value is read. Rows of images come from
+    the top down. `.flo`: float32 [H, W, 2], pixels to the right and down; unknown flow is above
+    1e9, as stored. PFM: float32 [H, W] or [H, W, 3], as stored: the header's scale is not applied.
+    OpenEXR: float16, float32 or uint32, [H, W] of one channel, [H, W, 3] or [H, W, 4] of R, G, B
+    and A.
+
+    Raises `SourceError` for a file that cannot be read, is cut, or holds anything else.
+    `MissingPackageError` names what reads OpenEXR files where it is not installed.
+    """
+    with opened(path) as stream:
+        header = _header(stream, path)
+        want = header.dtype if dtype is None else np.dtype(dtype)
+        check_array(header.dtype, header.shape, want, shape or header.shape, path)
+        if header.nbytes > MAX_FRAME_BYTES:
+            raise SourceError(
+                "an array that is too large",
+                expected=f"at most {MAX_FRAME_BYTES} bytes",
+                got=f"{header.nbytes} bytes",
+            )
+        if header.channels:
+            return _read_exr(path, header)
+        stream.seek(header.offset)
+        values = read_values(stream, header.dtype, math.prod(header.shape))
+        if values.nbytes != header.nbytes:  # cut since the header was checked
+            raise SourceError(
+                f"a truncated {_noun(path)}",
+                expected=f"{header.nbytes} bytes of values",
+                got=f"{values.nbytes} bytes",
+            )
+        array = values.reshape(header.shape, order="F" if header.fortran_order else "C")
+        rows = array[::-1] if header.is_flipped else array
+        return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
+
+
+class NpyFile:
+    """An npy file of an array [T, …], of which `file[t]` reads item t, as stored.
+
+    Nothing is mapped: a mapped file that is cut meanwhile ends the process with SIGBUS, and this
+    one is a `SourceError`. Of an array in Fortran order, whose items are scattered over the file,
+    all is read, so it may have at most `MAX_FRAME_BYTES`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        header = array_header(path)
+        self.dtype, self.shape = header.dtype, header.shape
+        self._path, self._offset = path, header.offset
+        self._whole = read_array(path) if header.fortran_order and len(self.shape) > 1 else None
+        if self._whole is not None:
+            self.dtype = self._whole.dtype
+            return
+        try:
+            self._file = open_file(path, buffered=False)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def __del__(self) -> None:
+        if (file := getattr(self, "_file", None)) is not None:
+            file.close()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        if self._whole is not None:
+            item: npt.NDArray[Any] = self._whole[index]
+            return item
+        count = math.prod(self.shape[1:])
+        begin = self._offset + index * count * self.dtype.itemsize
+        try:
+            self._file.seek(begin)
+            values = read_values(self._file, self.dtype, count)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        if values.size != count:
+            raise SourceError(
+                "an npy file was cut while it was read",
+                file=str(self._path),
+                frame=index,
+                expected=f"{count * self.dtype.itemsize} bytes at {begin}",
+                got=f"{values.nbytes} bytes",
+            )
+        return values.reshape(self.shape[1:])
+
+
+def _header(stream: BinaryIO, path: Path) -> ArrayHeader:
+    parse = _RASTERS.get(path.suffix.lower())
+    header = (parse or _npy_header)(stream)
+    if parse and (0 in header.shape or header.nbytes > MAX_FRAME_BYTES):
+        raise SourceError(
+            "an image of an impossible size",
+            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
+            got=list(header.shape),
+        )
+    declared, size = header.offset + header.nbytes, stream.seek(0, os.SEEK_END)
+    if header.offset and (declared != size or min(header.shape, default=0) < 0):
+        raise SourceError(
+            f"an {_noun(path)} whose size is not what its header declares",
+            expected=f"{declared} bytes for {header.dtype} {list(header.shape)}"[:200],
+            got=f"{size} bytes",
+        )
+    return header
+
+
+def _noun(path: Path) -> str:
+    return "image" if path.suffix.lower() in _RASTERS else "npy file"
+
+
+def _npy_header(stream: BinaryIO) -> ArrayHeader:
+    try:
+        version = npy_format.read_magic(stream)
+        # Version 3 exists for structured dtypes with unicode field names: no frame is one.
+        shape, fortran_order, dtype = _NPY_HEADERS[version](stream)
+    except OSError:
+        raise
+    except Exception as error:  # ValueError as a rule, but it parses Python literals
+        raise SourceError(
+            "not an npy file that can be read",
+            expected="an npy header of version 1.0 or 2.0",
+            got=first_line(error),
+        ) from error
+    if dtype.hasobject:
+        raise SourceError(
+            "an npy file of pickled objects, which are never loaded",
+            expected="numbers",
+            got=str(dtype)[:200],
+        )
+    return ArrayHeader(dtype, shape, stream.tell(), fortran_order)
+
+
+def _flo_header(stream: BinaryIO) -> ArrayHeader:
+    head = stream.read(12)
+    if len(head) < 12 or head[:4] != _FLO_MAGIC:
+        raise SourceError("not a .flo file", expected="PIEH", got=repr(head[:4]))
+    width, height = (int.from_bytes(head[i : i + 4], "little", signed=True) for i in (4, 8))
+    return ArrayHeader(np.dtype("<f4"), (max(height, 0), max(width, 0), 2), 12)
+
+
+def _pfm_header(stream: BinaryIO) -> ArrayHeader:
+    found = _PFM.match(stream.read(_PFM_HEADER))
+    scale = float(found[4]) if found and found[4].count(b".") < 2 else 0.0
+    if found is None or scale == 0 or not math.isfinite(scale):
+        raise SourceError("not a PFM file", expected="PF or Pf, width, height, scale")
+    size = (int(found[3]), int(found[2]))
+    shape = (*size, 3) if found[1] == b"PF" else size
+    dtype: np.dtype[Any] = np.dtype("<f4" if scale < 0 else ">f4")
+    return ArrayHeader(dtype, shape, found.end(), is_flipped=True)
+
+
+def _exr_header(stream: BinaryIO) -> ArrayHeader:
+    """From the attributes; https://openexr.com/en/latest/OpenEXRFileLayout.html."""
+    data = stream.read(_EXR_HEADER)
+    flags = int.from_bytes(data[4:8], "little") >> 8
+    if data[:4] != _EXR_MAGIC or flags & _EXR_UNREAD:
+        raise SourceError(
+            "not an OpenEXR file of one flat image",
+            expected="neither deep nor of several parts",
+            got=repr(data[:8]),
+        )
+    try:
+        attributes = _exr_attributes(data)
+        left, top, right, bottom = struct.unpack("<4i", attributes["dataWindow"])
+        found = dict(_exr_channels(attributes["channels"]))
+    except (ValueError, LookupError, struct.error) as error:
+        raise SourceError("a damaged OpenEXR header") from error
+    names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
+    kinds = set(found.values())
+    if len(kinds) != 1 or (len(names) > 1 and names not in _EXR_COLOURS):
+        raise SourceError(
+            "OpenEXR channels that are not one image",
+            expected="one channel, or R, G, B and perhaps A, of one kind and not subsampled",
+            got=", ".join(f"{name} ({kind})" for name, kind in found.items())[:200],
+        )
+    (dtype,) = kinds
+    if dtype not in _EXR_DTYPES:
+        raise SourceError("subsampled OpenEXR channels", got=dtype)
+    size = (max(0, bottom - top + 1), max(0, right - left + 1))
+    shape = (*size, len(names)) if len(names) > 1 else size
+    return ArrayHeader(np.dtype(_EXR_DTYPES[dtype]), shape, channels=names)
+
+
+def _exr_attributes(data: bytes) -> dict[str, bytes]:
+    """Values by name: each is name, type, size and value."""
+    found = {}
+    position = 8
+    while data[position] != 0:
+        end_of_name = data.index(b"\0", position)
+        end_of_type = data.index(b"\0", end_of_name + 1)
+        (size,) = struct.unpack_from("<I", data, end_of_type + 1)
+        begin = end_of_type + 5
+        if begin + size >= len(data):
+            raise ValueError("cut")
+        found[data[position:end_of_name].decode("latin-1")] = data[begin : begin + size]
+        position = begin + size
+    return found
+
+
+def _exr_channels(data: bytes) -> Iterator[tuple[str, str]]:
+    """Name and kind of each channel; a subsampled one's kind says so."""
+    position = 0
+    while data[position] != 0:
+        end = data.index(b"\0", position)
+        kind, _, across, down = struct.unpack_from("<4i", data, end + 1)
+        name = dict(enumerate(_EXR_DTYPES)).get(kind, f"kind {kind}")
+        sampled = name if (across, down) == (1, 1) else f"{name}, every {across} by {down}"
+        yield data[position:end].decode("latin-1"), sampled
+        position = end + 17
+
+
+def _read_exr(path: Path, header: ArrayHeader) -> npt.NDArray[Any]:
+    said = "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
+    exr = required("OpenEXR", said)
+    try:
+        with on_disk(path) as file:
+            found = exr.File(str(file), separate_channels=True).channels()
+            planes = [np.asarray(found[name].pixels) for name in header.channels]
+    except StorageError:  # it cannot be copied
+        raise
+    except Exception as error:  # the library raises about any kind
+        raise SourceError(
+            "an OpenEXR file that cannot be decoded", got=first_line(error)
+        ) from error
+    for plane in planes:
+        check_array(plane.dtype, plane.shape, header.dtype, header.shape[:2], path)
+    return np.ascontiguousarray(np.stack(planes, axis=-1)).reshape(header.shape)
+
+
+_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {
+    ".flo": _flo_header,
+    ".pfm": _pfm_header,
+    ".exr": _exr_header,
+}
+
+RASTER_ENDINGS = frozenset(_RASTERS)
+"""File name endings, lower case."""
