@@ -46,10 +46,10 @@ class FramePlan:
         at = 0
         for name, item in frame.items():
             kind: type = np.ndarray
-            if isinstance(item, (EncodedImage, str, bytes)):
-                kind = type(item)
+            if isinstance(item, (EncodedImage, str, bytes, bytearray, memoryview)):
+                kind = type(item) if isinstance(item, (EncodedImage, str)) else bytes
                 data = item.data if isinstance(item, EncodedImage) else item
-                data = data.encode() if isinstance(data, str) else data
+                data = data.encode() if isinstance(data, str) else bytes(data)
                 array: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
             else:
                 array = np.asarray(item)
