@@ -18,9 +18,16 @@ from seqrecord.reading.metadata import record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.committing import Base, commit, read_base
-from seqrecord.writing.notes import LeftFiles, is_left_note, is_merge_note, left_files
-from seqrecord.writing.small_files import SmallFiles, put_file
-from seqrecord.writing.writer_ids import new_writer_id, writer_of
+from seqrecord.writing.own_files import (
+    LeftFiles,
+    SmallFiles,
+    is_left_note,
+    is_merge_note,
+    left_files,
+    new_writer_id,
+    put_file,
+    writer_of,
+)
 
 __all__ = ["clean"]
 
@@ -163,7 +170,7 @@ def _condemn(storage: Storage, base: Base, paths: list[str]) -> None:
         return
     try:
         manifest = replace(base.manifest, removed=tuple(sorted(removed)))
-        commit(SmallFiles(storage, new_writer_id()), base, manifest)
+        commit(SmallFiles(storage), base, manifest)
     except ConflictError as error:
         raise ConflictError(
             "another writer committed at this moment; nothing was removed: try again",

@@ -14,7 +14,6 @@ from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
-    INDEX,
     IndexFile,
     Manifest,
     RecordFile,
@@ -35,9 +34,13 @@ from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, looked_at, read_base
-from seqrecord.writing.notes import merge_note_path, merges, of_merges, put_left_note
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.writer_ids import new_commit_id, new_writer_id
+from seqrecord.writing.own_files import (
+    SmallFiles,
+    merge_note_path,
+    merges,
+    of_merges,
+    put_left_note,
+)
 
 __all__ = [
     "Opened",
@@ -190,16 +193,16 @@ def put_version(
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
     have them open. Raises as `commit` does.
     """
-    storage, commit_id = own.storage, new_commit_id(own.writer)
-    tables: dict[str, IndexFile] = {}
-    for name, data in version.index.encode().items():
-        tables[name] = own.put(f"{INDEX}/{commit_id}-{name}.arrow", memoryview(data))
+    storage = own.storage
+    tables = {
+        name: own.put_index(f"{name}.arrow", memoryview(data))
+        for name, data in version.index.encode().items()
+    }
     if statistics is not None and (text := encode_statistics(statistics)) is not None:
-        path = f"{INDEX}/{commit_id}-statistics.json"
-        version = replace(version, statistics=own.put(path, text))
+        version = replace(version, statistics=own.put_index("statistics.json", text))
     left = base.files.keys() - {file.path for file in version.record_files}
     if left and (there := left & record_sizes(storage).keys()):
-        put_left_note(own, commit_id, sorted(there))
+        put_left_note(own, sorted(there))
     removed = _still_there(storage, base.manifest.removed if base.manifest else ())
     manifest = Manifest(
         schema=version.index.schema,
@@ -217,7 +220,7 @@ def put_version(
         removed=tuple(dict.fromkeys((*removed, *version.removed))),
     )
     try:
-        return commit(own, base, manifest, commit_id)
+        return commit(own, base, manifest)
     except ConflictError as error:
         raise ConflictError(
             "another writer committed first. Nothing is lost: the episodes that this one wrote "
@@ -275,7 +278,7 @@ def _reindex(storage: Storage, created_by: str) -> Manifest:
             ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
             ", …" if len(version.edits) > _MAX_SHOWN else "",
         )
-    with SmallFiles(storage, new_writer_id()) as own:
+    with SmallFiles(storage) as own:
         return put_version(own, base, version, created_by)
 
 

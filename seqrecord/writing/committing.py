@@ -32,8 +32,7 @@ from seqrecord.format.manifest import (
 )
 from seqrecord.reading.metadata import load_index, still_missing
 from seqrecord.storage import Storage
-from seqrecord.writing.small_files import SmallFiles, tidy
-from seqrecord.writing.writer_ids import new_commit_id
+from seqrecord.writing.own_files import SmallFiles, tidy
 
 __all__ = ["Base", "commit", "looked_at", "read_base", "read_dataset", "read_indexed"]
 
@@ -105,7 +104,7 @@ def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
     return looked_at(storage, lambda base, found: (base, found, load_index(storage, found)))
 
 
-def commit(own: SmallFiles, base: Base, manifest: Manifest, commit_id: str = "") -> Manifest:
+def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     """Put the manifest in place of that of `base`; returns it with the id of the commit.
 
     `own` are the files that the writer has written for it; they stay where the manifest may name
@@ -117,7 +116,7 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest, commit_id: str = "")
     named = {file.path for file in manifest.small_files}
     manifest = replace(
         manifest,
-        commit=commit_id or new_commit_id(own.writer),
+        commit=own.commit_id,
         earlier_commits=_ids(old)[:MAX_EARLIER_COMMITS] if old else (),
         superseded=tuple(path for path in _in_index(old) if path not in named),
     )

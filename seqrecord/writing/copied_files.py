@@ -5,7 +5,8 @@ from __future__ import annotations
 from seqrecord.format import EpisodePart
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
-from seqrecord.writing.open_file import OpenFile, StoredChunk
+from seqrecord.writing.chunking import StoredChunk
+from seqrecord.writing.record_files import OpenFile
 
 __all__ = ["CopiedFiles"]
 

@@ -33,11 +33,16 @@ from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.leftovers import recover
-from seqrecord.writing.notes import merges, of_merges
-from seqrecord.writing.small_files import SmallFiles, tidy
+from seqrecord.writing.own_files import (
+    SmallFiles,
+    merges,
+    new_writer_id,
+    of_merges,
+    own_sizes,
+    tidy,
+)
 from seqrecord.writing.splits import put_splits
 from seqrecord.writing.statistics import statistics_of
-from seqrecord.writing.writer_ids import new_writer_id, writer_of
 
 __all__ = ["Destination", "WriteMode", "begin", "check_mode"]
 
@@ -93,7 +98,7 @@ class Destination:
                 "a record file of the dataset is gone since the writer began; nothing is committed",
                 file=f"{self.storage.url}/{gone[0]}",
             )
-        own = {path: size for path, size in sizes.items() if writer_of(path) == self.writer}
+        own = own_sizes(sizes, self.writer)
         footers = read_footers(self.storage, own)
         if self._index is not None and not self._footers:
             assert self._base.manifest is not None

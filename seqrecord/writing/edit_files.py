@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from seqrecord.format.edits import Delete, Edit, Features, Relabel, Rename, Split, encode_edit
 from seqrecord.format.manifest import EDITS, IndexFile
 from seqrecord.storage import Storage
-from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.own_files import SmallFiles
 
 __all__ = ["edit_path", "next_number", "put_edits"]
 

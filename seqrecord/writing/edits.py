@@ -27,10 +27,8 @@ from seqrecord.storage import Storage
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.notes import merges, of_merges
-from seqrecord.writing.small_files import SmallFiles
+from seqrecord.writing.own_files import SmallFiles, merges, of_merges
 from seqrecord.writing.splits import check_split_name
-from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = [
     "delete_episodes",
@@ -237,7 +235,7 @@ def _edit(
         keys = [index.key(i) for i in chosen]
         if dry_run or not chosen:
             return keys
-        with SmallFiles(storage, new_writer_id()) as own:
+        with SmallFiles(storage) as own:
             files = put_edits(own, edits, len(manifest.edits))
             changed = replace(
                 opened.base, manifest=replace(manifest, edits=(*manifest.edits, *files))

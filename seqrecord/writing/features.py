@@ -23,7 +23,7 @@ from seqrecord.format.edits import Features
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.metadata import read_footers
+from seqrecord.reading.metadata import read_footers, record_sizes
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import Statistics
@@ -32,9 +32,8 @@ from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, opened_to_edit, put_version, rebuilt
 from seqrecord.writing.committing import Base
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.own_files import own_sizes
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -43,7 +42,6 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
-from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["Values", "add_feature", "drop_features"]
 
@@ -111,7 +109,7 @@ def add_feature(
             return new
         collector = StatisticsCollector(Schema([new]))
         _write(dataset, schema, new, values, writer, size, collector)
-        own = own_sizes(dataset.storage, writer)
+        own = own_sizes(record_sizes(dataset.storage), writer)
         footers = read_footers(dataset.storage, own)
         old = dataset.statistics
         if old is not None:

@@ -28,10 +28,8 @@ from seqrecord.writing.commits import Version, put_version, read_existing
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edit_files import edit_path, next_number
 from seqrecord.writing.merge_schemas import check_schemas
-from seqrecord.writing.notes import merges, of_merges, put_merge_note
-from seqrecord.writing.small_files import SmallFiles, tidy
+from seqrecord.writing.own_files import SmallFiles, merges, of_merges, put_merge_note, tidy
 from seqrecord.writing.statistics import merged, stored_statistics
-from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["MergeReport", "merge_datasets"]
 
@@ -119,7 +117,7 @@ def _merge(opened: Sequence[Storage], made: Storage, base: Base, link: bool) -> 
     The note and the copies of edits stay if record files may: whatever is made of a merge that
     failed, nothing deleted comes back.
     """
-    with SmallFiles(made, new_writer_id()) as own:
+    with SmallFiles(made) as own:
         note = put_merge_note(own)
         parts = _parts(opened, made)
         report = _report(parts, made, link)

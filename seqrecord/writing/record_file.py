@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, FormatError, FrameError, SeqRecordError, located
+from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.pages import PageCodec
-from seqrecord.format.text import truncated_metadata
 from seqrecord.format.video_pages import KeptPage
-from seqrecord.lags import LagCollector, Lags, with_lags
+from seqrecord.lags import LagCollector, with_lags
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import FrameGroup, ReadyChunk
+from seqrecord.writing.chunking import FrameGroup, StoredChunk
 from seqrecord.writing.encoding import Encoder, encoder, video_encoder
-from seqrecord.writing.open_file import StoredChunk
-from seqrecord.writing.record_files import RecordFiles
+from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["RecordFileWriter"]
@@ -31,19 +27,10 @@ __all__ = ["RecordFileWriter"]
 _Group: TypeAlias = "FrameGroup | VideoGroup"
 
 
-class RecordFileWriter:
-    """Writes episodes, one at a time, into record files of about `record_bytes`.
+class RecordFileWriter(RecordFiles):
+    """Writes episodes, one at a time and frame by frame, into record files.
 
-    A file is finished when it is full and on `close`; an episode that does not fit goes on in the
-    next. While a thread commits a full file (sync and rename, or what is left to send), the next is
-    written; not the one after that. After each episode the file is worth keeping: a resume copies
-    the episodes that had ended from what a kill leaves behind. `writer` is a `new_writer_id()`,
-    which several of these may share. With `only` it writes chunks of these groups alone, of
-    episodes whose others are in other files.
-
-    A failure to store anything breaks the writer, since what was stored before may be lost with it:
-    the call raises the failure, and where it was the thread's the next call does; every later one
-    raises `DestinationError`. What is on the storage stays for a resume.
+    With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
     """
 
     def __init__(
@@ -56,10 +43,8 @@ class RecordFileWriter:
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
     ) -> None:
-        self.schema = schema
+        super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
         self._names = frozenset(schema.kept)
-        self._writer = writer
-        self._files = RecordFiles(storage, schema, writer, record_bytes)
         self._statistics = statistics
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
         codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
@@ -76,23 +61,7 @@ class RecordFileWriter:
             if only is None or number in only
         ]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
-        self._episode: EpisodePart | None = None
         self._num_frames = 0  # of the episode
-        self._flushed = 0  # the first of them, which stay whatever happens
-
-    @property
-    def doubtful(self) -> frozenset[str]:
-        """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
-        return self._files.doubtful
-
-    @property
-    def storing_seconds(self) -> float:
-        """How long the storage has taken so far."""
-        return self._files.storing_seconds
-
-    def check(self) -> None:
-        """`DestinationError` if the writer is broken; the failure itself where it is new."""
-        self._files.check()
 
     def begin(
         self,
@@ -109,11 +78,8 @@ class RecordFileWriter:
 
     def begin_again(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
         """Start more chunks of an episode, of which other files may have some."""
-        self.check()
-        assert self._episode is None, "the episode before has not ended"
-        self._episode = replace(episode, num_frames=None, lags=())
-        self._num_frames = self._flushed = 0
-        self._files.begin(self._episode)
+        self.begin_part(episode)
+        self._num_frames = 0
         for group in self._groups:
             group.begin(chunk_frames)
         for lags in self._lags.values():
@@ -128,9 +94,7 @@ class RecordFileWriter:
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
-        self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
+        episode = self._begun()
         number = self._num_frames
         if number == MAX_EPISODE_FRAMES:
             raise FrameError("an episode of too many frames", episode=episode.key)
@@ -147,9 +111,9 @@ class RecordFileWriter:
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        if self._flushed and self._files.is_full and self._uneven() is None:
+        if self._flushed and self.is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
-            self._files.hold()
+            self.hold()
         try:
             for group in self._groups:
                 group.add({name: blobs[name] for name in group.schema if name in blobs})
@@ -175,9 +139,7 @@ class RecordFileWriter:
         They are those of the frames that `append` gets without this feature, in the same order,
         before or after that. Raises `FrameError` for a feature that is no video.
         """
-        self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
+        episode = self._begun()
         group = self._video.get(name)
         with located(FrameError, episode=episode.key):
             if group is None:
@@ -205,64 +167,37 @@ class RecordFileWriter:
 
     def flush(self) -> None:
         """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
-        self.check()
-        assert self._episode is not None, "no episode has begun"
+        self._begun()
         self.check_even()
         if self._flushed == self._num_frames:
             return
         for group in self._groups:
             self._write_rest(group)
-        metadata = truncated_metadata(self._episode.metadata)
-        self._files.flush(self._num_frames, metadata, self._lags_so_far())
-        self._flushed = self._num_frames
+        self.flush_part(self._num_frames, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
 
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
-        self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
+        episode = self._begun()
         self.check_even()
         if not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
         for group in self._groups:
             group.settle()
             self._write_rest(group)
-        self._files.end(self._num_frames, episode.metadata, self._lags_so_far())
+        self.end_part(self._num_frames, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
-        self._episode = None
-
-    def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
-        """Copy an episode, or its last part, which ends with these chunks.
-
-        A `FormatError` that `chunks` raises forgets the copy.
-        """
-        self.check()
-        assert self._episode is None, "the episode before has not ended"
-        assert episode.num_frames is not None, "not the last part"
-        self._episode, self._flushed = replace(episode, num_frames=None, lags=()), 0
-        self._num_frames = episode.num_frames
-        self._files.begin(self._episode)
-        try:
-            for chunk in chunks:
-                self._files.add(chunk)
-        except FormatError:
-            self.drop()
-            raise
-        self._files.end(episode.num_frames, episode.metadata, episode.lags)
-        self._episode = None
 
     def drop(self) -> bool:
         """Forget the episode that has begun, but for what was flushed; whether anything was.
 
         What earlier files hold of an episode that is forgotten is never referenced.
         """
-        self._episode = None
         for group in self._groups:
             group.clear()
-        return self._files.drop()
+        return super().drop()
 
     def discard(self) -> None:
         """Forget the episode that has begun, and what was flushed of it.
@@ -276,40 +211,14 @@ class RecordFileWriter:
             group.clear()
         if self._statistics is not None:
             self._statistics.discard()
-        self._files.discard()
-        self._episode = None
-        self._flushed = self._num_frames = 0
+        super().discard()
+        self._num_frames = 0
 
-    def close(self) -> None:
-        """Finish the open file; an episode that has not ended is dropped."""
-        try:
-            self.drop()
-            self.check()
-            self._files.close()
-        finally:
-            self._files.leave()
-
-    def leave(self) -> None:
-        """`close` after an error, which may be the failure that broke the writer."""
-        if self._files.failure is None:
-            self.close()
-        else:
-            self._files.leave()
-
-    def abort(self) -> None:
-        """Give up after an error: nothing is left of the files that are not finished."""
-        self._files.abort()
-
-    def __enter__(self) -> RecordFileWriter:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Also after an error or an interrupt, episodes that have ended are kept for a resume."""
-        if error is None:
-            self.close()
-        else:
-            with contextlib.suppress(SeqRecordError):  # the first error says more
-                self.leave()
+    def _begun(self) -> EpisodePart:
+        """The episode that has begun, of a writer that is not broken."""
+        self.check()
+        assert self._episode is not None, "no episode has begun"
+        return self._episode
 
     def _made_quick(self) -> Mapping[str, Encoder]:
         if self._quick_encoders is None:
@@ -337,25 +246,23 @@ class RecordFileWriter:
             while (chunk := group.take_rest()) is not None:
                 self._write_chunk(group, chunk)
 
-    def _write_chunk(self, group: _Group, chunk: ReadyChunk) -> None:
+    def _write_chunk(self, group: _Group, chunk: StoredChunk) -> None:
         if self._statistics is not None:
-            self._watch(group.schema, chunk)
-        gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}
-        self._files.add(StoredChunk(group.number, chunk.row, gaps, [*chunk.pages, chunk.sums]))
+            self._watch(group.schema, chunk, self._statistics)
+        self.add(chunk)
 
-    def _watch(self, schema: Schema, chunk: ReadyChunk) -> None:
+    def _watch(self, schema: Schema, chunk: StoredChunk, statistics: StatisticsCollector) -> None:
         """Statistics of raw features: their pages are the frames, many of them at once."""
-        assert self._statistics is not None
-        for (name, spec), page in zip(schema.items(), chunk.pages, strict=True):
+        for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
             if spec.is_raw and len(page):
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
-                if name in chunk.gaps:
-                    numbers = numbers[chunk.gaps[name]]
-                self._statistics.add_frames(name, frames, numbers)
+                if (present := chunk.gaps.get(self.schema.position(name))) is not None:
+                    numbers = numbers[present]
+                statistics.add_frames(name, frames, numbers)
 
-    def _lags_so_far(self) -> tuple[tuple[str, Lags], ...]:
+    def _lags_so_far(self) -> EpisodeLags:
         """By the timestamps that all frames of the episode have."""
         found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
         return tuple((name, lags) for name, lags in found if lags is not None)

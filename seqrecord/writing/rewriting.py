@@ -21,20 +21,18 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
-from seqrecord.reading.metadata import read_edits, read_footers
+from seqrecord.reading.metadata import read_edits, read_footers, record_sizes
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
 from seqrecord.version import CREATED_BY
+from seqrecord.writing.chunking import page_ranges, stored_chunk
 from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base, read_indexed
 from seqrecord.writing.copied_files import CopiedFiles
-from seqrecord.writing.own_files import own_sizes
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
-from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "rewrite_files"]
 
@@ -206,7 +204,7 @@ class _Rewriter:
         except BaseException:
             files.abort()
             raise
-        own = own_sizes(storage, self._writer)
+        own = own_sizes(record_sizes(storage), self._writer)
         sizes = {path: size for path, size in own.items() if path not in self._base.files}
         self._commit(set(paths), sizes, read_footers(storage, sizes))
         return list(sizes)

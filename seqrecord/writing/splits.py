@@ -28,8 +28,7 @@ from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, put_version
 from seqrecord.writing.committing import read_indexed
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.writer_ids import new_writer_id
+from seqrecord.writing.own_files import SmallFiles
 
 __all__ = ["check_split_name", "deal_episodes", "put_splits", "split_dataset"]
 
@@ -89,7 +88,7 @@ def _split(
     new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
     _check_not_empty(shares, new, names, storage.url)
     if (new != old).any():
-        with SmallFiles(storage, new_writer_id()) as own:
+        with SmallFiles(storage) as own:
             version = Version(
                 index,
                 manifest.record_files,

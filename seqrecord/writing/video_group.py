@@ -19,7 +19,7 @@ from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.pages import Blob
 from seqrecord.format.video_pages import KeptPage, VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import ChunkLength, ReadyChunk
+from seqrecord.writing.chunking import ChunkLength, StoredChunk
 
 __all__ = ["VideoGroup"]
 
@@ -35,6 +35,7 @@ class VideoGroup:
         self.number = number
         self.schema = schema.group(number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
+        self._place = schema.position(self.name)
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
         self.begin(None)
 
@@ -48,7 +49,7 @@ class VideoGroup:
 
     def clear(self) -> None:
         """Forget the frames that are in no chunk."""
-        self._ready: deque[ReadyChunk] = deque()
+        self._ready: deque[StoredChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
         self._arrays: list[npt.NDArray[Any]] = []  # of its next GOP
@@ -109,11 +110,11 @@ class VideoGroup:
         self._present += [True] * gop.num_frames
         self._end_chunk_if(self._held >= self._most)
 
-    def take(self) -> ReadyChunk | None:
+    def take(self) -> StoredChunk | None:
         """The next chunk that is full, if there is one."""
         return self._ready.popleft() if self._ready else None
 
-    def take_rest(self) -> ReadyChunk | None:
+    def take_rest(self) -> StoredChunk | None:
         """A chunk of the frames that are left when no chunk is full, if there are any."""
         self._cut_absent()
         self._end_chunk_if(bool(self._present))
@@ -147,6 +148,7 @@ class VideoGroup:
         self._present, self._gops = [], []
 
     def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes) -> None:
-        gaps = {} if present.all() else {self.name: present}
-        self._ready.append(ReadyChunk.of(self.schema, self._written, len(present), gaps, [page]))
-        self._written += len(present)
+        gaps = {} if present.all() else {self._place: present}
+        frames = range(self._written, self._written + len(present))
+        self._ready.append(StoredChunk.of(self.number, self.schema, frames, gaps, [page]))
+        self._written = frames.stop
