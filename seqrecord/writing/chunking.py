@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,14 +180,12 @@ class FrameGroup:
         if self._length.frames is None:
             self._length.add(blobs)
 
-    def take(self) -> StoredChunk | None:
-        """The next chunk that is full, if there is one."""
-        length = self._length.frames
-        return None if length is None or len(self._frames) < length else self._take(length)
-
-    def take_rest(self) -> StoredChunk | None:
-        """A chunk of the frames that are left when no chunk is full, if there are any."""
-        return self._take(len(self._frames)) if self._frames else None
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """The chunks that are full; with `rest` also one of the frames that are left, if any."""
+        while (length := self._length.frames) is not None and len(self._frames) >= length:
+            yield self._take(length)
+        if rest and self._frames:
+            yield self._take(len(self._frames))
 
     def settle(self) -> None:
         """The episode ends: nothing more tells how long its chunks should be."""

@@ -24,7 +24,7 @@ _TRIES = 4
 _TELL_SECONDS = 0.5  # a message goes over the network
 
 
-class _Counted:
+class _Counter:
     """Counts the frames that workers on other machines have written."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Counted:
             frames, self._frames = self._frames, 0
         return frames
 
-    def _add(self, frames: int) -> None:
+    def add(self, frames: int) -> None:
         with self._lock:
             self._frames += frames
 
@@ -56,6 +56,8 @@ def open_cluster(address: str) -> Iterator[Workers]:
             got=address,
         )
     with _OPENING[scheme](address) as cluster:
+        if not cluster.count:
+            raise DestinationError("the cluster has no workers", got=address)
         yield cluster
 
 
@@ -81,7 +83,7 @@ class _Told:
 # Dask
 
 
-class _Dask(_Counted):
+class _Dask(_Counter):
     """What is lost with a worker is done again by another, three times by Dask's default."""
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
@@ -91,7 +93,7 @@ class _Dask(_Counted):
         self.count = sum(client.nthreads().values())
         self._executor = client.get_executor(pure=False)
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
-        client.subscribe_topic(self._topic, lambda event: self._add(event[1]))
+        client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
 
     def submit(self, job: Job) -> Future[Written]:
         future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
@@ -111,10 +113,7 @@ def _dask(address: str) -> Iterator[Workers]:
     except (OSError, TimeoutError) as error:
         raise _nobody(address, error) from error
     with client:
-        cluster = _Dask(distributed, client)
-        if not cluster.count:
-            raise DestinationError("the cluster has no workers", got=address)
-        yield cluster
+        yield _Dask(distributed, client)
 
 
 def _write_on_dask(job: Job, topic: str) -> Written:
@@ -134,7 +133,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 # Ray
 
 
-class _Ray(_Counted):
+class _Ray(_Counter):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
         lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
@@ -160,7 +159,7 @@ class _Ray(_Counted):
 
     def take(self) -> int:
         if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-            self._add(self._ray.get(self._asked))
+            self.add(self._ray.get(self._asked))
             self._asked = None
         if self._asked is None:
             self._asked = self._counter.take.remote()
@@ -175,10 +174,7 @@ class _Ray(_Counted):
 def _ray(address: str) -> Iterator[Workers]:
     ray = required("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
-        cluster = _Ray(ray)
-        if not cluster.count:
-            raise DestinationError("the cluster has no workers", got=address)
-        yield cluster
+        yield _Ray(ray)
 
 
 def _connected(ray: ModuleType, address: str) -> Any:
@@ -195,20 +191,6 @@ def _connected(ray: ModuleType, address: str) -> Any:
                 raise _nobody(address, error) from error
             time.sleep(_TELL_SECONDS)
     raise AssertionError("tried at least once")
-
-
-class _Counter:
-    """Lives on the cluster, as an actor."""
-
-    def __init__(self) -> None:
-        self._frames = 0
-
-    def add(self, frames: int) -> None:
-        self._frames += frames
-
-    def take(self) -> int:
-        frames, self._frames = self._frames, 0
-        return frames
 
 
 def _write_on_ray(job: Job, counter: Any) -> Written:

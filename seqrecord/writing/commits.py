@@ -56,6 +56,11 @@ __all__ = [
 
 _MAX_SHOWN = 20  # episodes in one line of the log
 
+_REFUSED = (
+    "another writer committed first. Nothing is lost: the episodes that this one wrote stay on the "
+    "storage, and resume (--resume) or `seqrecord reindex` adds them"
+)
+
 _logger = logging.getLogger("seqrecord")
 
 
@@ -184,6 +189,8 @@ def put_version(
     version: Version,
     created_by: str,
     statistics: Statistics | None = None,
+    *,
+    refused: str = _REFUSED,
 ) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
 
@@ -191,7 +198,8 @@ def put_version(
     those that the writer has written before, and those that this writes.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Raises as `commit` does.
+    have them open. Raises as `commit` does, with the message `refused` where another writer came
+    first.
     """
     storage = own.storage
     tables = {
@@ -222,11 +230,7 @@ def put_version(
     try:
         return commit(own, base, manifest)
     except ConflictError as error:
-        raise ConflictError(
-            "another writer committed first. Nothing is lost: the episodes that this one wrote "
-            "stay on the storage, and resume (--resume) or `seqrecord reindex` adds them",
-            file=storage.url,
-        ) from error
+        raise ConflictError(refused, file=storage.url) from error
 
 
 def reindex(
@@ -247,39 +251,38 @@ def reindex(
     hold the same: then nothing tells whether the merge had ended.
     """
     with contextlib.closing(open_storage(location, storage_options)) as storage:
-        return _reindex(storage, created_by)
-
-
-def _reindex(storage: Storage, created_by: str) -> Manifest:
-    base = read_base(storage, accept_damaged=True)
-    removed = base.manifest.removed if base.manifest else ()
-    sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
-    passed = of_merges(sizes, merges(storage)) - base.files.keys()
-    sizes = {path: n for path, n in sizes.items() if path not in passed}
-    if passed:
-        _pass_over(storage, base, passed, sizes)
-    if not sizes:
-        cut = storage.unfinished(RECORDS)
-        more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
-        raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
-    if gone := sorted(set(base.files).difference(sizes)):
-        _logger.warning(
-            "the dataset is made without %s that the manifest before named: %s",
-            counted(len(gone), "record file"),
-            ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
-        )
-    for path in sizes:
-        check_record_path(storage, path)
-    version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
-    if base.manifest is None and version.edits:
-        _logger.warning(
-            "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
-            *(storage.url, counted(len(version.edits), "file") + " of edits that are there apply"),
-            ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
-            ", …" if len(version.edits) > _MAX_SHOWN else "",
-        )
-    with SmallFiles(storage) as own:
-        return put_version(own, base, version, created_by)
+        base = read_base(storage, accept_damaged=True)
+        removed = base.manifest.removed if base.manifest else ()
+        sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
+        passed = of_merges(sizes, merges(storage)) - base.files.keys()
+        sizes = {path: n for path, n in sizes.items() if path not in passed}
+        if passed:
+            _pass_over(storage, base, passed, sizes)
+        if not sizes:
+            cut = storage.unfinished(RECORDS)
+            more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
+            raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
+        if gone := sorted(set(base.files).difference(sizes)):
+            _logger.warning(
+                "the dataset is made without %s that the manifest before named: %s",
+                counted(len(gone), "record file"),
+                ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
+            )
+        for path in sizes:
+            check_record_path(storage, path)
+        version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
+        if base.manifest is None and version.edits:
+            _logger.warning(
+                "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
+                *(
+                    storage.url,
+                    counted(len(version.edits), "file") + " of edits that are there apply",
+                ),
+                ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
+                ", …" if len(version.edits) > _MAX_SHOWN else "",
+            )
+        with SmallFiles(storage) as own:
+            return put_version(own, base, version, created_by)
 
 
 def _pass_over(

@@ -43,14 +43,17 @@ def recover(
 
     Raises `StorageError` for what cannot be read, since that may pass.
     """
-    finished = list(footers.items())
-    whole = complete_episodes(finished, schema)
+
+    def complete(pieces: Sequence[_Piece]) -> dict[str, EpisodePart]:
+        known = [(piece.upload.path, piece.footer) for piece in pieces]
+        return complete_episodes([*footers.items(), *known], schema)
+
+    whole = complete([])
     by_uid: dict[str, list[_Piece]] = {}
     for upload in unfinished:
         for piece in _pieces(storage, upload):
             by_uid.setdefault(piece.part.uid, []).append(piece)
-    known = [(piece.upload.path, piece.footer) for pieces in by_uid.values() for piece in pieces]
-    found = complete_episodes([*finished, *known], schema)
+    found = complete([piece for pieces in by_uid.values() for piece in pieces])
     writers: dict[Schema, RecordFiles] = {}
     for uid, pieces in by_uid.items():
         best = found.get(uid)
@@ -69,8 +72,7 @@ def recover(
                     *(storage.url, pieces[-1].upload.path, best.key, _length(best), error),
                 )
                 pieces = [piece for piece in pieces if _length(piece.part) < _length(best)]
-                known = [(piece.upload.path, piece.footer) for piece in pieces]
-                best = complete_episodes([*finished, *known], schema).get(uid)
+                best = complete(pieces).get(uid)
             else:
                 whole[uid] = best
     for files in writers.values():

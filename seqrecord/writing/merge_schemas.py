@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from seqrecord.errors import SchemaError
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.writing.feature_values import loses_data
+from seqrecord.writing.features import loses_data
 from seqrecord.writing.stored_schema import is_kept
 
 __all__ = ["check_schemas"]

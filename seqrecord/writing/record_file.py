@@ -1,30 +1,33 @@
-"""Writes record files: episodes in, chunks out, a footer at the end."""
+"""Writes frames into record files: they are encoded and become chunks of their groups."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
-from seqrecord.format.pages import PageCodec
+from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.video_pages import KeptPage
 from seqrecord.lags import LagCollector, with_lags
-from seqrecord.schema import Frame, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import FrameGroup, StoredChunk
-from seqrecord.writing.encoding import Encoder, encoder, video_encoder
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.video_group import VideoGroup
 
-__all__ = ["RecordFileWriter"]
+__all__ = ["RecordFileWriter", "check_value"]
 
 _Group: TypeAlias = "FrameGroup | VideoGroup"
+
+_Encoder: TypeAlias = "Callable[[npt.ArrayLike | EncodedImage], Blob]"
+"""Encodes one frame of one feature. Raises `FrameError` for what does not fit the feature."""
 
 
 class RecordFileWriter(RecordFiles):
@@ -48,9 +51,9 @@ class RecordFileWriter(RecordFiles):
         self._statistics = statistics
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
         codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
-        self._encoders = {name: encoder(codec) for name, codec in codecs.items()}
-        self._encoders |= {n: video_encoder(spec) for n, spec in schema.items() if spec.is_video}
-        self._quick_encoders: Mapping[str, Encoder] | None = None
+        self._encoders = {name: _encoder(codec) for name, codec in codecs.items()}
+        self._encoders |= {n: _video_encoder(spec) for n, spec in schema.items() if spec.is_video}
+        self._quick_encoders: Mapping[str, _Encoder] | None = None
         self._video = {
             name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
         }
@@ -87,10 +90,8 @@ class RecordFileWriter(RecordFiles):
         if self._statistics is not None:
             self._statistics.begin(episode.key)
 
-    def append(self, frame: Frame, *, quick: bool = False) -> int:
-        """Encode the episode's next frame, if need be `quick`. Returns the bytes that it takes.
-
-        It may lack every feature.
+    def append(self, frame: Frame, *, quick: bool = False) -> None:
+        """Encode the episode's next frame, if need be `quick`. It may lack every feature.
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
@@ -124,14 +125,9 @@ class RecordFileWriter(RecordFiles):
                 lags.add(np.asarray(frame[name]).reshape(1), np.array([number]))
         self._num_frames += 1
         if self._statistics is not None:
-            if self._watched:
-                seen = {name: frame[name] for name in self._watched if name in frame}
-                self._statistics.add(seen)
-            else:
-                self._statistics.skip(1)
+            self._statistics.add({name: frame[name] for name in self._watched if name in frame})
         for group in self._groups:
-            self._write_full_chunks(group)
-        return sum(len(blob.data) for blob in blobs.values())
+            self._write_chunks(group)
 
     def append_video(self, name: str, video: Gop | KeptPage) -> None:
         """Keep the next frames of a video feature as they are encoded.
@@ -151,7 +147,7 @@ class RecordFileWriter(RecordFiles):
             group.keep(video)
         if self._statistics is not None:
             self._statistics.leave_out(name)
-        self._write_full_chunks(group)
+        self._write_chunks(group)
 
     def check_even(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
@@ -167,12 +163,13 @@ class RecordFileWriter(RecordFiles):
 
     def flush(self) -> None:
         """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
-        self._begun()
+        episode = self._begun()
         self.check_even()
         if self._flushed == self._num_frames:
             return
-        for group in self._groups:
-            self._write_rest(group)
+        with located(CodecError, episode=episode.key):
+            for group in self._groups:
+                self._write_chunks(group, rest=True)
         self.flush_part(self._num_frames, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
@@ -183,9 +180,10 @@ class RecordFileWriter(RecordFiles):
         self.check_even()
         if not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
-        for group in self._groups:
-            group.settle()
-            self._write_rest(group)
+        with located(CodecError, episode=episode.key):
+            for group in self._groups:
+                group.settle()
+                self._write_chunks(group, rest=True)
         self.end_part(self._num_frames, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
@@ -220,10 +218,10 @@ class RecordFileWriter(RecordFiles):
         assert self._episode is not None, "no episode has begun"
         return self._episode
 
-    def _made_quick(self) -> Mapping[str, Encoder]:
+    def _made_quick(self) -> Mapping[str, _Encoder]:
         if self._quick_encoders is None:
             specs = {n: spec for n, spec in self.schema.items() if spec.codec and not spec.is_video}
-            quick = {name: encoder(PageCodec(spec, quick=True)) for name, spec in specs.items()}
+            quick = {name: _encoder(PageCodec(spec, quick=True)) for name, spec in specs.items()}
             self._quick_encoders = {**self._encoders, **quick}
         return self._quick_encoders
 
@@ -235,21 +233,11 @@ class RecordFileWriter(RecordFiles):
             self._num_frames = kept[0].num_kept or 0
         return next((group for group in kept if group.num_kept != self._num_frames), None)
 
-    def _write_full_chunks(self, group: _Group) -> None:
-        while (chunk := group.take()) is not None:
-            self._write_chunk(group, chunk)
-
-    def _write_rest(self, group: _Group) -> None:
-        assert self._episode is not None
-        self._write_full_chunks(group)
-        with located(CodecError, episode=self._episode.key):
-            while (chunk := group.take_rest()) is not None:
-                self._write_chunk(group, chunk)
-
-    def _write_chunk(self, group: _Group, chunk: StoredChunk) -> None:
-        if self._statistics is not None:
-            self._watch(group.schema, chunk, self._statistics)
-        self.add(chunk)
+    def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
+        for chunk in group.chunks(rest=rest):
+            if self._statistics is not None:
+                self._watch(group.schema, chunk, self._statistics)
+            self.add(chunk)
 
     def _watch(self, schema: Schema, chunk: StoredChunk, statistics: StatisticsCollector) -> None:
         """Statistics of raw features: their pages are the frames, many of them at once."""
@@ -266,3 +254,89 @@ class RecordFileWriter(RecordFiles):
         """By the timestamps that all frames of the episode have."""
         found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
         return tuple((name, lags) for name, lags in found if lags is not None)
+
+
+def _encoder(codec: PageCodec) -> _Encoder:
+    """Encodes frames of the feature of `codec`: arrays, `str`, or `bytes` and what is like them."""
+    spec = codec.spec
+    if spec.value == "array":
+        if spec.is_raw and spec.dtype != np.bool_:
+            return _raw_encoder(codec)
+        return codec.encode_frame
+    data_of = _text if spec.value == "text" else _bytes
+
+    def encode(item: Any) -> Blob:
+        return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
+
+    return encode
+
+
+def _video_encoder(spec: FeatureSpec) -> _Encoder:
+    """Checks frames of video; their blobs are the pixels, which are encoded later, many at once."""
+
+    def check(item: Any) -> Blob:
+        array = _fitting(spec, item)
+        return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
+
+    return check
+
+
+def check_value(spec: FeatureSpec, item: Any) -> None:
+    """`FrameError` for a value that a feature cannot hold; no array is encoded to find that out."""
+    if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
+        array = _fitting(spec, item)
+        if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise FrameError("a bool that is neither 0 nor 1", feature=spec.name)
+        return
+    try:
+        _encoder(PageCodec(spec))(item)
+    except CodecError as error:
+        raise FrameError(error.message, **error.facts()) from error
+
+
+def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
+    """An array of the feature's dtype, in either byte order, and shape."""
+    array = np.asarray(item)
+    check_fits(spec, array.dtype, array.shape)
+    return array
+
+
+def _raw_encoder(codec: PageCodec) -> _Encoder:
+    """As `PageCodec.encode_frame`, but that an array which is as it is stored is copied at once."""
+    dtype = codec.spec.dtype
+    shape = tuple(n or 0 for n in codec.spec.shape)
+
+    def encode(item: Any) -> Blob:
+        if type(item) is np.ndarray and item.dtype == dtype and item.shape == shape:
+            return Blob(item.tobytes(), shape)
+        return codec.encode_frame(item)
+
+    return encode
+
+
+def _text(spec: FeatureSpec, item: object) -> bytes:
+    if not isinstance(item, str):
+        raise _misfit(spec, "str", item)
+    try:
+        return item.encode()
+    except UnicodeEncodeError as error:
+        raise FrameError(
+            "text that UTF-8 cannot hold", feature=spec.name, expected="Unicode", got=str(error)
+        ) from error
+
+
+def _bytes(spec: FeatureSpec, item: object) -> bytes:
+    if isinstance(item, np.ndarray) and (item.dtype != np.uint8 or item.ndim != 1):
+        raise _misfit(spec, "bytes, or uint8 [n]", item)
+    if not isinstance(item, (bytes, bytearray, memoryview, np.ndarray)):
+        raise _misfit(spec, "bytes", item)
+    return bytes(item)
+
+
+def _misfit(spec: FeatureSpec, expected: str, item: object) -> FrameError:
+    got = type(item).__name__
+    if isinstance(item, np.ndarray):
+        got = f"{item.dtype} {list(item.shape)}"
+    return FrameError(
+        "a value does not fit its feature", feature=spec.name, expected=expected, got=got
+    )

@@ -7,6 +7,7 @@ or take 48 MiB decoded, and at least one. A frame that lacks the feature is in n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -110,15 +111,13 @@ class VideoGroup:
         self._present += [True] * gop.num_frames
         self._end_chunk_if(self._held >= self._most)
 
-    def take(self) -> StoredChunk | None:
-        """The next chunk that is full, if there is one."""
-        return self._ready.popleft() if self._ready else None
-
-    def take_rest(self) -> StoredChunk | None:
-        """A chunk of the frames that are left when no chunk is full, if there are any."""
-        self._cut_absent()
-        self._end_chunk_if(bool(self._present))
-        return self.take()
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """The chunks that are full; with `rest` also one of the frames that are left, if any."""
+        if rest:
+            self._cut_absent()
+            self._end_chunk_if(bool(self._present))
+        while self._ready:
+            yield self._ready.popleft()
 
     def settle(self) -> None:
         """The episode ends."""
