@@ -19,13 +19,13 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.committing import Base, commit, read_base
 from seqrecord.writing.own_files import (
-    LeftFiles,
+    RetiredFiles,
     SmallFiles,
-    is_left_note,
     is_merge_note,
-    left_files,
+    is_retired_note,
     new_writer_id,
     put_file,
+    retired_files,
     writer_of,
 )
 
@@ -66,7 +66,7 @@ def clean(
                 "(--resume), or remove the folder",
                 file=storage.url,
             )
-        notes = left_files(storage)
+        notes = retired_files(storage)
         items = list(_unnamed(storage, base))
         sizes = record_sizes(storage)
         now = _time_of(storage)  # after all that was listed
@@ -119,7 +119,7 @@ def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> Non
 
 
 def _old(
-    base: Base, items: Sequence[_Item], before: float, notes: Sequence[LeftFiles]
+    base: Base, items: Sequence[_Item], before: float, notes: Sequence[RetiredFiles]
 ) -> list[_Item]:
     """All that is not named, of writers of whom nothing is newer; and what was condemned before.
 
@@ -144,7 +144,7 @@ def _unnamed(storage: Storage, base: Base) -> Iterator[_Item]:
     named = {*base.files, *(file.path for file in base.manifest.small_files)}
     for folder in (RECORDS, INDEX, EDITS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
-            if _is_ours(upload.path) or is_left_note(upload.path):
+            if _is_ours(upload.path) or is_retired_note(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):

@@ -21,7 +21,7 @@ from seqrecord.writing.convert_workers import Workers
 __all__ = ["open_cluster"]
 
 _TRIES = 4
-_TELL_SECONDS = 0.5  # a message goes over the network
+_REPORT_SECONDS = 0.5  # a message goes over the network
 
 
 class _Counter:
@@ -61,22 +61,22 @@ def open_cluster(address: str) -> Iterator[Workers]:
         yield cluster
 
 
-class _Told:
+class _Progress:
     """Passes on how many frames a job has written, and stops it when nobody wants it any more."""
 
-    def __init__(self, tell: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
-        self._tell, self._is_wanted = tell, is_wanted
+    def __init__(self, report: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
+        self._report, self._is_wanted = report, is_wanted
         self._frames, self._last = 0, time.monotonic()
 
     def advance(self, frames: int) -> None:
         self._frames += frames
-        if time.monotonic() - self._last >= _TELL_SECONDS:
+        if time.monotonic() - self._last >= _REPORT_SECONDS:
             if not self._is_wanted():
                 raise StoppedError("stopped")
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        self._tell(self._frames)
+    def report(self) -> None:
+        self._report(self._frames)
         self._frames, self._last = 0, time.monotonic()
 
 
@@ -124,9 +124,9 @@ def _write_on_dask(job: Job, topic: str) -> Written:
         task = worker.state.tasks.get(key)
         return task is not None and task.state == "executing"
 
-    told = _Told(lambda frames: worker.log_event(topic, frames), is_wanted)
-    written = write_copy(job, told.advance)
-    told.tell()
+    progress = _Progress(lambda frames: worker.log_event(topic, frames), is_wanted)
+    written = write_copy(job, progress.advance)
+    progress.report()
     return written
 
 
@@ -189,14 +189,14 @@ def _connected(ray: ModuleType, address: str) -> Any:
         except ConnectionError as error:
             if not tries_left or "Starting Ray client server failed" not in str(error):
                 raise _nobody(address, error) from error
-            time.sleep(_TELL_SECONDS)
+            time.sleep(_REPORT_SECONDS)
     raise AssertionError("tried at least once")
 
 
 def _write_on_ray(job: Job, counter: Any) -> Written:
-    told = _Told(lambda frames: counter.add.remote(frames), lambda: True)
-    written = write_copy(job, told.advance)
-    told.tell()
+    progress = _Progress(lambda frames: counter.add.remote(frames), lambda: True)
+    written = write_copy(job, progress.advance)
+    progress.report()
     return written
 
 

@@ -39,7 +39,7 @@ from seqrecord.writing.own_files import (
     merge_note_path,
     merges,
     of_merges,
-    put_left_note,
+    put_retired_note,
 )
 
 __all__ = [
@@ -210,7 +210,7 @@ def put_version(
         version = replace(version, statistics=own.put_index("statistics.json", text))
     left = base.files.keys() - {file.path for file in version.record_files}
     if left and (there := left & record_sizes(storage).keys()):
-        put_left_note(own, sorted(there))
+        put_retired_note(own, sorted(there))
     removed = _still_there(storage, base.manifest.removed if base.manifest else ())
     manifest = Manifest(
         schema=version.index.schema,

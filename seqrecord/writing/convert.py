@@ -27,7 +27,7 @@ from seqrecord.writing.stored_schema import (
     Codecs,
     check_codecs,
     check_fps,
-    check_kept,
+    check_passthrough,
     check_sizes,
     stored_schema,
 )
@@ -119,7 +119,7 @@ def convert(
             else:
                 work = frame_work(schema)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema)
-                check_kept(kept, schema)
+                check_passthrough(kept, schema)
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)

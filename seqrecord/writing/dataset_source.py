@@ -25,7 +25,7 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
-from seqrecord.writing.stored_schema import is_kept
+from seqrecord.writing.stored_schema import is_passthrough
 
 __all__ = ["DatasetSource", "find_dataset"]
 
@@ -78,7 +78,9 @@ class DatasetSource:
 
     def fitted(self, schema: Schema) -> DatasetSource:
         """The same, which passes on what `schema` stores in the same codec."""
-        others = (name for name, spec in self.stored.items() if not is_kept(spec, schema[name]))
+        others = (
+            name for name, spec in self.stored.items() if not is_passthrough(spec, schema[name])
+        )
         return replace(self, decoded=frozenset(others))
 
     def episodes(self) -> Sequence[EpisodeInfo]:
@@ -108,7 +110,7 @@ class DatasetSource:
         return {spec.name: self._pages(spec, info) for spec in kept}
 
     def _keeps(self, spec: FeatureSpec) -> bool:
-        return spec.name not in self.decoded and is_kept(spec, spec)
+        return spec.name not in self.decoded and is_passthrough(spec, spec)
 
     def _pages(self, spec: FeatureSpec, info: EpisodeInfo) -> Iterator[KeptPage]:
         reader = self.reader.chunk_reader()

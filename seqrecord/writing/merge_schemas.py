@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from seqrecord.errors import SchemaError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.writing.features import loses_data
-from seqrecord.writing.stored_schema import is_kept
+from seqrecord.writing.stored_schema import is_passthrough
 
 __all__ = ["check_schemas"]
 
@@ -87,7 +87,7 @@ def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> I
                 )
         if why:
             says = [f"{what} {facts[0][what]}, not {facts[1][what]}" for what in why]
-            if loses_data(theirs[name]) and not is_kept(ours[name], theirs[name]):
+            if loses_data(theirs[name]) and not is_passthrough(ours[name], theirs[name]):
                 says.append("which loses data")
             yield f"{name} ({', '.join(says)})"
 

@@ -23,19 +23,19 @@ from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, IndexFile
 from seqrecord.storage import Storage
 
 __all__ = [
-    "LeftFiles",
+    "RetiredFiles",
     "SmallFiles",
-    "is_left_note",
     "is_merge_note",
-    "left_files",
+    "is_retired_note",
     "merge_note_path",
     "merges",
     "new_writer_id",
     "of_merges",
     "own_sizes",
     "put_file",
-    "put_left_note",
     "put_merge_note",
+    "put_retired_note",
+    "retired_files",
     "tidy",
     "writer_of",
 ]
@@ -178,7 +178,7 @@ def put_merge_note(own: SmallFiles) -> str:
 
 
 @dataclass(frozen=True)
-class LeftFiles:
+class RetiredFiles:
     """A note: its path, when it was written (seconds since 1970), and the files that it names."""
 
     path: str
@@ -186,26 +186,26 @@ class LeftFiles:
     files: frozenset[str]
 
 
-def is_left_note(path: str) -> bool:
+def is_retired_note(path: str) -> bool:
     """Whether it is the path of a note of files that left a dataset."""
     return _LEFT.fullmatch(path) is not None
 
 
-def put_left_note(own: SmallFiles, files: Sequence[str]) -> None:
+def put_retired_note(own: SmallFiles, files: Sequence[str]) -> None:
     """Write a note of these record files, just before the commit that leaves them out."""
     own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{file}\n" for file in files).encode())
 
 
-def left_files(storage: Storage) -> list[LeftFiles]:
+def retired_files(storage: Storage) -> list[RetiredFiles]:
     """All notes of files that left. What is no path of a file of a dataset is not in them."""
     found = []
     for file in storage.files(RECORDS):
-        if is_left_note(file.path):
+        if is_retired_note(file.path):
             try:
                 data, _ = storage.read_whole(file.path, file.size)
             except NotFoundError:  # another clean has removed it
                 continue
             lines = data.decode(errors="replace").splitlines()
             named = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
-            found.append(LeftFiles(file.path, file.modified, named))
+            found.append(RetiredFiles(file.path, file.modified, named))
     return found

@@ -53,7 +53,7 @@ class RecordFileWriter(RecordFiles):
         codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
         self._encoders = {name: _encoder(codec) for name, codec in codecs.items()}
         self._encoders |= {n: _video_encoder(spec) for n, spec in schema.items() if spec.is_video}
-        self._quick_encoders: Mapping[str, _Encoder] | None = None
+        self._fast: Mapping[str, _Encoder] | None = None
         self._video = {
             name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
         }
@@ -108,7 +108,7 @@ class RecordFileWriter(RecordFiles):
                 got=", ".join(unknown),
             )
         try:
-            encoders = self._made_quick() if quick else self._encoders
+            encoders = self._fast_encoders() if quick else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
@@ -218,12 +218,12 @@ class RecordFileWriter(RecordFiles):
         assert self._episode is not None, "no episode has begun"
         return self._episode
 
-    def _made_quick(self) -> Mapping[str, _Encoder]:
-        if self._quick_encoders is None:
+    def _fast_encoders(self) -> Mapping[str, _Encoder]:
+        if self._fast is None:
             specs = {n: spec for n, spec in self.schema.items() if spec.codec and not spec.is_video}
             quick = {name: _encoder(PageCodec(spec, quick=True)) for name, spec in specs.items()}
-            self._quick_encoders = {**self._encoders, **quick}
-        return self._quick_encoders
+            self._fast = {**self._encoders, **quick}
+        return self._fast
 
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""

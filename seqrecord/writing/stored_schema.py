@@ -27,10 +27,10 @@ __all__ = [
     "check_codecs",
     "check_described",
     "check_fps",
-    "check_kept",
+    "check_passthrough",
     "check_sizes",
     "infer_schema",
-    "is_kept",
+    "is_passthrough",
     "stored_schema",
 ]
 
@@ -125,7 +125,7 @@ def stored_schema(
     return stored
 
 
-def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     """Whether a feature is passed on as it is encoded to one that is `stored` so: images and video
     are, of one codec, however well each is encoded."""
 
@@ -135,12 +135,12 @@ def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     return _is_encoded(spec) and decoding(spec.codec) == decoding(stored.codec)
 
 
-def check_kept(schema: Schema, stored: Schema) -> None:
+def check_passthrough(schema: Schema, stored: Schema) -> None:
     """`SchemaError` where a source of this schema keeps video that would be stored under another
     codec: its packets are not encoded anew."""
     for spec in schema.values():
         found = stored[spec.name]
-        if spec.is_video and not is_kept(spec, found):
+        if spec.is_video and not is_passthrough(spec, found):
             raise SchemaError(
                 "the source keeps video as it is, which is of another codec",
                 feature=spec.name,
