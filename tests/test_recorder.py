@@ -194,7 +194,7 @@ def test_bytes_of_any_kind_are_recorded_as_bytes(tmp_path: Path, kind: type) -> 
         for packet in (b"abc", b"", b"defg"):
             episode.append({"packet": kind(packet)})
     with seqrecord.open(tmp_path / "d") as dataset:
-        recorded = [frame["packet"] for frame in dataset.episodes["a"]]
+        recorded = [dataset.episodes["a"][frame]["packet"] for frame in range(3)]
     assert recorded == [b"abc", b"", b"defg"]
 
 

@@ -160,11 +160,11 @@ def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
 class FrameGroup:
     """The encoded frames of a group that is not video, of one episode after the other."""
 
-    def __init__(self, schema: Schema, number: int, codecs: Mapping[str, PageCodec]) -> None:
+    def __init__(self, schema: Schema, number: int) -> None:
         self.number = number
         self.schema = schema.group(number)
         self._places = {name: schema.position(name) for name in self.schema}
-        self._codecs = codecs
+        self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
         self._length = ChunkLength(self.schema)
         self._frames: list[dict[str, Blob]] = []
         self._written = 0  # frames of the episode in chunks

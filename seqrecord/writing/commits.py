@@ -115,7 +115,7 @@ def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
     if base.manifest is not None:
         return base.manifest.edits
     found = all_edits(storage)  # before the notes
-    passed = of_merges([file.path for file in found], merges(storage) if found else ())
+    passed = of_merges(storage, [file.path for file in found])
     return tuple(file for file in found if file.path not in passed)
 
 
@@ -187,9 +187,9 @@ def put_version(
     own: SmallFiles,
     base: Base,
     version: Version,
-    created_by: str,
     statistics: Statistics | None = None,
     *,
+    created_by: str = CREATED_BY,
     refused: str = _REFUSED,
 ) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
@@ -254,7 +254,7 @@ def reindex(
         base = read_base(storage, accept_damaged=True)
         removed = base.manifest.removed if base.manifest else ()
         sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
-        passed = of_merges(sizes, merges(storage)) - base.files.keys()
+        passed = of_merges(storage, sizes) - base.files.keys()
         sizes = {path: n for path, n in sizes.items() if path not in passed}
         if passed:
             _pass_over(storage, base, passed, sizes)
@@ -282,7 +282,7 @@ def reindex(
                 ", …" if len(version.edits) > _MAX_SHOWN else "",
             )
         with SmallFiles(storage) as own:
-            return put_version(own, base, version, created_by)
+            return put_version(own, base, version, created_by=created_by)
 
 
 def _pass_over(

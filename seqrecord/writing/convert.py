@@ -16,7 +16,6 @@ from seqrecord.sources.base import StoredSource
 from seqrecord.statistics import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.threads import usable_cores
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
@@ -226,7 +225,7 @@ def _report(
         statistics = Statistics(known.num_frames, {**known, **statistics})
     splits = {info.key: info.split for info in episodes if info.split is not None}
     return ConvertReport(
-        manifest=target.commit(CREATED_BY, {*target.finished, *written}, statistics, splits),
+        manifest=target.commit({*target.finished, *written}, statistics, splits),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=(*unlisted, *bad),

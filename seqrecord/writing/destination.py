@@ -35,7 +35,6 @@ from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.leftovers import recover
 from seqrecord.writing.own_files import (
     SmallFiles,
-    merges,
     new_writer_id,
     of_merges,
     own_sizes,
@@ -78,7 +77,6 @@ class Destination:
 
     def commit(
         self,
-        created_by: str,
         keys: Collection[str],
         statistics: Statistics | None = None,
         splits: Mapping[str, str] | None = None,
@@ -120,7 +118,7 @@ class Destination:
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
             version = self._split(small, version, splits or {})
-            manifest = put_version(small, self._base, version, created_by, together)
+            manifest = put_version(small, self._base, version, together)
         tidy(self.storage, unused)
         return manifest
 
@@ -176,7 +174,7 @@ def _begun(
     loose = [path for path in sizes if path not in ignored]
     _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
     if loose or unfinished:
-        passed = of_merges([*loose, *(cut.path for cut in unfinished)], merges(storage))
+        passed = of_merges(storage, [*loose, *(cut.path for cut in unfinished)])
         loose = [path for path in loose if path not in passed]
         unfinished = [cut for cut in unfinished if cut.path not in passed]
         _tell_of_others(storage, mode, len(passed), len(loose))

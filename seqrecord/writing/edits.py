@@ -24,10 +24,9 @@ from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
 from seqrecord.storage import Storage
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.own_files import SmallFiles, merges, of_merges
+from seqrecord.writing.own_files import SmallFiles, of_merges
 from seqrecord.writing.splits import check_split_name
 
 __all__ = [
@@ -251,7 +250,7 @@ def _edit(
                 record_files=kept,
                 statistics=manifest.statistics if same else version.statistics,
             )
-            put_version(own, opened.base, version, CREATED_BY)
+            put_version(own, opened.base, version)
         return keys
 
 
@@ -259,7 +258,7 @@ def _others(storage: Storage, named: Mapping[str, int]) -> dict[str, Footer]:
     """Of the record files that the manifest does not name, those that `reindex` would take."""
     found = {}
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
-    passed = of_merges(sizes, merges(storage)) if sizes else set()
+    passed = of_merges(storage, sizes)
     for path, size in sizes.items():
         if path not in passed:
             with contextlib.suppress(FormatError, NotFoundError):

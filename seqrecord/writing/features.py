@@ -37,7 +37,6 @@ from seqrecord.reading.metadata import read_footers, record_sizes
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics import FeatureStatistics, Statistics
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
@@ -108,10 +107,9 @@ def add_feature(
             )
         said = {"kind": kind, "unit": unit}
         found = _inferred(dataset, name, values) if spec is None else replace(spec, name=name)
-        chains = codec if codec is None or isinstance(codec, str) else dict(codec)
         [new] = stored_schema(
             Schema([replace(found, group=0)]),
-            {name: chains} if isinstance(chains, str) else chains,
+            {name: codec} if isinstance(codec, str) else codec,
             None,
             {name: {what: text for what, text in said.items() if text is not None}},
         ).values()
@@ -220,7 +218,7 @@ def _add(
 ) -> None:
     found = values(episode)
     _check_length(episode, found, name)
-    files.begin_again(part)
+    files.begin_part(part)
     count = 0
     for value in found:
         if count == len(episode):
@@ -280,7 +278,7 @@ def _commit(
             )
         version = _without_dropped(version, every)
         refused = "another writer committed meanwhile; nothing was changed: try again"
-        put_version(own, base, version, CREATED_BY, together, refused=refused)
+        put_version(own, base, version, together, refused=refused)
 
 
 def _without_dropped(version: Version, footers: Mapping[str, Footer]) -> Version:

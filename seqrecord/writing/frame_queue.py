@@ -223,9 +223,9 @@ class FrameQueue:
         """Forget all frames; from now on putting one raises a `DestinationError` that says why."""
         with self._condition:
             self._failure = error
-            taken = [entry for entry in self._entries if isinstance(entry, _Entry)]
-            for entry in taken:
-                entry.is_taken = True
+            for entry in self._entries:
+                if isinstance(entry, _Entry):
+                    entry.is_taken = True
             self._entries.clear()
             self._resident.clear()
             self._frames = self._bytes = self._spilled_bytes = 0

@@ -22,13 +22,12 @@ from seqrecord.storage import (
     open_storage,
     parse_location,
 )
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.bringing import bring, link_source
 from seqrecord.writing.commits import Version, put_version, read_existing
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edit_files import edit_path, next_number
 from seqrecord.writing.merge_schemas import check_schemas
-from seqrecord.writing.own_files import SmallFiles, merges, of_merges, put_merge_note, tidy
+from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
 from seqrecord.writing.statistics import merged, stored_statistics
 
 __all__ = ["MergeReport", "merge_datasets"]
@@ -167,7 +166,7 @@ def _check_empty(made: Storage, base: Base) -> None:
     # Files first: so the note of each that is a merge's is seen.
     paths = [upload.path for upload in made.unfinished(RECORDS)]
     paths += [file.path for file in made.files(RECORDS)]
-    if paths and (left := sorted(set(paths) - of_merges(paths, merges(made)))):
+    if left := sorted(set(paths) - of_merges(made, paths)):
         raise DestinationError(
             "not empty",
             file=made.url,
@@ -229,7 +228,7 @@ def _write(parts: Sequence[_Part], own: SmallFiles, base: Base, link: bool) -> i
     _check_there(made, record_files)
     # Of these nothing is needed where the commit is refused; the note is, while record files stay.
     with SmallFiles(made, own.writer) as tables:
-        put_version(tables, base, version, CREATED_BY, statistics)
+        put_version(tables, base, version, statistics)
     return len(record_files)
 
 

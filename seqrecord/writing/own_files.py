@@ -159,9 +159,13 @@ def merges(storage: Storage) -> set[str]:
     return {match[1] for file in files if (match := _MERGE.fullmatch(file.path))}
 
 
-def of_merges(paths: Iterable[str], writers: Collection[str]) -> set[str]:
-    """Those of the paths that are of these merges, and the notes of any: a merge that was killed
-    while it wrote its note has left a part of that, and nothing else."""
+def of_merges(storage: Storage, paths: Collection[str]) -> set[str]:
+    """Those of these paths, which were listed before, that are a merge's.
+
+    So are the notes of any: a merge that was killed while it wrote its note has left a part of
+    that, and nothing else.
+    """
+    writers = merges(storage) if paths else ()
     return {path for path in paths if writer_of(path) in writers or is_merge_note(path)}
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, FrameError, located
+from seqrecord.forks import cached_property
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.video_pages import KeptPage
@@ -50,19 +51,13 @@ class RecordFileWriter(RecordFiles):
         self._names = frozenset(schema.kept)
         self._statistics = statistics
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
-        codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
-        self._encoders = {name: _encoder(codec) for name, codec in codecs.items()}
-        self._encoders |= {n: _video_encoder(spec) for n, spec in schema.items() if spec.is_video}
-        self._fast: Mapping[str, _Encoder] | None = None
-        self._video = {
-            name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
-        }
-        videos = {group.number: group for group in self._video.values()}
+        self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
+        videos = {spec.group for spec in schema.values() if spec.is_video}
         self._groups: list[_Group] = [
-            videos.get(number) or FrameGroup(schema, number, codecs)
-            for number in range(schema.num_groups)
-            if only is None or number in only
+            VideoGroup(schema, number) if number in videos else FrameGroup(schema, number)
+            for number in (range(schema.num_groups) if only is None else only)
         ]
+        self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
         self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._num_frames = 0  # of the episode
 
@@ -77,11 +72,11 @@ class RecordFileWriter(RecordFiles):
     ) -> None:
         """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
         uid = self._writer + secrets.token_hex(8)
-        self.begin_again(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
+        self.begin_part(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
 
-    def begin_again(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
-        """Start more chunks of an episode, of which other files may have some."""
-        self.begin_part(episode)
+    def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
+        """Start chunks of an episode, of which other files may have some."""
+        super().begin_part(episode)
         self._num_frames = 0
         for group in self._groups:
             group.begin(chunk_frames)
@@ -108,7 +103,7 @@ class RecordFileWriter(RecordFiles):
                 got=", ".join(unknown),
             )
         try:
-            encoders = self._fast_encoders() if quick else self._encoders
+            encoders = self._fast_encoders if quick else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
@@ -218,17 +213,13 @@ class RecordFileWriter(RecordFiles):
         assert self._episode is not None, "no episode has begun"
         return self._episode
 
+    @cached_property
     def _fast_encoders(self) -> Mapping[str, _Encoder]:
-        if self._fast is None:
-            specs = {n: spec for n, spec in self.schema.items() if spec.codec and not spec.is_video}
-            quick = {name: _encoder(PageCodec(spec, quick=True)) for name, spec in specs.items()}
-            self._fast = {**self._encoders, **quick}
-        return self._fast
+        return {name: _encoder(spec, quick=True) for name, spec in self.schema.items()}
 
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""
-        kept = [group for group in self._groups if isinstance(group, VideoGroup)]
-        kept = [group for group in kept if group.num_kept is not None]
+        kept = [group for group in self._video.values() if group.num_kept is not None]
         if kept and len(kept) == len(self._groups):  # there is nothing else to append
             self._num_frames = kept[0].num_kept or 0
         return next((group for group in kept if group.num_kept != self._num_frames), None)
@@ -256,9 +247,11 @@ class RecordFileWriter(RecordFiles):
         return tuple((name, lags) for name, lags in found if lags is not None)
 
 
-def _encoder(codec: PageCodec) -> _Encoder:
-    """Encodes frames of the feature of `codec`: arrays, `str`, or `bytes` and what is like them."""
-    spec = codec.spec
+def _encoder(spec: FeatureSpec, *, quick: bool = False) -> _Encoder:
+    """Encodes frames of a feature: arrays, `str`, or `bytes` and what is like them."""
+    if spec.is_video:
+        return _video_encoder(spec)
+    codec = PageCodec(spec, quick=quick)
     if spec.value == "array":
         if spec.is_raw and spec.dtype != np.bool_:
             return _raw_encoder(codec)
@@ -289,7 +282,7 @@ def check_value(spec: FeatureSpec, item: Any) -> None:
             raise FrameError("a bool that is neither 0 nor 1", feature=spec.name)
         return
     try:
-        _encoder(PageCodec(spec))(item)
+        _encoder(spec)(item)
     except CodecError as error:
         raise FrameError(error.message, **error.facts()) from error
 

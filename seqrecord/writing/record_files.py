@@ -329,6 +329,7 @@ class OpenFile:
         self._begun = self._noted = self._mark()  # where the last episode begins; the last note
         self._before = self._noted  # and the note before that
         self._num_lags = len(with_lags(schema))
+        self._values = _VALUES + (self._num_lags and self._num_lags + 1)  # of an episode
         self._row_bytes = 0
         self._text_bytes = 0  # of the episodes in the footer
 
@@ -353,15 +354,15 @@ class OpenFile:
         chunks.append(row)
         for part in chunk.parts:
             self.upload.write(part)
-            _align(self.upload)
+            if padding := aligned(self.upload.tell()) - self.upload.tell():
+                self.upload.write(bytes(padding))
 
     def is_full(self, record_bytes: int) -> bool:
         """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""
         return (
             self.upload.tell() >= record_bytes
             or self._text_bytes + self._row_bytes >= FULL_FOOTER_BYTES
-            or len(self._episodes) * (_VALUES + self._values_of_lags)
-            >= FULL_FOOTER_EPISODES * _VALUES
+            or len(self._episodes) * self._values >= FULL_FOOTER_EPISODES * _VALUES
         )
 
     def complete(self, num_frames: int, metadata: str, lags: EpisodeLags) -> None:
@@ -423,12 +424,10 @@ class OpenFile:
         self.upload.write(encode_footer(self._footer(self._episodes, start)))
         return True
 
-    @property
-    def _values_of_lags(self) -> int:
-        return self._num_lags and self._num_lags + 1
-
     def _text_of(self, episode: EpisodePart) -> int:
-        return _text_bytes(episode) + _LAG_BYTES * self._num_lags
+        """The most bytes of an episode in a footer's JSON, in which metadata is a string."""
+        named = 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
+        return named + _LAG_BYTES * self._num_lags
 
     def _mark(self) -> _Mark:
         return _Mark(self.upload.tell(), tuple(map(len, self._chunks)), tuple(map(len, self._gaps)))
@@ -487,13 +486,3 @@ def _commit(upload: Upload, is_over: threading.Event) -> None:
 def _joined(rows: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A copy of the rows, joined."""
     return np.concatenate([np.empty(0, dtype), *rows])
-
-
-def _text_bytes(episode: EpisodePart) -> int:
-    """The most bytes of an episode in a footer's JSON, in which metadata is a string."""
-    return 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
-
-
-def _align(upload: Upload) -> None:
-    if padding := aligned(upload.tell()) - upload.tell():
-        upload.write(bytes(padding))

@@ -26,7 +26,6 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.chunking import page_ranges, stored_chunk
 from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base, read_indexed
@@ -245,7 +244,7 @@ class _Rewriter:
             )
         try:
             with SmallFiles(storage, self._writer) as own:
-                self._manifest = put_version(own, base, version, CREATED_BY)
+                self._manifest = put_version(own, base, version)
         except ConflictError as error:
             raise ConflictError(
                 "another writer committed meanwhile; the files that were being rewritten stay as "

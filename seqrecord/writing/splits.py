@@ -24,7 +24,6 @@ from seqrecord.format.manifest import MAX_SPLITS, SPLIT_NAME
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Version, put_version
 from seqrecord.writing.committing import read_indexed
 from seqrecord.writing.edit_files import put_edits
@@ -98,7 +97,7 @@ def _split(
                 manifest.statistics,
                 manifest.edits,
             )
-            put_version(own, base, put_splits(own, version, new, names), CREATED_BY)
+            put_version(own, base, put_splits(own, version, new, names))
     return {name: int((new == names.index(name)).sum()) for name in names}
 
 

@@ -89,7 +89,7 @@ def stored_schema(
     count. Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units
     or groups than asked for.
     """
-    asked = _described(_fresh(schema), described or {})
+    asked = _fresh(schema, described or {})
     is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
     if stored is None:
         grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
@@ -192,11 +192,14 @@ def _is_by_name(named: object) -> bool:
     return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
 
 
-def _fresh(schema: Schema) -> Schema:
-    """The features as if they were in no dataset yet."""
+def _fresh(schema: Schema, described: Described) -> Schema:
+    """The features with what is said of them, as if they were in no dataset yet."""
     if any(spec.is_dropped for spec in schema.values()):
         raise SchemaError("not a feature name: it stands for one that was dropped", got=schema)
-    return Schema([replace(spec, added=None) for spec in schema.values()])
+    _check_names("a feature is described that is not there", described, schema)
+    changes: Mapping[str, Any] = described
+    specs = [replace(s, added=None, **changes.get(s.name, {})) for s in schema.values()]
+    return Schema(specs)
 
 
 def check_fps(fps: float | None) -> float | None:
@@ -263,14 +266,6 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
         return FeatureSpec(name, header.dtype, header.shape, chain)
     array = np.asarray(item)
     return FeatureSpec(name, array.dtype, array.shape)
-
-
-def _described(schema: Schema, described: Described) -> Schema:
-    """The features with what is said of them."""
-    _check_names("a feature is described that is not there", described, schema)
-    changes: Mapping[str, Any] = described
-    specs = [replace(spec, **changes.get(spec.name, {})) for spec in schema.values()]
-    return Schema(specs)
 
 
 def _grouped(schema: Schema, *, by_size: bool) -> Schema:

@@ -23,7 +23,6 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.schema import EncodedImage, Frame, Schema
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
 from seqrecord.writing.record_file import RecordFileWriter
@@ -447,7 +446,7 @@ class _Packing:
     def commit(self) -> Manifest:
         """Make the episodes of `keys` the dataset, once the record files are closed."""
         collected = None if self.statistics is None else self.statistics.statistics()
-        return self.destination.commit(CREATED_BY, self.keys, collected)
+        return self.destination.commit(self.keys, collected)
 
 
 class _PendingFrames:
