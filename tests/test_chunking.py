@@ -16,7 +16,7 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, summarize
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sources import EpisodeInfo
-from seqrecord.writing import chunking, episode_writer
+from seqrecord.writing import chunking, writer
 from tests.command_line import main
 
 KIB = 1 << 10
@@ -25,7 +25,7 @@ KIB = 1 << 10
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """48 KiB for 48 MiB."""
-    for module in (chunking, episode_writer):
+    for module in (chunking, writer):
         monkeypatch.setattr(module, "CHUNK_BYTES", 48 * KIB)
 
 

@@ -16,7 +16,6 @@ from seqrecord.errors import DestinationError, NotFoundError
 from seqrecord.format.manifest import Manifest, put_manifest, read_manifest, read_tagged
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.destination import begin
 from tests.abandoned import abandon, abandonable
 from tests.made_source import MadeSource
@@ -232,7 +231,7 @@ def test_a_commit_that_would_drop_a_committed_file_fails(tmp_path: Path) -> None
     record_files(tmp_path)[1].unlink()
     before = contents(tmp_path)
     with pytest.raises(DestinationError, match="nothing is committed"):
-        begun.commit(CREATED_BY, begun.finished)
+        begun.commit(begun.finished)
     begun.release()
     assert contents(tmp_path) == before
 

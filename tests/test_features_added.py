@@ -24,8 +24,12 @@ from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.feature_values import values_of_dataset, values_of_files
-from seqrecord.writing.features import add_feature, drop_features
+from seqrecord.writing.features import (
+    add_feature,
+    drop_features,
+    values_of_dataset,
+    values_of_files,
+)
 from tests.command_line import main
 
 Model = dict[str, list[dict[str, list[float]]]]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import DestinationError, QueueFullError
 from seqrecord.schema import EncodedImage, Frame
-from seqrecord.writing.frame_queue import Control, FrameQueue
-from seqrecord.writing.packed_frames import BufferPool, FramePlan
+from seqrecord.writing.frame_queue import BufferPool, Control, FramePlan, FrameQueue
 from tests.services.process import wait_for
 
 NBYTES = 64 << 10

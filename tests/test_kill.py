@@ -19,7 +19,6 @@ import seqrecord
 from seqrecord import convert
 from seqrecord.errors import DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.cleaning import clean
 from seqrecord.writing.destination import WriteMode, begin
 from tests.killed_at import killed_at
@@ -210,7 +209,7 @@ def test_an_index_that_a_killed_commit_has_left_stays_for_clean(tmp_path: Path) 
     stray = tmp_path / "index" / "0123456789ab-chunks.arrow"
     stray.write_bytes(b"of a commit that never was")
     target = begin(LocalStorage(tmp_path), "append")
-    target.commit(CREATED_BY, target.finished)
+    target.commit(target.finished)
     target.release()
     assert stray.exists()
     assert clean(tmp_path, older_than=3600) == []

@@ -10,8 +10,8 @@ import pytest
 from seqrecord.errors import FormatError
 from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage
+from seqrecord.writing.own_files import new_writer_id, writer_of
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.writer_ids import new_writer_id, writer_of
 from tests.tiny import TINY, tiny_frames
 
 

@@ -188,6 +188,16 @@ def test_a_frame_that_does_not_fit_is_refused_and_the_episode_goes_on(
         np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], [0, 1, 2])
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_any_kind_are_recorded_as_bytes(tmp_path: Path, kind: type) -> None:
+    with SeqRecordRecorder(tmp_path / "d") as recorder, recorder.episode("a") as episode:
+        for packet in (b"abc", b"", b"defg"):
+            episode.append({"packet": kind(packet)})
+    with seqrecord.open(tmp_path / "d") as dataset:
+        recorded = [dataset.episodes["a"][frame]["packet"] for frame in range(3)]
+    assert recorded == [b"abc", b"", b"defg"]
+
+
 def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate) -> None:
     """The thread stands still while frames come; arrays may be filled again at once."""
     array = np.zeros(100)

@@ -9,7 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ class Machine:
         self._chunk = 0.0
 
     def run(self) -> Machine:
-        recording = Recording(self, self, 1.0, lambda: self.now)
+        recording = Recording(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
         while not isinstance(recording.step(), End):
             pass
         assert recording.safe_frames == recording.written_frames == self.num_frames

@@ -36,6 +36,7 @@ __all__ = [
     "Blob",
     "PageCodec",
     "aligned",
+    "check_fits",
     "chunk_bytes",
     "num_slices",
     "page_offsets",
@@ -82,13 +83,7 @@ class PageCodec:
             dtype, shape = _header(array, spec)
         else:
             dtype, shape = array.dtype, array.shape
-        if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
-            raise FrameError(
-                "an array does not fit its feature",
-                feature=spec.name,
-                expected=spec,
-                got=f"{dtype} {list(shape)}",
-            )
+        check_fits(spec, dtype, shape)
         if not _is_small(shape, spec):
             raise FrameError(
                 "a frame of this feature is too large",
@@ -317,6 +312,17 @@ def slice_frames(spec: FeatureSpec) -> int:
 def num_slices(spec: FeatureSpec, count: Any) -> Any:
     """Slices of a raw page of `count` frames; the last one may hold fewer than the others."""
     return -(-count // slice_frames(spec))
+
+
+def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """`FrameError` for an array of another dtype, in either byte order, or shape."""
+    if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
+        raise FrameError(
+            "an array does not fit its feature",
+            feature=spec.name,
+            expected=spec,
+            got=f"{dtype} {list(shape)}",
+        )
 
 
 def slice_sums(spec: FeatureSpec, page: Buffer) -> npt.NDArray[np.uint32]:

@@ -1,19 +1,29 @@
-"""Chunks of an episode: how many frames each has, its row of the index, frames in none yet."""
+"""Chunks: how many frames each has, frames that are in none yet, chunks of other record files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import crc32c, joined_crc32c
-from seqrecord.format.pages import Blob, PageCodec, slice_frames, slice_sums
-from seqrecord.format.rows import chunk_row
+from seqrecord.checksum import Buffer, crc32c, joined_crc32c
+from seqrecord.errors import ChecksumError
+from seqrecord.format import Footer
+from seqrecord.format.pages import (
+    Blob,
+    PageCodec,
+    page_offsets,
+    slice_frames,
+    slice_sums,
+    slice_table,
+)
+from seqrecord.format.rows import chunk_row, features_of, present_frames
 from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "CHUNK_BYTES",
@@ -23,8 +33,10 @@ __all__ = [
     "SMALL_FRAME_BYTES",
     "ChunkLength",
     "FrameGroup",
-    "ReadyChunk",
+    "StoredChunk",
     "is_small",
+    "page_ranges",
+    "stored_chunk",
 ]
 
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
@@ -88,38 +100,49 @@ class ChunkLength:
         return 1 << (fitting.bit_length() - 1)
 
 
-@dataclass(frozen=True, eq=False)
-class ReadyChunk:
-    """A chunk to write: `row`, [1], is its row but for its place in a file, `gaps` says which
-    frames have a feature, bool [frames], for those that some frame lacks. After the pages come
-    `sums`, the checksums of their slices."""
+@dataclass(frozen=True)
+class StoredChunk:
+    """A chunk as it lies in a record file.
 
-    first_frame: int
-    num_frames: int
+    `row` is its row, [1], but for episode and offset. `gaps` says by position in the schema which
+    frames have a feature, bool [frames], where some lack it. `parts` are the pages of the group's
+    features and then the tables of slice checksums.
+    """
+
+    group: int
     row: npt.NDArray[Any]
-    gaps: Mapping[str, npt.NDArray[np.bool_]]
-    pages: Sequence[bytes]
-    sums: bytes
+    gaps: Mapping[int, npt.NDArray[np.bool_]]
+    parts: Sequence[Buffer]
+
+    @property
+    def first_frame(self) -> int:
+        return int(self.row["first_frame"][0])
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.row["num_frames"][0])
 
     @classmethod
     def of(
         cls,
+        number: int,
         group: Schema,
-        first_frame: int,
-        num_frames: int,
-        gaps: Mapping[str, npt.NDArray[np.bool_]],
+        frames: range,
+        gaps: Mapping[int, npt.NDArray[np.bool_]],
         pages: Sequence[bytes],
         largest: Sequence[int] = (),
-    ) -> ReadyChunk:
-        """`largest` are the bytes of the largest frame of each feature of a variable shape."""
+    ) -> StoredChunk:
+        """A new chunk of these frames of the episode.
+
+        `largest` are the bytes of the largest frame of each feature of a variable shape.
+        """
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
         row = np.zeros(1, chunk_row(len(group), len(group.variable)))
-        row["num_frames"], row["first_frame"] = num_frames, first_frame
+        row["num_frames"], row["first_frame"] = len(frames), frames.start
         row["pages"]["length"] = [len(page) for page in pages]
         row["pages"]["crc32c"] = [of_page for of_page, _ in sums]
         row["largest"] = largest
-        slices = b"".join(of_slices for _, of_slices in sums)
-        return cls(first_frame, num_frames, row, gaps, pages, slices)
+        return cls(number, row, gaps, (*pages, b"".join(of_slices for _, of_slices in sums)))
 
 
 def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
@@ -137,10 +160,11 @@ def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
 class FrameGroup:
     """The encoded frames of a group that is not video, of one episode after the other."""
 
-    def __init__(self, schema: Schema, number: int, codecs: Mapping[str, PageCodec]) -> None:
+    def __init__(self, schema: Schema, number: int) -> None:
         self.number = number
         self.schema = schema.group(number)
-        self._codecs = codecs
+        self._places = {name: schema.position(name) for name in self.schema}
+        self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
         self._length = ChunkLength(self.schema)
         self._frames: list[dict[str, Blob]] = []
         self._written = 0  # frames of the episode in chunks
@@ -156,14 +180,12 @@ class FrameGroup:
         if self._length.frames is None:
             self._length.add(blobs)
 
-    def take(self) -> ReadyChunk | None:
-        """The next chunk that is full, if there is one."""
-        length = self._length.frames
-        return None if length is None or len(self._frames) < length else self._take(length)
-
-    def take_rest(self) -> ReadyChunk | None:
-        """A chunk of the frames that are left when no chunk is full, if there are any."""
-        return self._take(len(self._frames)) if self._frames else None
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """The chunks that are full; with `rest` also one of the frames that are left, if any."""
+        while (length := self._length.frames) is not None and len(self._frames) >= length:
+            yield self._take(length)
+        if rest and self._frames:
+            yield self._take(len(self._frames))
 
     def settle(self) -> None:
         """The episode ends: nothing more tells how long its chunks should be."""
@@ -173,12 +195,12 @@ class FrameGroup:
         """Forget the frames that are in no chunk."""
         self._frames = []
 
-    def _take(self, length: int) -> ReadyChunk:
+    def _take(self, length: int) -> StoredChunk:
         frames = self._frames[:length]
         del self._frames[:length]
         found = {name: [f[name] for f in frames if name in f] for name in self.schema}
         gaps = {
-            name: np.array([name in frame for frame in frames], bool)
+            self._places[name]: np.array([name in frame for frame in frames], bool)
             for name, blobs in found.items()
             if len(blobs) < length
         }
@@ -188,5 +210,60 @@ class FrameGroup:
             * spec.dtype.itemsize
             for spec in self.schema.variable
         ]
-        first, self._written = self._written, self._written + length
-        return ReadyChunk.of(self.schema, first, length, gaps, pages, largest)
+        span = range(self._written, self._written + length)
+        self._written = span.stop
+        return StoredChunk.of(self.number, self.schema, span, gaps, pages, largest)
+
+
+def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:
+    """Where the pages of a chunk lie in its file, one for each feature of its group."""
+    lengths = row["pages"]["length"]
+    starts = int(row["offset"]) + page_offsets(lengths)[:-1]
+    return [
+        ByteRange(start, start + length)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def stored_chunk(
+    footer: Footer, schema: Schema, group: int, number: int, pages: Sequence[Buffer]
+) -> StoredChunk:
+    """Chunk `number` of a group of a record file, with these bytes of its pages.
+
+    Of features that `schema`, which continues the footer's, has dropped nothing is left: their
+    pages are empty, and all frames lack them; their bytes do not count. Raises `ChecksumError`,
+    with the offset, for a page that is not as it was written.
+    """
+    row = footer.chunks[group][number : number + 1].copy()
+    num_frames = int(row["num_frames"][0])
+    specs, places = schema.group(group), features_of(schema)[group].tolist()
+    gaps = footer.gaps[group]
+    gaps = gaps[slice(*np.searchsorted(gaps["chunk"], [number, number + 1]))]
+    missing = {
+        feature: present_frames(gaps[gaps["feature"] == feature], num_frames)
+        for feature in np.unique(gaps["feature"]).tolist()
+    }
+    said = row["pages"][0]
+    kept: list[Buffer] = []
+    for column, (spec, page, item) in enumerate(
+        zip(specs.values(), pages, page_ranges(row[0]), strict=True)
+    ):
+        if spec.is_dropped:
+            said[column] = (0, crc32c(b""))
+            missing[places[column]] = np.zeros(num_frames, np.bool_)
+            kept.append(b"")
+        elif (actual := crc32c(page)) != (stored := int(said["crc32c"][column])):
+            raise ChecksumError(
+                "a page does not match its checksum",
+                offset=item.start,
+                feature=spec.name,
+                expected=f"CRC32C {stored:08x}",
+                got=f"{actual:08x}",
+            )
+        else:
+            kept.append(page)
+    for column, spec in enumerate(specs.variable):
+        if spec.is_dropped:
+            row["largest"][0, column] = 0
+    missing = dict(sorted(missing.items()))
+    return StoredChunk(group, row, missing, (*kept, slice_table(specs, kept)))

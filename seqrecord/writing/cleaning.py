@@ -18,9 +18,16 @@ from seqrecord.reading.metadata import record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.committing import Base, commit, read_base
-from seqrecord.writing.notes import LeftFiles, is_left_note, is_merge_note, left_files
-from seqrecord.writing.small_files import SmallFiles, put_file
-from seqrecord.writing.writer_ids import new_writer_id, writer_of
+from seqrecord.writing.own_files import (
+    RetiredFiles,
+    SmallFiles,
+    is_merge_note,
+    is_retired_note,
+    new_writer_id,
+    put_file,
+    retired_files,
+    writer_of,
+)
 
 __all__ = ["clean"]
 
@@ -59,7 +66,7 @@ def clean(
                 "(--resume), or remove the folder",
                 file=storage.url,
             )
-        notes = left_files(storage)
+        notes = retired_files(storage)
         items = list(_unnamed(storage, manifest))
         sizes = record_sizes(storage)
         now = _time_of(storage)  # after all that was listed
@@ -112,7 +119,7 @@ def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> Non
 
 
 def _old(
-    manifest: Manifest, items: Sequence[_Item], before: float, notes: Sequence[LeftFiles]
+    manifest: Manifest, items: Sequence[_Item], before: float, notes: Sequence[RetiredFiles]
 ) -> list[_Item]:
     """All that is not named, of writers of whom nothing is newer; and what was condemned before.
 
@@ -136,7 +143,7 @@ def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
     named |= {file.path for file in manifest.small_files}
     for folder in (RECORDS, INDEX, EDITS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
-            if _is_ours(upload.path) or is_left_note(upload.path):
+            if _is_ours(upload.path) or is_retired_note(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):
@@ -156,7 +163,7 @@ def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection
         return
     try:
         changed = replace(manifest, removed=tuple(sorted(removed)))
-        commit(SmallFiles(storage, new_writer_id()), base, changed)
+        commit(SmallFiles(storage), base, changed)
     except ConflictError as error:
         raise ConflictError(
             "another writer committed at this moment; nothing was removed: try again",

@@ -21,10 +21,10 @@ from seqrecord.writing.convert_workers import Workers
 __all__ = ["open_cluster"]
 
 _TRIES = 4
-_TELL_SECONDS = 0.5  # a message goes over the network
+_REPORT_SECONDS = 0.5  # a message goes over the network
 
 
-class _Counted:
+class _Counter:
     """Counts the frames that workers on other machines have written."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Counted:
             frames, self._frames = self._frames, 0
         return frames
 
-    def _add(self, frames: int) -> None:
+    def add(self, frames: int) -> None:
         with self._lock:
             self._frames += frames
 
@@ -56,32 +56,34 @@ def open_cluster(address: str) -> Iterator[Workers]:
             got=address,
         )
     with _OPENING[scheme](address) as cluster:
+        if not cluster.count:
+            raise DestinationError("the cluster has no workers", got=address)
         yield cluster
 
 
-class _Told:
+class _Progress:
     """Passes on how many frames a job has written, and stops it when nobody wants it any more."""
 
-    def __init__(self, tell: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
-        self._tell, self._is_wanted = tell, is_wanted
+    def __init__(self, report: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
+        self._report, self._is_wanted = report, is_wanted
         self._frames, self._last = 0, time.monotonic()
 
     def advance(self, frames: int) -> None:
         self._frames += frames
-        if time.monotonic() - self._last >= _TELL_SECONDS:
+        if time.monotonic() - self._last >= _REPORT_SECONDS:
             if not self._is_wanted():
                 raise StoppedError("stopped")
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        self._tell(self._frames)
+    def report(self) -> None:
+        self._report(self._frames)
         self._frames, self._last = 0, time.monotonic()
 
 
 # Dask
 
 
-class _Dask(_Counted, Workers):
+class _Dask(_Counter, Workers):
     """What is lost with a worker is done again by another, three times by Dask's default."""
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
@@ -91,7 +93,7 @@ class _Dask(_Counted, Workers):
         self.count = sum(client.nthreads().values())
         self._executor = client.get_executor(pure=False)
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
-        client.subscribe_topic(self._topic, lambda event: self._add(event[1]))
+        client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
 
     def submit(self, job: Job) -> Future[Written]:
         future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
@@ -111,10 +113,7 @@ def _dask(address: str) -> Iterator[Workers]:
     except (OSError, TimeoutError) as error:
         raise _nobody(address, error) from error
     with client:
-        cluster = _Dask(distributed, client)
-        if not cluster.count:
-            raise DestinationError("the cluster has no workers", got=address)
-        yield cluster
+        yield _Dask(distributed, client)
 
 
 def _write_on_dask(job: Job, topic: str) -> Written:
@@ -125,16 +124,16 @@ def _write_on_dask(job: Job, topic: str) -> Written:
         task = worker.state.tasks.get(key)
         return task is not None and task.state == "executing"
 
-    told = _Told(lambda frames: worker.log_event(topic, frames), is_wanted)
-    written = write_copy(job, told.advance)
-    told.tell()
+    progress = _Progress(lambda frames: worker.log_event(topic, frames), is_wanted)
+    written = write_copy(job, progress.advance)
+    progress.report()
     return written
 
 
 # Ray
 
 
-class _Ray(_Counted, Workers):
+class _Ray(_Counter, Workers):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
         lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
@@ -160,7 +159,7 @@ class _Ray(_Counted, Workers):
 
     def take(self) -> int:
         if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
-            self._add(self._ray.get(self._asked))
+            self.add(self._ray.get(self._asked))
             self._asked = None
         if self._asked is None:
             self._asked = self._counter.take.remote()
@@ -175,10 +174,7 @@ class _Ray(_Counted, Workers):
 def _ray(address: str) -> Iterator[Workers]:
     ray = required("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
-        cluster = _Ray(ray)
-        if not cluster.count:
-            raise DestinationError("the cluster has no workers", got=address)
-        yield cluster
+        yield _Ray(ray)
 
 
 def _connected(ray: ModuleType, address: str) -> Any:
@@ -193,28 +189,14 @@ def _connected(ray: ModuleType, address: str) -> Any:
         except ConnectionError as error:
             if not tries_left or "Starting Ray client server failed" not in str(error):
                 raise _nobody(address, error) from error
-            time.sleep(_TELL_SECONDS)
+            time.sleep(_REPORT_SECONDS)
     raise AssertionError("tried at least once")
 
 
-class _Counter:
-    """Lives on the cluster, as an actor."""
-
-    def __init__(self) -> None:
-        self._frames = 0
-
-    def add(self, frames: int) -> None:
-        self._frames += frames
-
-    def take(self) -> int:
-        frames, self._frames = self._frames, 0
-        return frames
-
-
 def _write_on_ray(job: Job, counter: Any) -> Written:
-    told = _Told(lambda frames: counter.add.remote(frames), lambda: True)
-    written = write_copy(job, told.advance)
-    told.tell()
+    progress = _Progress(lambda frames: counter.add.remote(frames), lambda: True)
+    written = write_copy(job, progress.advance)
+    progress.report()
     return written
 
 

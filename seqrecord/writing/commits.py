@@ -14,7 +14,6 @@ from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
-    INDEX,
     IndexFile,
     Manifest,
     RecordFile,
@@ -35,9 +34,13 @@ from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, looked_at, read_base
-from seqrecord.writing.notes import merge_note_path, merges, of_merges, put_left_note
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.writer_ids import new_commit_id, new_writer_id
+from seqrecord.writing.own_files import (
+    SmallFiles,
+    merge_note_path,
+    merges,
+    of_merges,
+    put_retired_note,
+)
 
 __all__ = [
     "Opened",
@@ -52,6 +55,11 @@ __all__ = [
 ]
 
 _MAX_SHOWN = 20  # episodes in one line of the log
+
+_REFUSED = (
+    "another writer committed first. Nothing is lost: the episodes that this one wrote stay on the "
+    "storage, and resume (--resume) or `seqrecord reindex` adds them"
+)
 
 _logger = logging.getLogger("seqrecord")
 
@@ -107,7 +115,7 @@ def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
     if base.manifest is not None:
         return base.manifest.edits
     found = all_edits(storage)  # before the notes
-    passed = of_merges([file.path for file in found], merges(storage) if found else ())
+    passed = of_merges(storage, [file.path for file in found])
     return tuple(file for file in found if file.path not in passed)
 
 
@@ -179,8 +187,10 @@ def put_version(
     own: SmallFiles,
     base: Base,
     version: Version,
-    created_by: str,
     statistics: Statistics | None = None,
+    *,
+    created_by: str = CREATED_BY,
+    refused: str = _REFUSED,
 ) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
 
@@ -188,18 +198,19 @@ def put_version(
     those that the writer has written before, and those that this writes.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Raises as `commit` does.
+    have them open. Raises as `commit` does, with the message `refused` where another writer came
+    first.
     """
-    storage, commit_id = own.storage, new_commit_id(own.writer)
-    tables: dict[str, IndexFile] = {}
-    for name, data in version.index.encode().items():
-        tables[name] = own.put(f"{INDEX}/{commit_id}-{name}.arrow", memoryview(data))
+    storage = own.storage
+    tables = {
+        name: own.put_index(f"{name}.arrow", memoryview(data))
+        for name, data in version.index.encode().items()
+    }
     if statistics is not None and (text := encode_statistics(statistics)) is not None:
-        path = f"{INDEX}/{commit_id}-statistics.json"
-        version = replace(version, statistics=own.put(path, text))
+        version = replace(version, statistics=own.put_index("statistics.json", text))
     left = base.files.keys() - {file.path for file in version.record_files}
     if left and (there := left & record_sizes(storage).keys()):
-        put_left_note(own, commit_id, sorted(there))
+        put_retired_note(own, sorted(there))
     removed = _still_there(storage, base.manifest.removed if base.manifest else ())
     manifest = Manifest(
         schema=version.index.schema,
@@ -217,13 +228,9 @@ def put_version(
         removed=tuple(dict.fromkeys((*removed, *version.removed))),
     )
     try:
-        return commit(own, base, manifest, commit_id)
+        return commit(own, base, manifest)
     except ConflictError as error:
-        raise ConflictError(
-            "another writer committed first. Nothing is lost: the episodes that this one wrote "
-            "stay on the storage, and resume (--resume) or `seqrecord reindex` adds them",
-            file=storage.url,
-        ) from error
+        raise ConflictError(refused, file=storage.url) from error
 
 
 def reindex(
@@ -244,39 +251,38 @@ def reindex(
     hold the same: then nothing tells whether the merge had ended.
     """
     with contextlib.closing(open_storage(location, storage_options)) as storage:
-        return _reindex(storage, created_by)
-
-
-def _reindex(storage: Storage, created_by: str) -> Manifest:
-    base = read_base(storage, accept_damaged=True)
-    removed = base.manifest.removed if base.manifest else ()
-    sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
-    passed = of_merges(sizes, merges(storage)) - base.files.keys()
-    sizes = {path: n for path, n in sizes.items() if path not in passed}
-    if passed:
-        _pass_over(storage, base, passed, sizes)
-    if not sizes:
-        cut = storage.unfinished(RECORDS)
-        more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
-        raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
-    if gone := sorted(set(base.files).difference(sizes)):
-        _logger.warning(
-            "the dataset is made without %s that the manifest before named: %s",
-            counted(len(gone), "record file"),
-            ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
-        )
-    for path in sizes:
-        check_record_path(storage, path)
-    version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
-    if base.manifest is None and version.edits:
-        _logger.warning(
-            "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
-            *(storage.url, counted(len(version.edits), "file") + " of edits that are there apply"),
-            ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
-            ", …" if len(version.edits) > _MAX_SHOWN else "",
-        )
-    with SmallFiles(storage, new_writer_id()) as own:
-        return put_version(own, base, version, created_by)
+        base = read_base(storage, accept_damaged=True)
+        removed = base.manifest.removed if base.manifest else ()
+        sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
+        passed = of_merges(storage, sizes) - base.files.keys()
+        sizes = {path: n for path, n in sizes.items() if path not in passed}
+        if passed:
+            _pass_over(storage, base, passed, sizes)
+        if not sizes:
+            cut = storage.unfinished(RECORDS)
+            more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
+            raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
+        if gone := sorted(set(base.files).difference(sizes)):
+            _logger.warning(
+                "the dataset is made without %s that the manifest before named: %s",
+                counted(len(gone), "record file"),
+                ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
+            )
+        for path in sizes:
+            check_record_path(storage, path)
+        version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
+        if base.manifest is None and version.edits:
+            _logger.warning(
+                "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
+                *(
+                    storage.url,
+                    counted(len(version.edits), "file") + " of edits that are there apply",
+                ),
+                ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
+                ", …" if len(version.edits) > _MAX_SHOWN else "",
+            )
+        with SmallFiles(storage) as own:
+            return put_version(own, base, version, created_by=created_by)
 
 
 def _pass_over(

@@ -22,7 +22,6 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     INDEX,
     MAX_EARLIER_COMMITS,
-    IndexFile,
     Manifest,
     RecordFile,
     parse_manifest,
@@ -32,8 +31,7 @@ from seqrecord.format.manifest import (
 )
 from seqrecord.reading.metadata import load_index, still_missing
 from seqrecord.storage import Storage
-from seqrecord.writing.small_files import SmallFiles, tidy
-from seqrecord.writing.writer_ids import new_commit_id
+from seqrecord.writing.own_files import SmallFiles, tidy
 
 __all__ = ["Base", "commit", "looked_at", "read_base", "read_dataset", "read_indexed"]
 
@@ -105,7 +103,7 @@ def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
     return looked_at(storage, lambda base, found: (base, found, load_index(storage, found)))
 
 
-def commit(own: SmallFiles, base: Base, manifest: Manifest, commit_id: str = "") -> Manifest:
+def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     """Put the manifest in place of that of `base`; returns it with the id of the commit.
 
     `own` are the files that the writer has written for it; they stay where the manifest may name
@@ -117,9 +115,13 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest, commit_id: str = "")
     named = {file.path for file in manifest.small_files}
     manifest = replace(
         manifest,
-        commit=commit_id or new_commit_id(own.writer),
+        commit=own.commit_id,
         earlier_commits=_ids(old)[:MAX_EARLIER_COMMITS] if old else (),
-        superseded=tuple(path for path in _in_index(old) if path not in named),
+        superseded=tuple(
+            file.path
+            for file in (old.small_files if old else ())
+            if file.path.startswith(f"{INDEX}/") and file.path not in named
+        ),
     )
     own.keep()
     try:
@@ -150,7 +152,7 @@ def _look(
     # storage has any.
     refused = isinstance(error, ConflictError)
     if found is not None and (
-        (refused and _is(found, base))
+        (refused and base.manifest is not None and found.commit == base.manifest.commit)
         or ((refused or storage.has_conditions) and _is_after(found, base))
     ):
         own.forget(file.path for file in found.small_files)
@@ -168,10 +170,6 @@ def _look(
     ) from error
 
 
-def _is(found: Manifest, base: Base) -> bool:
-    return base.manifest is not None and found.commit == base.manifest.commit
-
-
 def _is_after(found: Manifest, base: Base) -> bool:
     """Whether a manifest came after the base, and all between them is known."""
     if base.manifest is None:
@@ -181,9 +179,3 @@ def _is_after(found: Manifest, base: Base) -> bool:
 
 def _ids(manifest: Manifest) -> tuple[str, ...]:
     return manifest.commit, *manifest.earlier_commits
-
-
-def _in_index(manifest: Manifest | None) -> tuple[str, ...]:
-    """What a manifest names in the folder of the index."""
-    files: tuple[IndexFile, ...] = () if manifest is None else manifest.small_files
-    return tuple(file.path for file in files if file.path.startswith(f"{INDEX}/"))

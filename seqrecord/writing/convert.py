@@ -16,7 +16,6 @@ from seqrecord.sources.base import StoredSource
 from seqrecord.statistics import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.threads import usable_cores
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
@@ -27,7 +26,7 @@ from seqrecord.writing.stored_schema import (
     Codecs,
     check_codecs,
     check_fps,
-    check_kept,
+    check_passthrough,
     check_sizes,
     stored_schema,
 )
@@ -120,7 +119,7 @@ def convert(
             else:
                 work = frame_work(schema)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema)
-                check_kept(kept, schema)
+                check_passthrough(kept, schema)
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)
@@ -227,7 +226,7 @@ def _report(
         statistics = Statistics(known.num_frames, {**known, **statistics})
     splits = {info.key: info.split for info in episodes if info.split is not None}
     return ConvertReport(
-        manifest=target.commit(CREATED_BY, {*target.finished, *written}, statistics, splits),
+        manifest=target.commit({*target.finished, *written}, statistics, splits),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=(*unlisted, *bad),

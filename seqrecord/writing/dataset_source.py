@@ -25,7 +25,7 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
-from seqrecord.writing.stored_schema import is_kept
+from seqrecord.writing.stored_schema import is_passthrough
 
 __all__ = ["DatasetSource", "find_dataset"]
 
@@ -80,7 +80,9 @@ class DatasetSource:
 
     def fitted(self, schema: Schema) -> DatasetSource:
         """The same, which passes on what `schema` stores in the same codec."""
-        others = (name for name, spec in self.stored.items() if not is_kept(spec, schema[name]))
+        others = (
+            name for name, spec in self.stored.items() if not is_passthrough(spec, schema[name])
+        )
         return replace(self, decoded=frozenset(others))
 
     def episodes(self) -> Sequence[EpisodeInfo]:
@@ -142,7 +144,7 @@ class DatasetSource:
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 
     def _passes(self, spec: FeatureSpec) -> bool:
-        return spec.name not in self.decoded and is_kept(spec, spec)
+        return spec.name not in self.decoded and is_passthrough(spec, spec)
 
     def _value(self, page: Page, data: memoryview, frame: int) -> Any:
         spec = self.stored[page.feature]

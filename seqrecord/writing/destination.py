@@ -34,10 +34,8 @@ from seqrecord.writing.commits import Version, appended, edits_of, put_version, 
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edits import put_splits
 from seqrecord.writing.leftovers import recover
-from seqrecord.writing.notes import merges, of_merges
-from seqrecord.writing.small_files import SmallFiles, tidy
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, own_sizes, tidy
 from seqrecord.writing.statistics import statistics_of
-from seqrecord.writing.writer_ids import new_writer_id, writer_of
 
 __all__ = ["Destination", "WriteMode", "begin", "check_mode"]
 
@@ -73,7 +71,6 @@ class Destination:
 
     def commit(
         self,
-        created_by: str,
         keys: Collection[str],
         statistics: Statistics | None = None,
         splits: Mapping[str, str] | None = None,
@@ -93,7 +90,7 @@ class Destination:
                 "a record file of the dataset is gone since the writer began; nothing is committed",
                 file=f"{self.storage.url}/{gone[0]}",
             )
-        own = {path: size for path, size in sizes.items() if writer_of(path) == self.writer}
+        own = own_sizes(sizes, self.writer)
         footers = read_footers(self.storage, own)
         if self._index is not None and not self._footers:
             assert self._base.manifest is not None
@@ -115,7 +112,7 @@ class Destination:
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
             version = self._split(small, version, splits or {})
-            manifest = put_version(small, self._base, version, created_by, together)
+            manifest = put_version(small, self._base, version, together)
         tidy(self.storage, unused)
         return manifest
 
@@ -171,7 +168,7 @@ def _begun(
     loose = [path for path in sizes if path not in ignored]
     _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
     if loose or unfinished:
-        passed = of_merges([*loose, *(cut.path for cut in unfinished)], merges(storage))
+        passed = of_merges(storage, [*loose, *(cut.path for cut in unfinished)])
         loose = [path for path in loose if path not in passed]
         unfinished = [cut for cut in unfinished if cut.path not in passed]
         _tell_of_others(storage, mode, len(passed), len(loose))

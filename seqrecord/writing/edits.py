@@ -38,12 +38,9 @@ from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
 from seqrecord.storage import Storage, open_storage
 from seqrecord.text import repr_of
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
 from seqrecord.writing.committing import Base, read_indexed
-from seqrecord.writing.notes import merges, of_merges
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.writer_ids import new_writer_id
+from seqrecord.writing.own_files import SmallFiles, of_merges
 
 __all__ = [
     "check_split_name",
@@ -247,7 +244,7 @@ def _edit(
         keys = [index.key(i) for i in chosen]
         if dry_run or not chosen:
             return keys
-        with SmallFiles(storage, new_writer_id()) as own:
+        with SmallFiles(storage) as own:
             files = put_edits(own, edits, len(manifest.edits))
             changed = replace(manifest, edits=(*manifest.edits, *files))
             base = replace(opened.base, manifest=changed)
@@ -257,7 +254,7 @@ def _edit(
             version = replace(version, record_files=tuple(used))
             if np.array_equal(version.index.uids, index.uids):
                 version = replace(version, statistics=manifest.statistics)
-            put_version(own, opened.base, version, CREATED_BY)
+            put_version(own, opened.base, version)
         return keys
 
 
@@ -265,7 +262,7 @@ def _others(storage: Storage, named: Mapping[str, int]) -> dict[str, Footer]:
     """Of the record files that the manifest does not name, those that `reindex` would take."""
     found = {}
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
-    passed = of_merges(sizes, merges(storage)) if sizes else set()
+    passed = of_merges(storage, sizes)
     for path, size in sizes.items():
         if path not in passed:
             with contextlib.suppress(FormatError, NotFoundError):
@@ -308,8 +305,8 @@ def commit_splits(
             *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
             *(names, manifest.statistics, manifest.edits),
         )
-        with SmallFiles(storage, new_writer_id()) as own:
-            put_version(own, base, put_splits(own, version, new, names), CREATED_BY)
+        with SmallFiles(storage) as own:
+            put_version(own, base, put_splits(own, version, new, names))
 
 
 def put_splits(

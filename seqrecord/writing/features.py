@@ -7,34 +7,40 @@ dataset's no more. Which features there are is kept in a file of edits.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from seqrecord.codecs.images import IMAGE
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import ConflictError, FormatError, FrameError, SchemaError
+from seqrecord.errors import (
+    ClipError,
+    FormatError,
+    FrameError,
+    NotFoundError,
+    SchemaError,
+)
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Features
-from seqrecord.format.manifest import Manifest, RecordFile
-from seqrecord.reading.episode import Episode
+from seqrecord.format.manifest import RecordFile
+from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.metadata import read_footers
+from seqrecord.reading.metadata import read_footers, record_sizes
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics import Statistics
-from seqrecord.storage import Storage
-from seqrecord.version import CREATED_BY
-from seqrecord.writing.commits import Version, opened_to_edit, put_version, rebuilt
-from seqrecord.writing.committing import Base
+from seqrecord.statistics import FeatureStatistics, Statistics
+from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edits import put_edits
-from seqrecord.writing.own_files import own_sizes
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.small_files import SmallFiles
 from seqrecord.writing.statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -43,9 +49,16 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
-from seqrecord.writing.writer_ids import new_writer_id
 
-__all__ = ["Values", "add_feature", "drop_features"]
+__all__ = [
+    "Values",
+    "add_feature",
+    "drop_features",
+    "loses_data",
+    "spec_of_dataset",
+    "values_of_dataset",
+    "values_of_files",
+]
 
 _LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
 
@@ -94,10 +107,9 @@ def add_feature(
             )
         said = {"kind": kind, "unit": unit}
         found = _inferred(dataset, name, values) if spec is None else replace(spec, name=name)
-        chains = codec if codec is None or isinstance(codec, str) else dict(codec)
         [new] = stored_schema(
             Schema([replace(found, group=0)]),
-            {name: chains} if isinstance(chains, str) else chains,
+            {name: codec} if isinstance(codec, str) else codec,
             None,
             {name: {what: text for what, text in said.items() if text is not None}},
         ).values()
@@ -110,13 +122,17 @@ def add_feature(
                 _check_length(episode, values(episode), name)
             return new
         collector = StatisticsCollector(Schema([new]))
-        _write(dataset, schema, new, values, writer, size, collector)
-        own = own_sizes(dataset.storage, writer)
-        footers = read_footers(dataset.storage, own)
-        old = dataset.statistics
-        if old is not None:
-            old = Statistics(old.num_frames, {**old, **collector.statistics()})
-        _commit(dataset, schema, writer, footers, own, old)
+        files = RecordFileWriter(
+            dataset.storage,
+            schema,
+            writer=writer,
+            record_bytes=size,
+            statistics=collector,
+            only=[new.group],
+        )
+        _write(files, dataset, name, values)
+        own = own_sizes(record_sizes(dataset.storage), writer)
+        _commit(dataset, schema, writer, own, {**dataset.statistics, **collector.statistics()})
         return new
 
 
@@ -154,21 +170,15 @@ def drop_features(
         )
         if not dry_run:
             old = dataset.statistics
-            if old is not None:
-                kept = {name: old[name] for name in old if name not in dropped}
-                old = Statistics(old.num_frames, kept)
-            _commit(dataset, schema, new_writer_id(), {}, {}, old)
+            kept = {name: old[name] for name in old if name not in dropped}
+            _commit(dataset, schema, new_writer_id(), {}, kept)
         return list(dropped)
 
 
 @dataclass(frozen=True)
-class _Dataset:
-    storage: Storage
-    base: Base
-    manifest: Manifest
+class _Dataset(Opened):
     reader: SeqRecordReader
-    footers: Mapping[str, Footer]
-    statistics: Statistics | None
+    statistics: Statistics  # of no frames, where the dataset has none
 
 
 @contextmanager
@@ -178,8 +188,8 @@ def _opened(
     with opened_to_edit(location, storage_options) as found:
         reader = SeqRecordReader(found.storage, found.manifest, found.index)
         # Now: others who commit twice before this does remove them.
-        statistics = stored_statistics(found.storage, found.manifest)
-        yield _Dataset(found.storage, found.base, found.manifest, reader, found.footers, statistics)
+        statistics = stored_statistics(found.storage, found.manifest) or Statistics(0, {})
+        yield _Dataset(**vars(found), reader=reader, statistics=statistics)
 
 
 def _inferred(dataset: _Dataset, name: str, values: Values) -> FeatureSpec:
@@ -191,28 +201,12 @@ def _inferred(dataset: _Dataset, name: str, values: Values) -> FeatureSpec:
     raise SchemaError("no frame has a value of the feature", feature=name)
 
 
-def _write(
-    dataset: _Dataset,
-    schema: Schema,
-    new: FeatureSpec,
-    values: Values,
-    writer: str,
-    record_bytes: int,
-    collector: StatisticsCollector,
-) -> None:
+def _write(files: RecordFileWriter, dataset: _Dataset, name: str, values: Values) -> None:
     """Write the values of all episodes into record files of their own."""
     parts = complete_episodes(list(dataset.footers.items()), dataset.manifest.schema)
-    files = RecordFileWriter(
-        dataset.storage,
-        schema,
-        writer=writer,
-        record_bytes=record_bytes,
-        statistics=collector,
-        only=[new.group],
-    )
     try:
         for episode in dataset.reader.episodes.values():
-            _add(files, parts[episode.uid], episode, new.name, values)
+            _add(files, parts[episode.uid], episode, name, values)
         files.close()
     except BaseException:
         files.abort()
@@ -224,7 +218,7 @@ def _add(
 ) -> None:
     found = values(episode)
     _check_length(episode, found, name)
-    files.begin_again(part)
+    files.begin_part(part)
     count = 0
     for value in found:
         if count == len(episode):
@@ -257,12 +251,14 @@ def _commit(
     dataset: _Dataset,
     schema: Schema,
     writer: str,
-    footers: Mapping[str, Footer],
     sizes: Mapping[str, int],
-    statistics: Statistics | None,
+    statistics: Mapping[str, FeatureStatistics],
 ) -> None:
-    """Make `schema` that of the dataset, with these new record files."""
+    """Make `schema` that of the dataset, with new record files, and statistics if it has any."""
     storage, base, manifest = dataset.storage, dataset.base, dataset.manifest
+    footers = read_footers(storage, sizes)
+    num_frames = dataset.statistics.num_frames
+    together = Statistics(num_frames, statistics) if num_frames else None
     with SmallFiles(storage, writer) as own:
         files = put_edits(own, [Features(schema)], len(manifest.edits))
         new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
@@ -281,13 +277,8 @@ def _commit(
                 file=storage.url,
             )
         version = _without_dropped(version, every)
-        try:
-            put_version(own, base, version, CREATED_BY, statistics)
-        except ConflictError as error:
-            raise ConflictError(
-                "another writer committed meanwhile; nothing was changed: try again",
-                file=storage.url,
-            ) from error
+        refused = "another writer committed meanwhile; nothing was changed: try again"
+        put_version(own, base, version, together, refused=refused)
 
 
 def _without_dropped(version: Version, footers: Mapping[str, Footer]) -> Version:
@@ -318,3 +309,107 @@ def _without_dropped(version: Version, footers: Mapping[str, Footer]) -> Version
             kept.add(file.path)
             known |= told(file)
     return replace(version, record_files=tuple(file for file in files if file.path in kept))
+
+
+def spec_of_dataset(dataset: SeqRecordReader, feature: str) -> FeatureSpec:
+    """The feature of another dataset, to be stored as it is there.
+
+    Raises `SchemaError` for one that is not there, and for one whose codec loses data: encoding its
+    frames once more would lose more, so a codec must be named.
+    """
+    spec = dataset.features.select([feature])[feature]
+    if loses_data(spec):
+        raise SchemaError(
+            "the other dataset stores the feature with a codec that loses data; name the codec to "
+            "encode its frames with, such as balanced, which loses nothing more",
+            file=dataset.url,
+            feature=feature,
+            got=spec.codec[0],
+        )
+    return spec
+
+
+def loses_data(spec: FeatureSpec) -> bool:
+    """Whether frames of a feature are not what they were before they were encoded."""
+    config = spec.codec[0] if spec.codec else {"id": "none"}
+    return (config["id"] == "video" and config.get("codec") != "ffv1") or (
+        config["id"] == IMAGE and config.get("format") != "png"
+    )
+
+
+def values_of_dataset(dataset: SeqRecordReader, feature: str) -> Values:
+    """The values of a feature of another dataset, of episodes with the same keys and lengths.
+
+    Frames that lack the feature there lack it. The function raises `NotFoundError` for an episode
+    that the other dataset does not have, and `ClipError` for one of another length there.
+    """
+
+    def values(episode: Episode) -> Iterator[Any]:
+        if episode.key not in dataset.episodes:
+            raise NotFoundError(
+                "the other dataset lacks an episode", file=dataset.url, episode=episode.key
+            )
+        other = dataset.episodes[episode.key]
+        if len(other) != len(episode):
+            raise ClipError(
+                "the episode has another number of frames in the other dataset",
+                file=dataset.url,
+                episode=episode.key,
+                expected=len(episode),
+                got=len(other),
+            )
+        return values_in_order(other, feature, range(len(other)))
+
+    return values
+
+
+def values_of_files(path: str | PathLike[str], name: str) -> Values:
+    """The arrays [frames, …] of NumPy files: of a folder of `KEY.npy` or `KEY.npz`, or of one .npz.
+
+    A file `KEY.npz` has one array, or one of the feature's `name`; a single `.npz` file has an
+    array for each key of an episode. Nothing in the files is run. The function raises
+    `NotFoundError` for an episode without an array, and `FormatError` for a file that has none.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise NotFoundError("no such file or folder", file=str(root))
+
+    def values(episode: Episode) -> npt.NDArray[Any]:
+        if not root.is_dir():
+            return _array(root, episode.key, episode.key)
+        for suffix in (".npy", ".npz"):
+            if (file := root / f"{episode.key}{suffix}").is_file():
+                return _array(file, name, episode.key)
+        raise NotFoundError(
+            "no array for an episode",
+            file=str(root),
+            episode=episode.key,
+            expected=f"{episode.key}.npy or {episode.key}.npz",
+        )
+
+    return values
+
+
+def _array(file: Path, name: str, key: str) -> npt.NDArray[Any]:
+    try:
+        if file.suffix == ".npy":
+            found: npt.NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+            return found
+        with np.load(file, allow_pickle=False) as arrays:
+            only = len(arrays.files) == 1 and name != key
+            if name not in arrays.files and not only:
+                raise NotFoundError(
+                    "the file lacks an array",
+                    file=str(file),
+                    episode=key,
+                    expected=name,
+                    got=", ".join(arrays.files)[:200],
+                )
+            array: npt.NDArray[Any] = arrays[arrays.files[0] if only else name]
+            return array
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        if isinstance(error, NotFoundError):
+            raise
+        raise FormatError(
+            f"not a NumPy file that can be read: {error}", file=str(file), episode=key
+        ) from error

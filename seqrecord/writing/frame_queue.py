@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, QueueFullError, StorageError
-from seqrecord.schema import Frame
+from seqrecord.schema import EncodedImage, Frame
 from seqrecord.threads import start
-from seqrecord.writing.packed_frames import BufferPool, FramePlan, PackedFrame
 
-__all__ = ["Control", "FrameQueue", "QueueStats", "WhenFull"]
+__all__ = ["BufferPool", "Control", "FramePlan", "FrameQueue", "QueueStats", "WhenFull"]
 
 WhenFull = Literal["spill", "raise", "drop"]
 
@@ -28,6 +28,9 @@ SEGMENT_BYTES = 32 << 20  # of frames that are written to one file
 _SEGMENT_FRAMES = 1024
 _RETRY_SECONDS = 1.0  # after the disk took nothing more
 _ENTRY_BYTES = 1024  # that a frame counts for beside its arrays
+
+_ALIGNMENT = 64
+_MAX_FREE = 64  # buffers that wait to be used again
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -46,7 +49,10 @@ class QueueStats:
 
 
 class Control:
-    """What is not a frame: a word to whoever takes from the queue."""
+    """What is not a frame: a word to whoever takes from the queue, who says when it is done."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
 
 
 @dataclass(eq=False)
@@ -217,9 +223,9 @@ class FrameQueue:
         """Forget all frames; from now on putting one raises a `DestinationError` that says why."""
         with self._condition:
             self._failure = error
-            taken = [entry for entry in self._entries if isinstance(entry, _Entry)]
-            for entry in taken:
-                entry.is_taken = True
+            for entry in self._entries:
+                if isinstance(entry, _Entry):
+                    entry.is_taken = True
             self._entries.clear()
             self._resident.clear()
             self._frames = self._bytes = self._spilled_bytes = 0
@@ -286,15 +292,10 @@ class FrameQueue:
     def _read(self, entry: _Entry) -> PackedFrame:
         """A frame that was spilled."""
         assert entry.segment is not None
-        memory = np.empty(entry.frame.nbytes, np.uint8)
-        with entry.segment.path.open("rb", buffering=0) as file:
-            file.seek(entry.offset)
-            at = 0
-            while at < len(memory):
-                count = file.readinto(memory[at:].data)
-                if not count:
-                    raise StorageError("a spilled frame is cut short", file=str(entry.segment.path))
-                at += count
+        path, nbytes = entry.segment.path, entry.frame.nbytes
+        memory = np.fromfile(path, np.uint8, nbytes, offset=entry.offset)
+        if len(memory) < nbytes:
+            raise StorageError("a spilled frame is cut short", file=str(path))
         return replace(entry.frame, memory=memory)
 
     def _spill(self) -> None:
@@ -371,8 +372,98 @@ class FrameQueue:
 
 
 def _write(path: Path, entries: list[_Entry]) -> None:
-    with path.open("xb", buffering=0) as file:
+    with path.open("xb") as file:
         for entry in entries:
-            data = entry.frame.memory[: entry.frame.nbytes].data
-            while len(data):
-                data = data[file.write(data) :]
+            file.write(entry.frame.memory[: entry.frame.nbytes].data)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Where a feature lies in its frame's memory, and what it is."""
+
+    name: str
+    start: int
+    stop: int
+    kind: type  # ndarray, EncodedImage, str or bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def value(self, data: npt.NDArray[np.uint8]) -> Any:
+        memory = data[self.start : self.stop]
+        if self.kind is np.ndarray:
+            return memory.view(self.dtype).reshape(self.shape)
+        item = memory.tobytes()
+        if self.kind is EncodedImage:
+            return EncodedImage(item)
+        return item.decode() if self.kind is str else item
+
+
+class FramePlan:
+    """How a frame will lie in memory: `nbytes` of it are needed. Nothing is copied yet."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._items: list[tuple[_Field, npt.NDArray[Any]]] = []
+        at = 0
+        for name, item in frame.items():
+            kind: type = np.ndarray
+            if isinstance(item, (EncodedImage, str, bytes, bytearray, memoryview)):
+                kind = type(item) if isinstance(item, (EncodedImage, str)) else bytes
+                data = item.data if isinstance(item, EncodedImage) else item
+                data = data.encode() if isinstance(data, str) else bytes(data)
+                array: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
+            else:
+                array = np.asarray(item)
+            field = _Field(name, at, at + array.nbytes, kind, array.dtype, array.shape)
+            self._items.append((field, array))
+            at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.nbytes = at
+
+    def pack(self, memory: npt.NDArray[np.uint8]) -> PackedFrame:
+        """Copy the frame into memory of `nbytes` or more."""
+        for field, array in self._items:
+            target = memory[field.start : field.stop].view(field.dtype).reshape(field.shape)
+            np.copyto(target, array)
+        return PackedFrame(tuple(field for field, _ in self._items), memory, self.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedFrame:
+    """A frame in the first `nbytes` of `memory`."""
+
+    fields: tuple[_Field, ...]
+    memory: npt.NDArray[np.uint8]
+    nbytes: int
+
+    def unpack(self) -> Frame:
+        """The frame; its arrays are views on the memory."""
+        return {field.name: field.value(self.memory) for field in self.fields}
+
+
+class BufferPool:
+    """Memory for frames, used again: touching fresh memory takes several times as long as copying.
+
+    Safe to use from many threads. At most `limit` bytes wait to be used.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._free: list[npt.NDArray[np.uint8]] = []
+        self._free_bytes = 0
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Memory of at least so many bytes, and at most a quarter more."""
+        with self._lock:
+            for number, buffer in enumerate(self._free):
+                if nbytes <= buffer.nbytes <= nbytes * 1.25:
+                    self._free_bytes -= buffer.nbytes
+                    return self._free.pop(number)
+        return np.empty(nbytes, np.uint8)
+
+    def give(self, buffer: npt.NDArray[np.uint8]) -> None:
+        """Nothing uses this memory any more."""
+        with self._lock:
+            self._free.append(buffer)
+            self._free_bytes += buffer.nbytes
+            while self._free_bytes > self._limit or len(self._free) > _MAX_FREE:
+                self._free_bytes -= self._free.pop(0).nbytes

@@ -13,9 +13,8 @@ from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.writing.open_file import StoredChunk
-from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
+from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
+from seqrecord.writing.record_files import RecordFiles
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
 
 __all__ = ["recover"]
@@ -44,20 +43,23 @@ def recover(
 
     Raises `StorageError` for what cannot be read, since that may pass.
     """
-    finished = list(footers.items())
-    whole = complete_episodes(finished, schema)
+
+    def complete(pieces: Sequence[_Piece]) -> dict[str, EpisodePart]:
+        known = [(piece.upload.path, piece.footer) for piece in pieces]
+        return complete_episodes([*footers.items(), *known], schema)
+
+    whole = complete([])
     by_uid: dict[str, list[_Piece]] = {}
     for upload in unfinished:
         for piece in _pieces(storage, upload):
             by_uid.setdefault(piece.part.uid, []).append(piece)
-    known = [(piece.upload.path, piece.footer) for pieces in by_uid.values() for piece in pieces]
-    found = complete_episodes([*finished, *known], schema)
-    writers: dict[Schema, RecordFileWriter] = {}
+    found = complete([piece for pieces in by_uid.values() for piece in pieces])
+    writers: dict[Schema, RecordFiles] = {}
     for uid, pieces in by_uid.items():
         best = found.get(uid)
         while best is not None and best != whole.get(uid) and best.key not in committed:
             written = pieces[0].footer.schema
-            files = writers.get(written) or RecordFileWriter(
+            files = writers.get(written) or RecordFiles(
                 storage, written, writer=writer, record_bytes=DEFAULT_RECORD_BYTES
             )
             writers[written] = files
@@ -70,8 +72,7 @@ def recover(
                     *(storage.url, pieces[-1].upload.path, best.key, _length(best), error),
                 )
                 pieces = [piece for piece in pieces if _length(piece.part) < _length(best)]
-                known = [(piece.upload.path, piece.footer) for piece in pieces]
-                best = complete_episodes([*finished, *known], schema).get(uid)
+                best = complete(pieces).get(uid)
             else:
                 whole[uid] = best
     for files in writers.values():

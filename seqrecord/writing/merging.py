@@ -31,16 +31,13 @@ from seqrecord.storage import (
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.local_upload import local_errors, make_folder, sync_folder
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import Opened, put_version, read_existing, rebuilt
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edits import edit_path, next_number
-from seqrecord.writing.feature_values import loses_data
-from seqrecord.writing.notes import merges, of_merges, put_merge_note
-from seqrecord.writing.small_files import SmallFiles, tidy
+from seqrecord.writing.features import loses_data
+from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
 from seqrecord.writing.statistics import merged, stored_statistics
-from seqrecord.writing.stored_schema import is_kept
-from seqrecord.writing.writer_ids import new_writer_id
+from seqrecord.writing.stored_schema import is_passthrough
 
 __all__ = ["MergeReport", "merge_datasets"]
 
@@ -123,7 +120,7 @@ def _merge(opened: Sequence[Storage], made: Storage, base: Base, link: bool) -> 
     The note and the copies of edits stay if record files may: whatever is made of a merge that
     failed, nothing deleted comes back.
     """
-    with SmallFiles(made, new_writer_id()) as own:
+    with SmallFiles(made) as own:
         note = put_merge_note(own)
         parts, statistics = _read(opened, made)
         report = _report(parts, made, link)
@@ -172,7 +169,7 @@ def _check_empty(made: Storage, base: Base) -> None:
     # Files first: so the note of each that is a merge's is seen.
     paths = [upload.path for upload in made.unfinished(RECORDS)]
     paths += [file.path for file in made.files(RECORDS)]
-    if paths and (left := sorted(set(paths) - of_merges(paths, merges(made)))):
+    if left := sorted(set(paths) - of_merges(made, paths)):
         raise DestinationError(
             "not empty",
             file=made.url,
@@ -237,7 +234,7 @@ def _write(
     _check_there(made, record_files)
     # Of these nothing is needed where the commit is refused; the note is, while record files stay.
     with SmallFiles(made, own.writer) as tables:
-        put_version(tables, base, version, CREATED_BY, statistics)
+        put_version(tables, base, version, statistics)
 
 
 def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
@@ -410,7 +407,7 @@ def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> I
                 )
         if why:
             says = [f"{what} {facts[0][what]}, not {facts[1][what]}" for what in why]
-            if loses_data(theirs[name]) and not is_kept(ours[name], theirs[name]):
+            if loses_data(theirs[name]) and not is_passthrough(ours[name], theirs[name]):
                 says.append("which loses data")
             yield f"{name} ({', '.join(says)})"
 

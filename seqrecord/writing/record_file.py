@@ -1,49 +1,40 @@
-"""Writes record files: episodes in, chunks out, a footer at the end."""
+"""Writes frames into record files: they are encoded and become chunks of their groups."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.collecting import StatisticsCollector
-from seqrecord.errors import CodecError, FormatError, FrameError, SeqRecordError, located
+from seqrecord.errors import CodecError, FrameError, located
+from seqrecord.forks import cached_property
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
-from seqrecord.format.pages import PageCodec
-from seqrecord.format.text import truncated_metadata
+from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.video_pages import KeptPage
-from seqrecord.lags import LagCollector, Lags, with_lags
-from seqrecord.schema import Frame, Schema
+from seqrecord.lags import LagCollector, with_lags
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import FrameGroup, ReadyChunk
-from seqrecord.writing.encoding import Encoder, encoder, video_encoder
-from seqrecord.writing.open_file import StoredChunk
-from seqrecord.writing.record_files import RecordFiles
+from seqrecord.writing.chunking import FrameGroup, StoredChunk
+from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.video_group import VideoGroup
 
-__all__ = ["RecordFileWriter"]
+__all__ = ["RecordFileWriter", "check_value"]
 
 _Group: TypeAlias = "FrameGroup | VideoGroup"
 
+_Encoder: TypeAlias = "Callable[[npt.ArrayLike | EncodedImage], Blob]"
+"""Encodes one frame of one feature. Raises `FrameError` for what does not fit the feature."""
 
-class RecordFileWriter:
-    """Writes episodes, one at a time, into record files of about `record_bytes`.
 
-    A file is finished when it is full and on `close`; an episode that does not fit goes on in the
-    next. While a thread commits a full file (sync and rename, or what is left to send), the next is
-    written; not the one after that. After each episode the file is worth keeping: a resume copies
-    the episodes that had ended from what a kill leaves behind. `writer` is a `new_writer_id()`,
-    which several of these may share. With `only` it writes chunks of these groups alone, of
-    episodes whose others are in other files.
+class RecordFileWriter(RecordFiles):
+    """Writes episodes, one at a time and frame by frame, into record files.
 
-    A failure to store anything breaks the writer, since what was stored before may be lost with it:
-    the call raises the failure, and where it was the thread's the next call does; every later one
-    raises `DestinationError`. What is on the storage stays for a resume.
+    With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
     """
 
     def __init__(
@@ -56,43 +47,19 @@ class RecordFileWriter:
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
     ) -> None:
-        self.schema = schema
+        super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
         self._names = frozenset(schema.kept)
-        self._writer = writer
-        self._files = RecordFiles(storage, schema, writer, record_bytes)
         self._statistics = statistics
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
-        codecs = {name: PageCodec(spec) for name, spec in schema.items() if not spec.is_video}
-        self._encoders = {name: encoder(codec) for name, codec in codecs.items()}
-        self._encoders |= {n: video_encoder(spec) for n, spec in schema.items() if spec.is_video}
-        self._quick_encoders: Mapping[str, Encoder] | None = None
-        self._video = {
-            name: VideoGroup(schema, spec.group) for name, spec in schema.items() if spec.is_video
-        }
-        videos = {group.number: group for group in self._video.values()}
+        self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
+        videos = {spec.group for spec in schema.values() if spec.is_video}
         self._groups: list[_Group] = [
-            videos.get(number) or FrameGroup(schema, number, codecs)
-            for number in range(schema.num_groups)
-            if only is None or number in only
+            VideoGroup(schema, number) if number in videos else FrameGroup(schema, number)
+            for number in (range(schema.num_groups) if only is None else only)
         ]
+        self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
         self._lags = {name: LagCollector() for name in with_lags(schema)}
-        self._episode: EpisodePart | None = None
         self._num_frames = 0  # of the episode
-        self._flushed = 0  # the first of them, which stay whatever happens
-
-    @property
-    def doubtful(self) -> frozenset[str]:
-        """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
-        return self._files.doubtful
-
-    @property
-    def storing_seconds(self) -> float:
-        """How long the storage has taken so far."""
-        return self._files.storing_seconds
-
-    def check(self) -> None:
-        """`DestinationError` if the writer is broken; the failure itself where it is new."""
-        self._files.check()
 
     def begin(
         self,
@@ -105,15 +72,12 @@ class RecordFileWriter:
     ) -> None:
         """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
         uid = self._writer + secrets.token_hex(8)
-        self.begin_again(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
+        self.begin_part(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
 
-    def begin_again(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
-        """Start more chunks of an episode, of which other files may have some."""
-        self.check()
-        assert self._episode is None, "the episode before has not ended"
-        self._episode = replace(episode, num_frames=None, lags=())
-        self._num_frames = self._flushed = 0
-        self._files.begin(self._episode)
+    def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
+        """Start chunks of an episode, of which other files may have some."""
+        super().begin_part(episode)
+        self._num_frames = 0
         for group in self._groups:
             group.begin(chunk_frames)
         for lags in self._lags.values():
@@ -121,16 +85,12 @@ class RecordFileWriter:
         if self._statistics is not None:
             self._statistics.begin(episode.key)
 
-    def append(self, frame: Frame, *, quick: bool = False) -> int:
-        """Encode the episode's next frame, if need be `quick`. Returns the bytes that it takes.
-
-        It may lack every feature.
+    def append(self, frame: Frame, *, quick: bool = False) -> None:
+        """Encode the episode's next frame, if need be `quick`. It may lack every feature.
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
-        self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
+        episode = self._begun()
         number = self._num_frames
         if number == MAX_EPISODE_FRAMES:
             raise FrameError("an episode of too many frames", episode=episode.key)
@@ -143,13 +103,13 @@ class RecordFileWriter:
                 got=", ".join(unknown),
             )
         try:
-            encoders = self._made_quick() if quick else self._encoders
+            encoders = self._fast_encoders if quick else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
-        if self._flushed and self._files.is_full and self._uneven() is None:
+        if self._flushed and self.is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
-            self._files.hold()
+            self.hold()
         try:
             for group in self._groups:
                 group.add({name: blobs[name] for name in group.schema if name in blobs})
@@ -160,14 +120,9 @@ class RecordFileWriter:
                 lags.add(np.asarray(frame[name]).reshape(1), np.array([number]))
         self._num_frames += 1
         if self._statistics is not None:
-            if self._watched:
-                seen = {name: frame[name] for name in self._watched if name in frame}
-                self._statistics.add(seen)
-            else:
-                self._statistics.skip(1)
+            self._statistics.add({name: frame[name] for name in self._watched if name in frame})
         for group in self._groups:
-            self._write_full_chunks(group)
-        return sum(len(blob.data) for blob in blobs.values())
+            self._write_chunks(group)
 
     def append_video(self, name: str, video: Gop | KeptPage) -> None:
         """Keep the next frames of a video feature as they are encoded.
@@ -175,9 +130,7 @@ class RecordFileWriter:
         They are those of the frames that `append` gets without this feature, in the same order,
         before or after that. Raises `FrameError` for a feature that is no video.
         """
-        self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
+        episode = self._begun()
         group = self._video.get(name)
         with located(FrameError, episode=episode.key):
             if group is None:
@@ -189,7 +142,7 @@ class RecordFileWriter:
             group.keep(video)
         if self._statistics is not None:
             self._statistics.leave_out(name)
-        self._write_full_chunks(group)
+        self._write_chunks(group)
 
     def check_even(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
@@ -205,64 +158,39 @@ class RecordFileWriter:
 
     def flush(self) -> None:
         """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
-        self.check()
-        assert self._episode is not None, "no episode has begun"
+        episode = self._begun()
         self.check_even()
         if self._flushed == self._num_frames:
             return
-        for group in self._groups:
-            self._write_rest(group)
-        metadata = truncated_metadata(self._episode.metadata)
-        self._files.flush(self._num_frames, metadata, self._lags_so_far())
-        self._flushed = self._num_frames
+        with located(CodecError, episode=episode.key):
+            for group in self._groups:
+                self._write_chunks(group, rest=True)
+        self.flush_part(self._num_frames, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
 
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
-        self.check()
-        episode = self._episode
-        assert episode is not None, "no episode has begun"
+        episode = self._begun()
         self.check_even()
         if not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
-        for group in self._groups:
-            group.settle()
-            self._write_rest(group)
-        self._files.end(self._num_frames, episode.metadata, self._lags_so_far())
+        with located(CodecError, episode=episode.key):
+            for group in self._groups:
+                group.settle()
+                self._write_chunks(group, rest=True)
+        self.end_part(self._num_frames, self._lags_so_far())
         if self._statistics is not None:
             self._statistics.keep()
-        self._episode = None
-
-    def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
-        """Copy an episode, or its last part, which ends with these chunks.
-
-        A `FormatError` that `chunks` raises forgets the copy.
-        """
-        self.check()
-        assert self._episode is None, "the episode before has not ended"
-        assert episode.num_frames is not None, "not the last part"
-        self._episode, self._flushed = replace(episode, num_frames=None, lags=()), 0
-        self._num_frames = episode.num_frames
-        self._files.begin(self._episode)
-        try:
-            for chunk in chunks:
-                self._files.add(chunk)
-        except FormatError:
-            self.drop()
-            raise
-        self._files.end(episode.num_frames, episode.metadata, episode.lags)
-        self._episode = None
 
     def drop(self) -> bool:
         """Forget the episode that has begun, but for what was flushed; whether anything was.
 
         What earlier files hold of an episode that is forgotten is never referenced.
         """
-        self._episode = None
         for group in self._groups:
             group.clear()
-        return self._files.drop()
+        return super().drop()
 
     def discard(self) -> None:
         """Forget the episode that has begun, and what was flushed of it.
@@ -276,86 +204,132 @@ class RecordFileWriter:
             group.clear()
         if self._statistics is not None:
             self._statistics.discard()
-        self._files.discard()
-        self._episode = None
-        self._flushed = self._num_frames = 0
+        super().discard()
+        self._num_frames = 0
 
-    def close(self) -> None:
-        """Finish the open file; an episode that has not ended is dropped."""
-        try:
-            self.drop()
-            self.check()
-            self._files.close()
-        finally:
-            self._files.leave()
+    def _begun(self) -> EpisodePart:
+        """The episode that has begun, of a writer that is not broken."""
+        self.check()
+        assert self._episode is not None, "no episode has begun"
+        return self._episode
 
-    def leave(self) -> None:
-        """`close` after an error, which may be the failure that broke the writer."""
-        if self._files.failure is None:
-            self.close()
-        else:
-            self._files.leave()
-
-    def abort(self) -> None:
-        """Give up after an error: nothing is left of the files that are not finished."""
-        self._files.abort()
-
-    def __enter__(self) -> RecordFileWriter:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Also after an error or an interrupt, episodes that have ended are kept for a resume."""
-        if error is None:
-            self.close()
-        else:
-            with contextlib.suppress(SeqRecordError):  # the first error says more
-                self.leave()
-
-    def _made_quick(self) -> Mapping[str, Encoder]:
-        if self._quick_encoders is None:
-            specs = {n: spec for n, spec in self.schema.items() if spec.codec and not spec.is_video}
-            quick = {name: encoder(PageCodec(spec, quick=True)) for name, spec in specs.items()}
-            self._quick_encoders = {**self._encoders, **quick}
-        return self._quick_encoders
+    @cached_property
+    def _fast_encoders(self) -> Mapping[str, _Encoder]:
+        return {name: _encoder(spec, quick=True) for name, spec in self.schema.items()}
 
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""
-        kept = [group for group in self._groups if isinstance(group, VideoGroup)]
-        kept = [group for group in kept if group.num_kept is not None]
+        kept = [group for group in self._video.values() if group.num_kept is not None]
         if kept and len(kept) == len(self._groups):  # there is nothing else to append
             self._num_frames = kept[0].num_kept or 0
         return next((group for group in kept if group.num_kept != self._num_frames), None)
 
-    def _write_full_chunks(self, group: _Group) -> None:
-        while (chunk := group.take()) is not None:
-            self._write_chunk(group, chunk)
+    def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
+        for chunk in group.chunks(rest=rest):
+            if self._statistics is not None:
+                self._watch(group.schema, chunk, self._statistics)
+            self.add(chunk)
 
-    def _write_rest(self, group: _Group) -> None:
-        assert self._episode is not None
-        self._write_full_chunks(group)
-        with located(CodecError, episode=self._episode.key):
-            while (chunk := group.take_rest()) is not None:
-                self._write_chunk(group, chunk)
-
-    def _write_chunk(self, group: _Group, chunk: ReadyChunk) -> None:
-        if self._statistics is not None:
-            self._watch(group.schema, chunk)
-        gaps = {self.schema.position(name): present for name, present in chunk.gaps.items()}
-        self._files.add(StoredChunk(group.number, chunk.row, gaps, [*chunk.pages, chunk.sums]))
-
-    def _watch(self, schema: Schema, chunk: ReadyChunk) -> None:
+    def _watch(self, schema: Schema, chunk: StoredChunk, statistics: StatisticsCollector) -> None:
         """Statistics of raw features: their pages are the frames, many of them at once."""
-        assert self._statistics is not None
-        for (name, spec), page in zip(schema.items(), chunk.pages, strict=True):
+        for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
             if spec.is_raw and len(page):
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
-                if name in chunk.gaps:
-                    numbers = numbers[chunk.gaps[name]]
-                self._statistics.add_frames(name, frames, numbers)
+                if (present := chunk.gaps.get(self.schema.position(name))) is not None:
+                    numbers = numbers[present]
+                statistics.add_frames(name, frames, numbers)
 
-    def _lags_so_far(self) -> tuple[tuple[str, Lags], ...]:
+    def _lags_so_far(self) -> EpisodeLags:
         """By the timestamps that all frames of the episode have."""
         found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
         return tuple((name, lags) for name, lags in found if lags is not None)
+
+
+def _encoder(spec: FeatureSpec, *, quick: bool = False) -> _Encoder:
+    """Encodes frames of a feature: arrays, `str`, or `bytes` and what is like them."""
+    if spec.is_video:
+        return _video_encoder(spec)
+    codec = PageCodec(spec, quick=quick)
+    if spec.value == "array":
+        if spec.is_raw and spec.dtype != np.bool_:
+            return _raw_encoder(codec)
+        return codec.encode_frame
+    data_of = _text if spec.value == "text" else _bytes
+
+    def encode(item: Any) -> Blob:
+        return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
+
+    return encode
+
+
+def _video_encoder(spec: FeatureSpec) -> _Encoder:
+    """Checks frames of video; their blobs are the pixels, which are encoded later, many at once."""
+
+    def check(item: Any) -> Blob:
+        array = _fitting(spec, item)
+        return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
+
+    return check
+
+
+def check_value(spec: FeatureSpec, item: Any) -> None:
+    """`FrameError` for a value that a feature cannot hold; no array is encoded to find that out."""
+    if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
+        array = _fitting(spec, item)
+        if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise FrameError("a bool that is neither 0 nor 1", feature=spec.name)
+        return
+    try:
+        _encoder(spec)(item)
+    except CodecError as error:
+        raise FrameError(error.message, **error.facts()) from error
+
+
+def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
+    """An array of the feature's dtype, in either byte order, and shape."""
+    array = np.asarray(item)
+    check_fits(spec, array.dtype, array.shape)
+    return array
+
+
+def _raw_encoder(codec: PageCodec) -> _Encoder:
+    """As `PageCodec.encode_frame`, but that an array which is as it is stored is copied at once."""
+    dtype = codec.spec.dtype
+    shape = tuple(n or 0 for n in codec.spec.shape)
+
+    def encode(item: Any) -> Blob:
+        if type(item) is np.ndarray and item.dtype == dtype and item.shape == shape:
+            return Blob(item.tobytes(), shape)
+        return codec.encode_frame(item)
+
+    return encode
+
+
+def _text(spec: FeatureSpec, item: object) -> bytes:
+    if not isinstance(item, str):
+        raise _misfit(spec, "str", item)
+    try:
+        return item.encode()
+    except UnicodeEncodeError as error:
+        raise FrameError(
+            "text that UTF-8 cannot hold", feature=spec.name, expected="Unicode", got=str(error)
+        ) from error
+
+
+def _bytes(spec: FeatureSpec, item: object) -> bytes:
+    if isinstance(item, np.ndarray) and (item.dtype != np.uint8 or item.ndim != 1):
+        raise _misfit(spec, "bytes, or uint8 [n]", item)
+    if not isinstance(item, (bytes, bytearray, memoryview, np.ndarray)):
+        raise _misfit(spec, "bytes", item)
+    return bytes(item)
+
+
+def _misfit(spec: FeatureSpec, expected: str, item: object) -> FrameError:
+    got = type(item).__name__
+    if isinstance(item, np.ndarray):
+        got = f"{item.dtype} {list(item.shape)}"
+    return FrameError(
+        "a value does not fit its feature", feature=spec.name, expected=expected, got=got
+    )

@@ -2,63 +2,102 @@
 
 from __future__ import annotations
 
+import json
+import math
+import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SeqRecordError
-from seqrecord.format import EpisodePart
-from seqrecord.lags import Lags
+from seqrecord.format import (
+    MAX_FOOTER_BYTES,
+    RECORDS,
+    EpisodePart,
+    Footer,
+    encode_footer,
+    encode_header,
+)
+from seqrecord.format.pages import aligned
+from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
+from seqrecord.format.text import truncated_metadata
+from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage
-from seqrecord.writing.open_file import Commit, OpenFile, StoredChunk
+from seqrecord.storage import Storage, Upload, unwanted_if
+from seqrecord.threads import ThreadPool
+from seqrecord.writing.chunking import StoredChunk
 
-__all__ = ["LEAVE_SECONDS", "RecordFiles"]
+__all__ = ["LEAVE_SECONDS", "EpisodeLags", "OpenFile", "RecordFiles"]
 
 LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
+
+FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
+FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
+_VALUES = 7  # of an episode without lags
+_LAG_BYTES = 600  # of a timestamp's name and lags in a footer, at most
+
+_POLL_SECONDS = 0.25
+
+EpisodeLags: TypeAlias = "tuple[tuple[str, Lags], ...]"
+"""Those of an episode's timestamps, by feature."""
+
+_Self = TypeVar("_Self", bound="RecordFiles")
 
 
 class RecordFiles:
     """Puts the chunks of episodes, one after the other, into record files of about `record_bytes`.
 
-    A thread commits a full file while the next is written; not the one after that.
+    A file is finished when it is full and on `close`; an episode that does not fit goes on in the
+    next. While a thread commits a full file (sync and rename, or what is left to send), the next is
+    written; not the one after that. After each episode the file is worth keeping: a resume copies
+    the episodes that had ended from what a kill leaves behind. `writer` is a `new_writer_id()`,
+    which several of these may share.
 
     A file that is full amid an episode that was flushed is held back until the next one tells of a
     flush. It is finished without a number of frames of the episode, so that only the file being
     written says that the episode is there, and `discard` can take it back. Nothing waits for a
     commit then: meanwhile a file may grow to twice its size.
 
-    `failure` is the first of what went wrong; from then on nothing is stored.
+    A failure to store anything breaks the writer, since what was stored before may be lost with it:
+    the call raises the failure, and where it was the thread's the next call does; every later one
+    raises `DestinationError`. What is on the storage stays for a resume.
     """
 
-    def __init__(self, storage: Storage, schema: Schema, writer: str, record_bytes: int) -> None:
-        self.failure: BaseException | None = None
+    def __init__(self, storage: Storage, schema: Schema, *, writer: str, record_bytes: int) -> None:
+        self.schema = schema
         self.storing_seconds = 0.0  # that the storage has taken so far
         self._storage = storage
-        self._schema = schema
         self._writer = writer
         self._record_bytes = record_bytes
+        self._failure: BaseException | None = None  # the first; from then on nothing is stored
         self._file: OpenFile | None = None
         self._held: OpenFile | None = None  # the file before, full, until the next has a flush
-        self._commit: Commit | None = None  # of the file before these
+        self._commit: _Commit | None = None  # of the file before these
         self._is_over = threading.Event()
         weakref.finalize(self, self._is_over.set)
         self._episode: EpisodePart | None = None
-        self._is_flushed = False  # of the episode, what came first
+        self._flushed = 0  # the first frames of the episode, which stay whatever happens
 
     @property
     def doubtful(self) -> frozenset[str]:
         """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
-        if self.failure is None:
+        if self._failure is None:
             return frozenset()
         files = (None if self._commit is None else self._commit.file, self._held, self._file)
         return frozenset(key for file in files if file is not None for key in file.ended)
 
     def check(self) -> None:
         """`DestinationError` if the writer is broken; the failure itself where it is new."""
-        if (failure := self.failure) is None:
+        if (failure := self._failure) is None:
             if self._commit is not None and self._commit.is_done:
                 self._wait_for_commit()
             return
@@ -69,39 +108,54 @@ class RecordFiles:
             file=getattr(failure, "file", None) or self._storage.url,
         ) from failure
 
-    def begin(self, episode: EpisodePart) -> None:
-        """Chunks of this episode follow."""
-        self._episode, self._is_flushed = episode, False
+    def begin_part(self, episode: EpisodePart) -> None:
+        """Chunks of this episode follow, of which other files may have some."""
+        self.check()
+        assert self._episode is None, "the episode before has not ended"
+        self._episode, self._flushed = replace(episode, num_frames=None, lags=()), 0
 
     def add(self, chunk: StoredChunk) -> None:
         """Add a chunk to the open file, or to the next one."""
         assert self._episode is not None
-        if not self._is_flushed and self.is_full:
+        if not self._flushed and self.is_full:
             self._finish_file()
         # An interrupt breaks nothing here: `drop` takes back what was written.
         with self._storing(Exception):
             if self._file is None:
                 ordinal = self._episode.ordinal
-                self._file = OpenFile(self._storage, self._schema, self._writer, ordinal)
+                self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
             self._file.add(self._episode, chunk)
 
-    def flush(self, num_frames: int, metadata: str, lags: tuple[tuple[str, Lags], ...]) -> None:
+    def flush_part(self, num_frames: int, lags: EpisodeLags) -> None:
         """So many frames of the episode are there, and stay whatever happens; but see `discard`."""
-        self._complete(num_frames, metadata, lags)
-        self._is_flushed = True
+        assert self._episode is not None
+        self._complete(num_frames, truncated_metadata(self._episode.metadata), lags)
+        self._flushed = num_frames
         self._finish_held(only_if_free=True)
 
-    def end(self, num_frames: int, metadata: str, lags: tuple[tuple[str, Lags], ...]) -> None:
-        """The episode is there as a whole."""
-        self._complete(num_frames, metadata, lags)
+    def end_part(self, num_frames: int, lags: EpisodeLags) -> None:
+        """The episode is there as a whole: from here on a kill does not lose it."""
+        assert self._episode is not None
+        self._complete(num_frames, self._episode.metadata, lags)
         self._episode = None
+
+    def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
+        """Copy an episode, or its last part, which ends with these chunks.
+
+        After an error that `chunks` raises, `drop` forgets the copy.
+        """
+        self.begin_part(episode)
+        assert episode.num_frames is not None, "not the last part"
+        for chunk in chunks:
+            self.add(chunk)
+        self.end_part(episode.num_frames, episode.lags)
 
     @property
     def is_full(self) -> bool:
         """Whether the next chunk belongs in another file than the open one, if there is one."""
         if self._file is None or not self._file.is_full(self._record_bytes):
             return False
-        may_finish = not self._is_flushed or (self._held is None and self._is_free)
+        may_finish = not self._flushed or (self._held is None and self._is_free)
         return may_finish or self._file.is_full(2 * self._record_bytes)
 
     def hold(self) -> None:
@@ -112,12 +166,12 @@ class RecordFiles:
     def drop(self) -> bool:
         """Forget the episode that has begun, but for what was flushed; whether anything was."""
         episode, self._episode = self._episode, None
-        if episode is None or self.failure is not None:
+        if episode is None or self._failure is not None:
             return False
         if self._file is not None:
             with self._storing(BaseException):
                 self._file.forget(episode)
-        return self._is_flushed
+        return self._flushed > 0
 
     def discard(self) -> None:
         """Forget the episode that has begun, and what was flushed of it.
@@ -139,34 +193,57 @@ class RecordFiles:
             elif self._file is not None:
                 self._file.forget(episode, all_of_it=True)
         self._episode = None
-        self._is_flushed = False
+        self._flushed = 0
 
     def close(self) -> None:
-        """Finish what is open."""
-        self._finish_file()
-        self._wait_for_commit()
+        """Finish the open file; an episode that has not ended is dropped."""
+        try:
+            self.drop()
+            self.check()
+            self._finish_file()
+            self._wait_for_commit()
+        finally:
+            self._stop()
+
+    def leave(self) -> None:
+        """`close` after an error, which may be the failure that broke the writer."""
+        if self._failure is None:
+            self.close()
+        else:
+            self._stop()
 
     def abort(self) -> None:
-        """Leave nothing of the files that are not finished."""
+        """Give up after an error: nothing is left of the files that are not finished."""
         files, self._held, self._file = (self._held, self._file), None, None
         for file in files:
             if file is not None:
                 with suppress(SeqRecordError):
                     file.upload.abort()
-        self.leave()
+        self._stop()
 
-    def leave(self) -> None:
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Also after an error or an interrupt, episodes that have ended are kept for a resume."""
+        if error is None:
+            self.close()
+        else:
+            with suppress(SeqRecordError):  # the first error says more
+                self.leave()
+
+    def _stop(self) -> None:
         """Wait for what the thread is at, but not for a storage that hangs."""
         self._is_over.set()
         if self._commit is not None:
             self._commit.wait(LEAVE_SECONDS)
 
-    def _complete(self, num_frames: int, metadata: str, lags: tuple[tuple[str, Lags], ...]) -> None:
+    def _complete(self, num_frames: int, metadata: str, lags: EpisodeLags) -> None:
         """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
         assert self._episode is not None
         # Where it was flushed, what is noted of the earlier files tells of all that they hold.
-        commit = None if self._is_flushed else self._commit
+        commit = None if self._flushed else self._commit
         if commit is not None and commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
@@ -206,7 +283,7 @@ class RecordFiles:
         self._wait_for_commit()
         with self._storing(BaseException):
             if file.finish():
-                self._commit = Commit(file, self._is_over)
+                self._commit = _Commit(file, self._is_over)
 
     def _wait_for_commit(self) -> None:
         if self._commit is not None:
@@ -222,7 +299,190 @@ class RecordFiles:
         try:
             yield
         except failures as error:
-            self.failure = self.failure or error
+            self._failure = self._failure or error
             raise
         finally:
             self.storing_seconds += time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """How far the file is: bytes, and rows by group."""
+
+    offset: int
+    chunks: tuple[int, ...]
+    gaps: tuple[int, ...]
+
+
+class OpenFile:
+    """A record file being written, and its rows of the index so far."""
+
+    def __init__(self, storage: Storage, schema: Schema, writer: str, ordinal: int) -> None:
+        self._schema = schema
+        self._file_id = writer + secrets.token_hex(8)
+        self.upload: Upload = storage.create(f"{RECORDS}/{ordinal:05d}-{self._file_id}.seqrec")
+        self.upload.write(encode_header(bytes.fromhex(self._file_id)))
+        self._episodes: list[EpisodePart] = []
+        self._chunks: list[list[npt.NDArray[Any]]] = [[] for _ in schema.groups]
+        self._gaps: list[list[npt.NDArray[Any]]] = [[] for _ in schema.groups]
+        self._row_dtypes = [chunk_row(len(g), len(g.variable)) for g in schema.groups]
+        self._begun = self._noted = self._mark()  # where the last episode begins; the last note
+        self._before = self._noted  # and the note before that
+        self._num_lags = len(with_lags(schema))
+        self._values = _VALUES + (self._num_lags and self._num_lags + 1)  # of an episode
+        self._row_bytes = 0
+        self._text_bytes = 0  # of the episodes in the footer
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Keys of the episodes that end in this file, or did so if nothing more came."""
+        return frozenset(part.key for part in self._episodes if part.num_frames is not None)
+
+    def add(self, episode: EpisodePart, chunk: StoredChunk) -> None:
+        """Write a chunk."""
+        if not self.holds(episode):
+            # In this order, since an interrupt may come between any two of them.
+            self._begun = self._noted = self._before = self._mark()
+            self._text_bytes += self._text_of(episode)
+            self._episodes.append(episode)
+        chunks, gaps = self._chunks[chunk.group], self._gaps[chunk.group]
+        missing = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
+        row = chunk.row.copy()
+        row["episode"], row["offset"] = len(self._episodes) - 1, self.upload.tell()
+        self._row_bytes += row.nbytes + sum(rows.nbytes for rows in missing)
+        gaps += missing
+        chunks.append(row)
+        for part in chunk.parts:
+            self.upload.write(part)
+            if padding := aligned(self.upload.tell()) - self.upload.tell():
+                self.upload.write(bytes(padding))
+
+    def is_full(self, record_bytes: int) -> bool:
+        """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""
+        return (
+            self.upload.tell() >= record_bytes
+            or self._text_bytes + self._row_bytes >= FULL_FOOTER_BYTES
+            or len(self._episodes) * self._values >= FULL_FOOTER_EPISODES * _VALUES
+        )
+
+    def complete(self, num_frames: int, metadata: str, lags: EpisodeLags) -> None:
+        """What is here of the last episode is whole, or ends it: it has so many frames so far.
+
+        Its chunks since the last such call go into a note. Where there are none and the metadata is
+        other than there, so do those of the call before.
+        """
+        before = self._episodes[-1]
+        episode = replace(before, num_frames=num_frames, metadata=metadata, lags=lags)
+        self._episodes[-1] = episode
+        if (mark := self._mark()) != self._noted:
+            self._before, self._noted = self._noted, mark
+        elif episode == before:
+            return
+        self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
+
+    def say(self, episode: EpisodePart) -> None:
+        """Say this of the episode, if there are chunks of it here.
+
+        Without a number of frames: a later file has that, and this one alone holds none of it.
+        """
+        if self.holds(episode):
+            self._episodes[-1] = episode
+
+    def tells_of(self, episode: EpisodePart) -> bool:
+        """Whether it says how many frames the episode has so far."""
+        return self.holds(episode) and self._episodes[-1].num_frames is not None
+
+    def forget(self, episode: EpisodePart, *, all_of_it: bool = False) -> None:
+        """Take back the chunks of the episode; those before its last `complete` stay.
+
+        With `all_of_it` none does: from then on a kill brings back nothing of it.
+        """
+        if not self.holds(episode):
+            return
+        is_kept = self._episodes[-1].num_frames is not None and not all_of_it
+        back_to = self._noted if is_kept else self._begun
+        self.upload.rewind(back_to.offset)
+        if not is_kept:
+            self._text_bytes -= self._text_of(episode)
+            del self._episodes[-1]
+        for rows, count in zip(
+            (*self._chunks, *self._gaps), (*back_to.chunks, *back_to.gaps), strict=True
+        ):
+            self._row_bytes -= sum(row.nbytes for row in rows[count:])
+            del rows[count:]
+
+    def holds(self, episode: EpisodePart) -> bool:
+        """Whether there are chunks of the episode here."""
+        return bool(self._episodes) and self._episodes[-1].uid == episode.uid
+
+    def finish(self) -> bool:
+        """Write the footer; whether there is anything to commit."""
+        if not self._episodes:
+            self.upload.abort()
+            return False
+        start = _Mark(0, *((0,) * len(self._chunks),) * 2)
+        self.upload.write(encode_footer(self._footer(self._episodes, start)))
+        return True
+
+    def _text_of(self, episode: EpisodePart) -> int:
+        """The most bytes of an episode in a footer's JSON, in which metadata is a string."""
+        named = 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
+        return named + _LAG_BYTES * self._num_lags
+
+    def _mark(self) -> _Mark:
+        return _Mark(self.upload.tell(), tuple(map(len, self._chunks)), tuple(map(len, self._gaps)))
+
+    def _footer(self, episodes: Sequence[EpisodePart], since: _Mark) -> Footer:
+        """The rows from a mark on, of these episodes, the last that are here."""
+        chunks = [
+            _joined(rows[first:], dtype)
+            for rows, first, dtype in zip(self._chunks, since.chunks, self._row_dtypes, strict=True)
+        ]
+        gaps = [
+            _joined(rows[first:], GAP_ROW)
+            for rows, first in zip(self._gaps, since.gaps, strict=True)
+        ]
+        for rows, missing, first in zip(chunks, gaps, since.chunks, strict=True):
+            rows["episode"] -= len(self._episodes) - len(episodes)
+            missing["chunk"] -= first
+        return Footer(self._schema, self._file_id, tuple(episodes), tuple(chunks), tuple(gaps))
+
+
+class _Commit:
+    """A finished record file that is committed, by a thread that ends with it.
+
+    From `is_over` on it is not tried again.
+    """
+
+    def __init__(self, file: OpenFile, is_over: threading.Event) -> None:
+        self.file = file
+        self._thread = ThreadPool(1, "seqrecord-commit")
+        self._future = self._thread.submit(copy_context().run, _commit, file.upload, is_over)
+        self._thread.shutdown(wait=False)
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def wait(self, seconds: float = math.inf) -> None:
+        """Until the thread has ended, or for so long."""
+        end = time.monotonic() + seconds
+        # An interrupt that comes just before a wait is noticed only after it.
+        while not (done := wait([self._future], _POLL_SECONDS).done) and time.monotonic() < end:
+            pass
+        if done:
+            self._thread.shutdown()
+
+    def check(self) -> None:
+        """Raise what it failed with."""
+        self._future.result()
+
+
+def _commit(upload: Upload, is_over: threading.Event) -> None:
+    with unwanted_if(is_over.is_set):
+        upload.commit()
+
+
+def _joined(rows: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A copy of the rows, joined."""
+    return np.concatenate([np.empty(0, dtype), *rows])

@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, get_args
@@ -20,9 +21,9 @@ from seqrecord.text import repr_of
 from seqrecord.threads import start
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.encoding import check_value
-from seqrecord.writing.frame_queue import FrameQueue, WhenFull
-from seqrecord.writing.recording import Begin, Discard, End, Recording, Stop, Word
+from seqrecord.writing.frame_queue import Control, FrameQueue, WhenFull
+from seqrecord.writing.record_file import check_value
+from seqrecord.writing.recording import Begin, Discard, End, Recording, Stop
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -124,20 +125,16 @@ class SeqRecordRecorder:
             mode=mode,
             storage_options=storage_options,
         )
-        try:
+        with ExitStack() as undo:
+            undo.callback(writer.abort)
             queue = FrameQueue(limit, when_full, spill_folder)
+            undo.callback(queue.close)
             self._work = Recording(writer, queue, flush_seconds)
             self._thread = threading.Thread(
                 target=self._work.run, name="seqrecord-recorder", daemon=True
             )
-            try:
-                start(self._thread)
-            except BaseException:
-                queue.close()
-                raise
-        except BaseException:
-            writer.abort()
-            raise
+            start(self._thread)
+            undo.pop_all()
         self._session = _Session(queue, writer.schema, set(writer.finished_keys))
         self._writer = writer
         # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
@@ -167,17 +164,12 @@ class SeqRecordRecorder:
 
     def stats(self) -> RecorderStats:
         """What has been done so far. May be called from any thread, at any time."""
-        queue = self._session.queue.stats
         return RecorderStats(
             recorded_frames=self._session.recorded,
             written_frames=self._work.written_frames,
             safe_frames=self._work.safe_frames,
-            queued_frames=queue.queued_frames,
-            queued_bytes=queue.queued_bytes,
-            spilled_bytes=queue.spilled_bytes,
-            total_spilled_frames=queue.total_spilled_frames,
-            dropped_frames=queue.dropped_frames,
             discarded_frames=self._session.discarded,
+            **vars(self._session.queue.stats),
         )
 
     def close(self) -> Manifest:
@@ -240,7 +232,7 @@ class _Session:
         if self.is_closed:
             raise DestinationError("the recorder is closed", episode=key)
 
-    def wait_for(self, word: Word) -> None:
+    def wait_for(self, word: Control) -> None:
         while not word.done.wait(_POLL_SECONDS):
             self.queue.check()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import Control
+from seqrecord.writing.frame_queue import Control, FrameQueue
+from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
-__all__ = ["Begin", "Discard", "End", "Recording", "Stop", "Word"]
+__all__ = ["Begin", "Discard", "End", "Recording", "Stop"]
 
 # Shares of `flush_seconds`
 _RESERVE = 0.3  # that a flush begins before the oldest frame is too old, or more: see _MARGIN
@@ -25,74 +25,22 @@ _MARGIN = 2.0  # times the longest time that an append or a flush took of late
 _FORGETS = 0.9  # with each flush
 
 
-class Word(Control):
-    """To the thread; it says when it has done what it was told."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-
-
-class Begin(Word):
+class Begin(Control):
     def __init__(self, key: str, metadata: Mapping[str, Any], fps: float | None) -> None:
         super().__init__()
         self.key, self.metadata, self.fps = key, metadata, fps
 
 
-class End(Word):
+class End(Control):
     """The episode ends."""
 
 
-class Discard(Word):
+class Discard(Control):
     """The episode is forgotten."""
 
 
-class Stop(Word):
+class Stop(Control):
     """So does the thread."""
-
-
-class _Queue(Protocol):
-    """What is needed of a `FrameQueue`."""
-
-    @property
-    def put_at(self) -> float: ...
-
-    @property
-    def is_over(self) -> bool: ...
-
-    def take(self, seconds: float | None) -> Frame | Control | None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-
-class _Episode(Protocol):
-    """What is needed of an `EpisodeWriter`."""
-
-    num_frames: int
-
-    @property
-    def storing_seconds(self) -> float: ...
-
-    def append(self, frame: Frame, *, quick: bool = False) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
-class _Writer(Protocol):
-    """What is needed of a `SeqRecordWriter`."""
-
-    def episode(
-        self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
-    ) -> _Episode: ...
-
-    def abort(self) -> None: ...
 
 
 class Recording:
@@ -106,8 +54,8 @@ class Recording:
 
     def __init__(
         self,
-        writer: _Writer,
-        queue: _Queue,
+        writer: SeqRecordWriter,
+        queue: FrameQueue,
         flush_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -118,7 +66,7 @@ class Recording:
         self._clock = clock
         self._flush_seconds = flush_seconds
         self._takes = _FIRST * flush_seconds  # an append, or a flush from when it is due to its end
-        self._episode: _Episode | None = None
+        self._episode: EpisodeWriter | None = None
         self._oldest: float | None = None  # when the first frame that is not flushed was put
         self._flushed_at = clock()
         self._stored = 0.0  # seconds that the storage took since the last flush
@@ -150,7 +98,7 @@ class Recording:
             self._append(item)
         if (due := self._due) is not None and self._clock() >= due:
             self._flush(due)
-        if isinstance(item, Word):
+        if isinstance(item, Control):
             item.done.set()
         return item
 
@@ -189,7 +137,7 @@ class Recording:
         self._takes = max(took, self._takes * _FORGETS)
 
     @contextlib.contextmanager
-    def _watched(self, episode: _Episode) -> Iterator[None]:
+    def _watched(self, episode: EpisodeWriter) -> Iterator[None]:
         """Note how much time the storage takes."""
         stored = episode.storing_seconds
         yield

@@ -21,21 +21,18 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
-from seqrecord.reading.metadata import read_edits, read_footers
+from seqrecord.reading.metadata import read_edits, read_footers, record_sizes
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
-from seqrecord.version import CREATED_BY
+from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.commits import Opened, put_version, rebuilt
 from seqrecord.writing.committing import read_base, read_indexed
 from seqrecord.writing.edits import gathered
-from seqrecord.writing.open_file import OpenFile, StoredChunk
-from seqrecord.writing.own_files import own_sizes
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.stored_chunks import page_ranges, stored_chunk
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
+from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
-from seqrecord.writing.writer_ids import new_writer_id
 
 __all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "rewrite_files"]
 
@@ -223,7 +220,7 @@ class _Rewriter:
     def _commit(self, gone: set[str]) -> list[str]:
         """Name the new record files in the place of those that are gone; their paths."""
         storage, base, manifest = self._opened.storage, self._opened.base, self._opened.manifest
-        own = own_sizes(storage, self._writer)
+        own = own_sizes(record_sizes(storage), self._writer)
         sizes = {path: size for path, size in own.items() if path not in base.files}
         footers = {path: f for path, f in self._opened.footers.items() if path not in gone}
         footers |= read_footers(storage, sizes)
@@ -239,7 +236,7 @@ class _Rewriter:
             )
         try:
             with SmallFiles(storage, self._writer) as small:
-                manifest = put_version(small, base, version, CREATED_BY)
+                manifest = put_version(small, base, version)
         except ConflictError as error:
             raise ConflictError(
                 "another writer committed meanwhile; the files that were being rewritten stay as "

@@ -11,14 +11,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.format.manifest import INDEX, Manifest
+from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import encode_statistics, read_statistics
 from seqrecord.statistics import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version
 from seqrecord.writing.committing import commit, read_indexed
-from seqrecord.writing.small_files import SmallFiles
-from seqrecord.writing.writer_ids import new_commit_id, new_writer_id
+from seqrecord.writing.own_files import SmallFiles
 
 if TYPE_CHECKING:
     from seqrecord.reading.statistics import StatisticsProgress
@@ -94,8 +93,7 @@ def add_statistics(
         data = encode_statistics(statistics)
         if data is None:
             raise DestinationError("the statistics are too large to be stored", file=storage.url)
-        with SmallFiles(storage, new_writer_id()) as own:
-            commit_id = new_commit_id(own.writer)
-            file = own.put(f"{INDEX}/{commit_id}-statistics.json", data)
-            commit(own, base, replace(manifest, statistics=file), commit_id)
+        with SmallFiles(storage) as own:
+            file = own.put_index("statistics.json", data)
+            commit(own, base, replace(manifest, statistics=file))
         return statistics

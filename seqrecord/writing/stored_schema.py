@@ -27,10 +27,10 @@ __all__ = [
     "check_codecs",
     "check_described",
     "check_fps",
-    "check_kept",
+    "check_passthrough",
     "check_sizes",
     "infer_schema",
-    "is_kept",
+    "is_passthrough",
     "stored_schema",
 ]
 
@@ -89,7 +89,7 @@ def stored_schema(
     count. Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units
     or groups than asked for.
     """
-    asked = _described(_fresh(schema), described or {})
+    asked = _fresh(schema, described or {})
     is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
     if stored is None:
         grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
@@ -125,7 +125,7 @@ def stored_schema(
     return stored
 
 
-def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     """Whether a feature is passed on as it is encoded to one that is `stored` so: images and video
     are, of one codec, however well each is encoded."""
 
@@ -135,12 +135,12 @@ def is_kept(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     return _is_encoded(spec) and decoding(spec.codec) == decoding(stored.codec)
 
 
-def check_kept(schema: Schema, stored: Schema) -> None:
+def check_passthrough(schema: Schema, stored: Schema) -> None:
     """`SchemaError` where a source of this schema keeps video that would be stored under another
     codec: its packets are not encoded anew."""
     for spec in schema.values():
         found = stored[spec.name]
-        if spec.is_video and not is_kept(spec, found):
+        if spec.is_video and not is_passthrough(spec, found):
             raise SchemaError(
                 "the source keeps video as it is, which is of another codec",
                 feature=spec.name,
@@ -192,11 +192,14 @@ def _is_by_name(named: object) -> bool:
     return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
 
 
-def _fresh(schema: Schema) -> Schema:
-    """The features as if they were in no dataset yet."""
+def _fresh(schema: Schema, described: Described) -> Schema:
+    """The features with what is said of them, as if they were in no dataset yet."""
     if any(spec.is_dropped for spec in schema.values()):
         raise SchemaError("not a feature name: it stands for one that was dropped", got=schema)
-    return Schema([replace(spec, added=None) for spec in schema.values()])
+    _check_names("a feature is described that is not there", described, schema)
+    changes: Mapping[str, Any] = described
+    specs = [replace(s, added=None, **changes.get(s.name, {})) for s in schema.values()]
+    return Schema(specs)
 
 
 def check_fps(fps: float | None) -> float | None:
@@ -263,14 +266,6 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
         return FeatureSpec(name, header.dtype, header.shape, chain)
     array = np.asarray(item)
     return FeatureSpec(name, array.dtype, array.shape)
-
-
-def _described(schema: Schema, described: Described) -> Schema:
-    """The features with what is said of them."""
-    _check_names("a feature is described that is not there", described, schema)
-    changes: Mapping[str, Any] = described
-    specs = [replace(spec, **changes.get(spec.name, {})) for spec in schema.values()]
-    return Schema(specs)
 
 
 def _grouped(schema: Schema, *, by_size: bool) -> Schema:

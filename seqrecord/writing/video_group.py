@@ -7,6 +7,7 @@ or take 48 MiB decoded, and at least one. A frame that lacks the feature is in n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.pages import Blob
 from seqrecord.format.video_pages import KeptPage, VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import ChunkLength, ReadyChunk
+from seqrecord.writing.chunking import ChunkLength, StoredChunk
 
 __all__ = ["VideoGroup"]
 
@@ -35,6 +36,7 @@ class VideoGroup:
         self.number = number
         self.schema = schema.group(number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
+        self._place = schema.position(self.name)
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
         self.begin(None)
 
@@ -48,7 +50,7 @@ class VideoGroup:
 
     def clear(self) -> None:
         """Forget the frames that are in no chunk."""
-        self._ready: deque[ReadyChunk] = deque()
+        self._ready: deque[StoredChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
         self._arrays: list[npt.NDArray[Any]] = []  # of its next GOP
@@ -109,15 +111,13 @@ class VideoGroup:
         self._present += [True] * gop.num_frames
         self._end_chunk_if(self._held >= self._most)
 
-    def take(self) -> ReadyChunk | None:
-        """The next chunk that is full, if there is one."""
-        return self._ready.popleft() if self._ready else None
-
-    def take_rest(self) -> ReadyChunk | None:
-        """A chunk of the frames that are left when no chunk is full, if there are any."""
-        self._cut_absent()
-        self._end_chunk_if(bool(self._present))
-        return self.take()
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """The chunks that are full; with `rest` also one of the frames that are left, if any."""
+        if rest:
+            self._cut_absent()
+            self._end_chunk_if(bool(self._present))
+        while self._ready:
+            yield self._ready.popleft()
 
     def settle(self) -> None:
         """The episode ends."""
@@ -147,6 +147,7 @@ class VideoGroup:
         self._present, self._gops = [], []
 
     def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes) -> None:
-        gaps = {} if present.all() else {self.name: present}
-        self._ready.append(ReadyChunk.of(self.schema, self._written, len(present), gaps, [page]))
-        self._written += len(present)
+        gaps = {} if present.all() else {self._place: present}
+        frames = range(self._written, self._written + len(present))
+        self._ready.append(StoredChunk.of(self.number, self.schema, frames, gaps, [page]))
+        self._written = frames.stop

@@ -22,12 +22,13 @@ from seqrecord.writing.edits import (
     rename_episodes,
     split_episodes,
 )
-from seqrecord.writing.feature_values import (
+from seqrecord.writing.features import (
+    add_feature,
+    drop_features,
     spec_of_dataset,
     values_of_dataset,
     values_of_files,
 )
-from seqrecord.writing.features import add_feature, drop_features
 from seqrecord.writing.merging import merge_datasets
 
 __all__ = ["edit", "merge"]

@@ -27,7 +27,6 @@ from seqrecord.tools.cli.arguments import (
 )
 from seqrecord.tools.cli.terminal import Interrupted, ProgressBar
 from seqrecord.units import format_size
-from seqrecord.version import CREATED_BY
 from seqrecord.writing.commits import reindex as rebuild
 from seqrecord.writing.convert import ConvertReport, Progress, convert
 from seqrecord.writing.destination import WriteMode
@@ -238,7 +237,7 @@ def _print_written(
 @common
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
     """Rebuild a dataset's index and manifest from its record files."""
-    manifest = rebuild(path, created_by=CREATED_BY, storage_options=storage_options)
+    manifest = rebuild(path, storage_options=storage_options)
     click.echo(f"{parse_location(path).shown}: {_contents(manifest)}")
 
 
