@@ -232,7 +232,7 @@ def chain_of(transform: Any) -> tuple[tuple[WindowStep, ...], tuple[ClipFunction
     functions = tuple(step for step in chain if not _is_step(step))
     if not chain or not all(callable(f) and not isinstance(f, type) for f in functions):
         raise ClipError(
-            "clip_transform is not what it should be",
+            "clip_transform is not valid",
             expected="RandomCrop, CenterCrop, HorizontalFlip, a function of a clip and a "
             "generator, or a list of them",
             got=repr_of(transform, 100),

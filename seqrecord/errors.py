@@ -239,7 +239,10 @@ class StatisticsKeyError(SeqRecordError, KeyError):
 
 
 class StateError(SeqRecordError, ValueError):
-    """A saved state that belongs to another dataset or to other settings."""
+    """A saved state that belongs to another dataset or to other settings.
+
+    Then `expected` is what the state says, and `got` what this loader has.
+    """
 
 
 class ResourceError(SeqRecordError, RuntimeError):

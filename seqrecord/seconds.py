@@ -100,7 +100,7 @@ class Seconds:
         one: Any = beyond  # an array, perhaps
         if not isinstance(one, str) or one not in ("error", "pad") or (one == "pad" and by is None):
             raise ClipError(
-                "beyond of Seconds is not what it should be",
+                "beyond of Seconds is not valid",
                 expected="'error'; or, with by, 'pad'",
                 got=repr_of(beyond, 100),
             )

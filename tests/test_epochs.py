@@ -363,7 +363,7 @@ def test_a_state_survives_an_append(tmp_path: Path, episodes: Any) -> None:
     pipe = make(path, episodes=episodes)
     pipe.load_state_dict(state)
     assert [digest(batch) for _ in range(2) for batch in pipe] == expected
-    with pytest.raises(StateError, match=r"has changed: select.*expected: 5 episodes.*got: 4 ep"):
+    with pytest.raises(StateError, match=r"has changed: select.*expected: 4 episodes.*got: 5 ep"):
         make(path).load_state_dict(whole)
     make(path, episodes="set/*").load_state_dict(whole)
 

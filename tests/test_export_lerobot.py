@@ -128,7 +128,7 @@ def test_frames_that_are_not_shown_are_not_exported(
     seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
     with caplog.at_level(logging.WARNING):
         out = export_lerobot(tmp_path / "records", tmp_path / "out", features=[VIDEO])
-    assert f"episode_000001, {VIDEO}: 3 frames were encoded anew" in caplog.text
+    assert f"episode_000001, {VIDEO}: 3 frames were re-encoded" in caplog.text
     assert "episode_000000" not in caplog.text
     seqrecord.convert(open_source(out), tmp_path / "again", workers=1)
     got = [frames[VIDEO] for frames in all_frames(tmp_path / "again")]

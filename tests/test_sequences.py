@@ -234,7 +234,7 @@ def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"order": "sequence"}, "order is not what it should be"),
+        ({"order": "sequence"}, "order is not valid"),
         ({"batch_size": None}, "needs a batch_size"),
         ({"num_cursors": 4}, "takes no num_cursors"),
         ({"shuffle_buffer": 4}, "takes no shuffle_buffer"),

@@ -149,7 +149,7 @@ def test_loaders_take_one(tmp_path: Path) -> None:
     }
     with pytest.raises(ClipError, match=r"no such split.*expected: train, val; got: 'test'"):
         SeqRecordPipe(path, clip_len=2, split="test")
-    with pytest.raises(ClipError, match="split is not what it should be"):
+    with pytest.raises(ClipError, match="split is not valid"):
         SeqRecordPipe(path, clip_len=2, split=3)  # type: ignore[arg-type]
 
 

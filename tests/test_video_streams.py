@@ -127,7 +127,7 @@ def test_what_cannot_be_cut_is_encoded_anew(
     times, images = decoded(path)
     with VideoFile(path) as file, caplog.at_level(logging.WARNING):
         gops = list(read_gops(file))
-        assert f"280 frames were encoded anew: {why}" in caplog.text
+        assert f"280 frames were re-encoded: {why}" in caplog.text
         assert sum(gop.num_frames for gop in gops) == 280
         assert max(gop.num_frames for gop in gops) <= 32
         difference = of_file(path, gops).astype(int) - images
@@ -148,7 +148,7 @@ def test_other_codecs_are_encoded_anew(tmp_path: Path, caplog: pytest.LogCapture
         times, want = decoded(path)
         got = of_file(path, list(read_gops(file, times[4:9])))
         assert np.abs(got.astype(int) - want[4:9]).mean() < 4
-    assert "5 frames were encoded anew: packets of mpeg4 are not kept" in caplog.text
+    assert "5 frames were re-encoded: packets of mpeg4 are not kept" in caplog.text
     np.testing.assert_array_equal(of_file(lossless), images)
 
 

@@ -27,7 +27,7 @@ def refuse(is_wrong: bool, problem: str, expected: object = None, got: object = 
 def check(name: str, value: Any, is_right: bool, expected: str) -> Any:
     """The argument. Raises `ClipError` for one that is not right."""
     if not is_right:  # a long list of names takes time to show
-        raise ClipError(f"{name} is not what it should be", expected=expected, got=repr_of(value))
+        raise ClipError(f"{name} is not valid", expected=expected, got=repr_of(value))
     return value
 
 

@@ -322,7 +322,7 @@ class ClipLoader:
         stages = (stage.settings for _, stages in rest.pending for stage in stages)
         for other in (*state.left, *stages):
             problem = "stages of the saved state are of several settings"
-            _check_same(problem, url, vars(saved), vars(other), set(_ASKED) - free)
+            _check_same(problem, url, vars(other), vars(saved), set(_ASKED) - free)
         now = {**self._request, **{name: getattr(self._settings, name) for name in _ASKED}}
         now["num_cursors"] = self.options.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
@@ -341,8 +341,8 @@ class ClipLoader:
                 else "the saved state is of another dataset, or this one has changed: select the "
                 "state's episodes, if they are still the same",
                 file=url,
-                expected=_described(identity),
-                got=_described(state.episodes),
+                expected=_described(state.episodes),
+                got=_described(identity),
             )
 
     @cached_property
@@ -509,7 +509,7 @@ def _check_same(
     found: Mapping[str, Any],
     names: Collection[str],
 ) -> None:
-    """Raise `StateError` where something of these names is found to be other than now."""
+    """Raise `StateError` where a state has found something of these names other than it is now."""
     differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
     if "features" in differ and "frame_transform" in differ:
         differ.remove("frame_transform")  # its arrays are the features
@@ -517,8 +517,8 @@ def _check_same(
         raise StateError(
             f"{problem}: {', '.join(differ)}",
             file=url,
-            expected=_named(differ, now),
-            got=_named(differ, found),
+            expected=_named(differ, found),
+            got=_named(differ, now),
         )
 
 

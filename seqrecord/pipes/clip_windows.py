@@ -367,7 +367,7 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
         offsets = tuple(check_integer(name, one) for one in islice(window, MAX_LENGTH + 1))
     except (TypeError, ClipError):
         raise ClipError(
-            "a window is not what it should be",
+            "a window is not valid",
             feature=name,
             expected="offsets in frames, integers such as [-1, 0] or range(16); or Seconds",
             got=repr_of(window, 100),

@@ -114,7 +114,7 @@ def _check_reverse(name: str, value: Any) -> float:
 def _check_secrets(name: str, value: Any) -> Any:
     """It is not shown, for it may hold secrets."""
     is_dict = isinstance(value, Mapping)
-    refuse(not is_dict, f"{name} is not what it should be", "a dict", type(value).__name__)
+    refuse(not is_dict, f"{name} is not valid", "a dict", type(value).__name__)
     return value
 
 
@@ -201,7 +201,7 @@ class ClipOptions:
             layout `torch.jagged`, [clip_len, ?, …] and [batch * clip_len, ?, …], for features of
             which only the first dimension varies; it needs torch 2.5. A dict says it by feature,
             where sizes to pad to may stand, one for each dimension that varies: `{"points":
-            "nested", "image": (480, 640)}`; others are lists.
+            "nested", "image": (480, 640)}`; features that it does not name are lists.
         verify: compare what is read with its checksums; true by default. An open dataset is read
             as it was opened: then this argument, and those of the storage, are errors.
         storage_options: for the filesystem that serves the dataset's URL.
@@ -250,7 +250,7 @@ class ClipOptions:
                 self._set(item.name, item.metadata["check"](item.name, value))
         refuse(
             self.clip_len is None and self.windows is None,
-            "nobody says what a clip is",
+            "neither clip_len nor windows is given",
             "clip_len, or windows, or both",
         )
         refuse(

@@ -156,7 +156,7 @@ class State:
         now = {**loader.asked(), "sources": len(loader.sources)}
         found = {**self.asked, "sources": len(self.sources)}
         differ = [name for name in {**now, **found} if now.get(name, ...) != found.get(name, ...)]
-        expected, got = ({name: said.get(name) for name in differ} for said in (now, found))
+        expected, got = ({name: said.get(name) for name in differ} for said in (found, now))
         problem = f"it is of another kind of loader, or of another mix: {', '.join(differ)}"
         _check(not differ, problem, repr_of(expected), got)
         is_any = self.is_of_all and not self.asked

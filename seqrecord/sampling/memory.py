@@ -16,6 +16,7 @@ from math import ceil
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds, resident_bounds
 from seqrecord.sampling.sequences import sequence_settings
+from seqrecord.text import counted
 from seqrecord.units import format_size
 
 __all__ = ["Demand", "Fit", "FrameSizes", "Memory", "usual_limit"]
@@ -343,7 +344,7 @@ class Demand:
         why = f" where {enough} are wanted"
         if cursors >= enough:
             why = ", which lie too close to each other"
-        found = f"clips are mixed from {cursors} places at a time{why}"
+        found = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
         if (needed := self._held_to_mix) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True

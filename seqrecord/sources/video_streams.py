@@ -1,10 +1,10 @@
-"""Video files as GOPs that stand alone, or as frames: packets are copied, and encoded anew only
+"""Video files as GOPs that stand alone, or as frames: packets are copied, and re-encoded only
 where they must.
 
 A file is cut at the frames with which a decoder can begin. Frames of a GOP that nobody asked for
 stay in it and are not shown: those before an episode's first frame, those that an edit list hides,
 those between the rows of a slower table. So what is kept decodes to the same bits. What no `Gop`
-can hold is encoded anew, with a warning: more than 256 frames between two such places, as where
+can hold is re-encoded, with a warning: more than 256 frames between two such places, as where
 groups of pictures are open (their frames refer to those before the keyframe), and other codecs.
 """
 
@@ -82,7 +82,7 @@ def read_gops(
             before = rows.taken
             yield from _encoded_anew(file, chain(held, group), rows)
             if count := rows.taken - before:
-                _logger.warning("%s: %d frames were encoded anew: %s", file.path, count, reason)
+                _logger.warning("%s: %d frames were re-encoded: %s", file.path, count, reason)
         rows.check_all()
 
 

@@ -140,7 +140,9 @@ _RULES = (
     ),
     _rule(StorageError, "the file ended early", "416"),
     _rule(
-        NotFoundError, "no such container: check the account's and its name", "ContainerNotFound"
+        NotFoundError,
+        "no such container: check its name, and the account",
+        "ContainerNotFound",
     ),
     _rule(NotFoundError, "no such bucket: check its name", "NoSuchBucket"),
     _rule(

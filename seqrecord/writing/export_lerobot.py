@@ -67,7 +67,7 @@ def export_lerobot(
     """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
 
     Video of H.264, HEVC, AV1 and VP9 is copied packet by packet into an MP4 file for each episode
-    and camera; only groups of pictures of which frames are not shown are encoded anew, with a
+    and camera; only groups of pictures of which frames are not shown are re-encoded, with a
     warning. Other images, uint8 [H, W, 3], become PNG, which loses nothing, in the rows; anything
     else becomes columns. Row i of an episode has the timestamp i / fps; a feature `timestamp` that
     says otherwise is written as `recorded_timestamp`. A text feature `task`, else the first of the
@@ -286,7 +286,7 @@ def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
 
 
 def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]:
-    """The GOPs of a feature; those with frames that are not shown are encoded anew, with a warning
+    """The GOPs of a feature; those with frames that are not shown are re-encoded, with a warning
     that says `where`.
     """
     config = VideoConfig.from_json(spec.codec[0])
@@ -299,6 +299,6 @@ def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]
         found.append(gop)
     if count:
         _logger.warning(
-            "%s: %d frames were encoded anew: they need frames that are not shown", where, count
+            "%s: %d frames were re-encoded: they need frames that are not shown", where, count
         )
     return found

@@ -55,7 +55,7 @@ def split_dataset(
     given: object = by
     if not isinstance(given, str):
         raise ClipError(
-            "by is not what it should be",
+            "by is not valid",
             expected="episode, or an entry of the metadata",
             got=repr_of(given),
         )

@@ -137,7 +137,7 @@ def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
 
 def check_passthrough(schema: Schema, stored: Schema) -> None:
     """`SchemaError` where a source of this schema keeps video that would be stored under another
-    codec: its packets are not encoded anew."""
+    codec: its packets are not re-encoded."""
     for spec in schema.values():
         found = stored[spec.name]
         if spec.is_video and not is_passthrough(spec, found):
