@@ -9,7 +9,7 @@ from typing import TypeAlias
 from crc32c import crc32c as extend
 from crc32c import hardware_based
 
-__all__ = ["Buffer", "crc32c", "has_slices", "joined_crc32c"]
+__all__ = ["Buffer", "combined_crc32c", "crc32c", "has_slices"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -38,7 +38,7 @@ def has_slices(data: memoryview, size: int, checksums: Sequence[int]) -> bool:
     return at >= len(data)
 
 
-def joined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:
+def combined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:
     """CRC32C of parts as if they were joined, from their own checksums alone.
 
     All parts have `size` bytes but the last, which has `last_size`. As zlib's `crc32_combine`: the

@@ -132,7 +132,7 @@ class Seconds:
         slack = self.tolerance * fps
         if self.times is None and self.every is None:
             begin, end = self.first * fps - slack, self.last * fps + slack
-            _check_near(feature, [begin, end], count=end - begin)
+            _check_range(feature, [begin, end], count=end - begin)
             first, last = math.ceil(begin), math.floor(end)
             if first > last:
                 raise ClipError(
@@ -143,7 +143,7 @@ class Seconds:
                 )
             return np.arange(first, last + 1)
         asked = np.array(self.asked) * fps
-        _check_near(feature, asked)
+        _check_range(feature, asked)
         offsets = np.round(asked)
         wrong = np.flatnonzero(np.abs(offsets - asked) > slack)
         if len(wrong):
@@ -186,7 +186,7 @@ class Seconds:
         return tuple(self.first + i * self.every for i in range(count))
 
 
-def _check_near(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:
+def _check_range(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:
     """Raise `ClipError` for offsets of a feature, in frames, that no episode has, or too many."""
     furthest = float(np.abs(offsets).max())
     if not (furthest < _FURTHEST and count <= _MOST):

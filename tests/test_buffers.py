@@ -29,7 +29,7 @@ from seqrecord.engine.buffers import (
     Needs,
 )
 from seqrecord.engine.device.buffers import DeviceArena, DeviceBatchBuilder, DeviceBuffers
-from seqrecord.engine.device.streams import RunAhead, Staging, find_device, streams_of
+from seqrecord.engine.device.streams import QueueLimit, Staging, find_device, streams_of
 from seqrecord.engine.pools import batch_pools, page_aligned
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
@@ -205,7 +205,7 @@ def test_a_batch_of_several_arenas(kind: str) -> None:
     builder = opened(
         HostBatchBuilder(3, SPECS, batch_pools(SPECS, 3, LENGTHS, keep=1))
         if kind == "host"
-        else DeviceBatchBuilder(3, LENGTHS, SPECS, stream, RunAhead()),
+        else DeviceBatchBuilder(3, LENGTHS, SPECS, stream, QueueLimit()),
         3,
     )
     for arena, numbers in zip(arenas, ([0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]), strict=True):
@@ -240,7 +240,7 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     arena = DeviceArena(SPECS, 4, Staging(stream))
     with arena.stage(np.arange(4)) as staged:
         write(staged, range(4), [0, 1, 2, 3])
-    builder = opened(DeviceBatchBuilder(2, LENGTHS, SPECS, stream, RunAhead()), 2)
+    builder = opened(DeviceBatchBuilder(2, LENGTHS, SPECS, stream, QueueLimit()), 2)
     gather(builder, [(arena, [[0, 1], [2, 3]])], 0)
     batch = builder.finish()
     batch.arrive()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.checksum import Buffer, crc32c, has_slices, joined_crc32c
+from seqrecord.checksum import Buffer, combined_crc32c, crc32c, has_slices
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_joined_checksums(size: int, count: int, last: int) -> None:
     data = random.Random(size).randbytes(size * (count - 1) + last)
     parts = [data[at : at + size] for at in range(0, len(data), size)]
     assert len(parts) == count
-    assert joined_crc32c([crc32c(part) for part in parts], size, last) == crc32c(data)
+    assert combined_crc32c([crc32c(part) for part in parts], size, last) == crc32c(data)
 
 
 def test_nothing_joined() -> None:
-    assert joined_crc32c([], 5, 5) == crc32c(b"") == 0
+    assert combined_crc32c([], 5, 5) == crc32c(b"") == 0
 
 
 @given(st.binary(max_size=100), st.integers(1, 40), st.data())

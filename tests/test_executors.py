@@ -35,7 +35,7 @@ from seqrecord.sampling.memory import Memory
 from tests.side_streams import make_stream
 
 NAMES = [["image", "depth"], ["pose"], ["label"]]  # by group
-STAYING = ("staying", "chunks")  # with loads of some frames, or of all that is used of a chunk
+STAYING = ("in_memory", "chunks")  # with loads of some frames, or of all that is used of a chunk
 
 SPECS: Mapping[str, ArraySpec] = {
     "image": ArraySpec(np.dtype("<i4"), (3,)),
@@ -131,7 +131,7 @@ def make_buffers(kind: str, plan: EpochPlan, frames: ClipFrames, memory: Memory)
     needs = Needs(
         tuple(
             GroupNeeds(
-                {name: SPECS[name] for name in NAMES[group.group]}, rows, stay=kind in STAYING
+                {name: SPECS[name] for name in NAMES[group.group]}, rows, in_memory=kind in STAYING
             )
             for group, rows in zip(plan.groups, memory.num_rows, strict=True)
         ),
@@ -179,7 +179,7 @@ def running(
         rows = first_rows(table.num_frames, np.arange(len(table)))
         chunks: Any = (
             {}
-            if kind == "staying"
+            if kind == "in_memory"
             else dict(chunks_of(grid, table.num_frames) for grid in table.groups)
         )
         store = AllFrames(plan, frames, buffers.arenas, rows, chunks)

@@ -24,7 +24,7 @@ def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
         assert rows >= frames
     together = fitted.together(memory, 32)
     batches = memory.prefetch + CONSUMER
-    chunks = memory.max_loads + memory.max_ahead
+    chunks = memory.max_loads + memory.max_read_ahead
     batches *= together
     return sizes.held(memory.num_rows) + batches * sizes.batch + chunks * sizes.chunk
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from seqrecord.clips import ClipSpec, ClipTable
 from seqrecord.grids import ChunkGrid, frame_keys
-from seqrecord.sampling.runs import Cuts, Runs, joined_pieces
+from seqrecord.sampling.runs import Cuts, Runs, concatenated_pieces
 
 
 def runs_of(stride: int, *rows: tuple[int, int, int, int]) -> Runs:
@@ -92,6 +92,6 @@ def test_pieces_of_two_episodes_stay_apart() -> None:
     zero = np.zeros(0, np.int64)
     table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
     first = frame_keys(np.array([0, 0, 1]), np.array([0, 1 << 31, 0]))
-    found = joined_pieces(table, first, np.array([2, 2, 1]))
+    found = concatenated_pieces(table, first, np.array([2, 2, 1]))
     columns = (found.episode, found.first_start, found.count)
     assert [column.tolist() for column in columns] == [[0, 1], [0, 0], [4, 1]]

@@ -19,7 +19,7 @@ from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import MemoryLimitError
 from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.arrays import in_pieces
-from seqrecord.pipes.memory import bytes_beside, bytes_kept_open
+from seqrecord.pipes.memory import bytes_beside, open_chunk_bytes
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
@@ -246,9 +246,9 @@ def test_memory_is_counted_for_what_stays_open(long: tuple[Path, dict[str, Pixel
     assert pieces.groups[0].largest.tolist() == [25, 30, 20]
     assert pieces.groups[1].whole is None
     groups = dataset.index.groups
-    kept = 30 * bytes_kept_open(pieces.groups[0], groups[:1], dataset.features)
+    kept = 30 * open_chunk_bytes(pieces.groups[0], groups[:1], dataset.features)
     assert kept >= int(groups[0].page_length.max()) + 16 * HEIGHT * WIDTH * 3
-    assert bytes_kept_open(table.groups[0], groups[:1], dataset.features) == 0
+    assert open_chunk_bytes(table.groups[0], groups[:1], dataset.features) == 0
     states = int(groups[1].page_length.max())
-    beside = 30 * bytes_kept_open(pieces.groups[0], groups, dataset.features)
+    beside = 30 * open_chunk_bytes(pieces.groups[0], groups, dataset.features)
     assert kept + states <= beside <= kept + states + 64 + 30

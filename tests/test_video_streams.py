@@ -223,7 +223,7 @@ def test_packets_that_mean_nothing() -> None:
         for size in [0, 1, 2, 3, 5, 8, 40] * 40:
             data = rng.integers(0, 256, size, np.uint8).tobytes()
             assert isinstance(read.start(data), Start)
-            read.plain(data, True)
+            read.bare_packet(data, True)
     for extra in (b"\1\0\0\0\xff\xe1\0\xff", b"\1"):
         with pytest.raises(ValueError, match="cut off"):
             packet_format("h264", extra)

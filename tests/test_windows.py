@@ -24,7 +24,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.clip_windows import said_of
+from seqrecord.pipes.clip_windows import describe_offsets
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names, write_numbered
 from tests.resume_contract import check_resume
@@ -338,4 +338,4 @@ def test_a_mask_has_a_name_of_its_own(tmp_path: Path) -> None:
     [([-1, 0], "-1,0"), (range(16), "0:16"), (range(0, 9, 3), "0:7:3"), ([3, 2, 1], "3,2,1")],
 )
 def test_offsets_as_text(offsets: Sequence[int], said: str) -> None:
-    assert said_of(np.array(offsets)) == said
+    assert describe_offsets(np.array(offsets)) == said

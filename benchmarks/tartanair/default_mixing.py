@@ -89,8 +89,8 @@ def measured(
     chunk = stored if case.are_raw else stored // 2
     sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
     facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
-    may_stay = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
-    demand = Demand(facts, asked, sizes, num_parts, may_stay=may_stay)
+    frames_in_memory = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
+    demand = Demand(facts, asked, sizes, num_parts, frames_in_memory=frames_in_memory)
     wanted = Demand(facts, asked, sizes).wanted_limit  # of one part
     fitted = demand.fit(memory_limit or usual_limit(wanted))
     figures, nbytes, read = [], 0, 0
@@ -101,7 +101,7 @@ def measured(
         rounds = list(plan.rounds())
         episode = np.concatenate([work.clips.episode for work in rounds])
         start = np.concatenate([work.clips.start for work in rounds])
-        if fitted.staying is None:
+        if fitted.in_memory is None:
             read += sum(int(work.groups[0].loads.count.sum()) for work in rounds)
         else:  # each frame once, whichever cursors need it
             used = np.zeros((len(lengths), int(lengths.max())), np.bool_)

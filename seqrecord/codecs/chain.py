@@ -37,7 +37,7 @@ from seqrecord.codecs.images import (
     probe,
 )
 from seqrecord.codecs.lz4 import Lz4
-from seqrecord.codecs.presets import CODEC_NAMES, PRESETS, named_chain, quick_config
+from seqrecord.codecs.presets import CODEC_NAMES, PRESETS, fast_config, named_chain
 from seqrecord.codecs.streams import Bz2, Lzma, Zlib
 from seqrecord.codecs.subtract_green import SubtractGreen
 from seqrecord.codecs.video.config import VIDEO, named_video, video_config
@@ -153,7 +153,7 @@ class FrameCodec:
         self._is_quick = quick
         self._filters, self._compressor, self._image = _build(configs, self.dtype, shape, None)
         if quick and self._compressor is not None:
-            config = quick_config(configs[-1])
+            config = fast_config(configs[-1])
             _, self._compressor, _ = _build((config,), self.dtype, shape, None)
 
     def encode(self, frame: npt.NDArray[Any] | EncodedImage) -> bytes:

@@ -17,7 +17,7 @@ from seqrecord.codecs.images import IMAGE
 from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
 
-__all__ = ["CODEC_NAMES", "PRESETS", "named_chain", "preset_chain", "quick_config"]
+__all__ = ["CODEC_NAMES", "PRESETS", "fast_config", "named_chain", "preset_chain"]
 
 PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of chains that depend on dtype and shape, from the fastest to the smallest."""
@@ -72,7 +72,7 @@ def preset_chain(
     return (_blosc("zstd", 2) if name == "balanced" else planes,)
 
 
-def quick_config(compressor: CodecConfig) -> CodecConfig:
+def fast_config(compressor: CodecConfig) -> CodecConfig:
     """A compressor that takes less time and more bytes, which this one decompresses."""
     name = compressor["id"]
     if name == "blosc" and compressor.get("cname") == "lz4hc":

@@ -33,12 +33,12 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 
 __all__ = [
+    "BufferCache",
     "Buffers",
     "ChunkBuffers",
     "GroupNeeds",
     "HostBatchBuilder",
     "HostBuffers",
-    "KeptBuffers",
     "Needs",
 ]
 
@@ -54,7 +54,7 @@ class GroupNeeds:
 
     specs: Mapping[str, ArraySpec]
     num_rows: int  # of the arena
-    stay: bool = False  # a row for each frame there is, which the next iteration needs too
+    in_memory: bool = False  # a row for each frame there is, which the next iteration needs too
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class HostBuffers:
         """See `Buffers`; there is nothing to do."""
 
 
-class KeptBuffers:
+class BufferCache:
     """Keeps the buffers of the last iteration for the next. A copy in another process is empty.
 
     So a loader holds the memory of an epoch until it is dropped, and never that of two.
@@ -158,8 +158,8 @@ class KeptBuffers:
         self._idle: deque[Buffers[Any]] = deque(maxlen=1)
         self._process = os.getpid()
 
-    def __reduce__(self) -> tuple[type[KeptBuffers], tuple[()]]:
-        return KeptBuffers, ()
+    def __reduce__(self) -> tuple[type[BufferCache], tuple[()]]:
+        return BufferCache, ()
 
     def acquire(self, needs: Needs, make: Callable[[Needs], Buffers[Any]]) -> Buffers[Any]:
         """The buffers kept, if they are what is needed, else new ones once those are gone."""

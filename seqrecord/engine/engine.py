@@ -23,7 +23,7 @@ import torch
 from seqrecord.clip_frames import ClipFrames
 from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Batch, Channel, ClosedError, OpenBatch
-from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.buffers import BufferCache, Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
@@ -93,7 +93,7 @@ class Resources:
 
     memory: Memory
     num_threads: int
-    kept: KeptBuffers
+    kept: BufferCache
     device: torch.device | None = None
     stream: SideStream | None = None
     shared: bool = False
@@ -285,7 +285,7 @@ def _needs(job: Job, resources: Resources) -> Needs:
     """What the iteration needs memory for."""
     plan, memory = job.plan, resources.memory
     groups = tuple(
-        GroupNeeds(_of_group(job, group.group), num_rows, stay=resources.first_row is not None)
+        GroupNeeds(_of_group(job, group.group), num_rows, in_memory=resources.first_row is not None)
         for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
     )
     video: tuple[FeatureSpec, ...] = ()

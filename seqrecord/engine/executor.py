@@ -25,11 +25,11 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch, Source
 from seqrecord.engine.calls import DrawClips, Drawn
 from seqrecord.engine.stores import (
+    AssignedLoad,
     FoundRows,
     FrameStore,
     Load,
-    Placed,
-    Waiting,
+    PendingLoad,
     each_load,
     loads_of_round,
 )
@@ -50,7 +50,7 @@ class _Planned(NamedTuple):
     """A round, and those of its loads that wait for room."""
 
     round: Round
-    waiting: list[Waiting]
+    waiting: list[PendingLoad]
 
 
 class Executor:
@@ -100,7 +100,7 @@ class Executor:
         number = first - skip  # of the round's first clip
         loads = _RoundLoads(store, self._workers)
         resident = [
-            Waiting(0, load)
+            PendingLoad(0, load)
             for group, held in zip(plan.groups, plan.resident(index), strict=True)
             for load in each_load(group.group, held)
         ]
@@ -121,7 +121,7 @@ class Executor:
             if stop < len(planned.round.clips):
                 return
             loads.wait()
-            store.finish(planned.round, loads.placed)
+            store.finish(planned.round, loads.assigned)
             number, skip, loads = number + stop, 0, ahead
 
     def _emit(
@@ -149,7 +149,7 @@ class Executor:
                 if self._first_batch >= 0 or not a:
                     self._load(loads, ahead)
                     self._first_batch = -1
-                self._workers.fetch(self._later())
+                self._workers.fetch(self._loads_ahead())
             opened = self._open(int(batch[a]))
             loads.wait(begin + b)
             self._gather(opened, slot[a:b], clips.rows(a, b), found.sources(a, b))
@@ -192,10 +192,10 @@ class Executor:
         stats.trace.add("wait for consumer", begin, end, batch=batch)
         return opened
 
-    def _later(self) -> Iterator[Load]:
+    def _loads_ahead(self) -> Iterator[Load]:
         """The next loads that have no room yet, as many as may be read ahead."""
         count, number = 0, 0
-        while count < self._workers.num_ahead and (planned := self._rounds.peek(number)):
+        while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
             yield from (
                 item.load for item in sorted(planned.waiting, key=lambda item: item.first_use)
             )
@@ -232,17 +232,17 @@ class _RoundLoads:
 
     def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
         self._store, self._workers = store, workers
-        self.placed: list[Placed] = []  # all of them
-        self._idle: list[Placed] = []  # those that are not started, the first needed first
+        self.assigned: list[AssignedLoad] = []  # all of them
+        self._idle: list[AssignedLoad] = []  # those that are not started, the first needed first
         self._loading: list[Loading] = []
         self._uses: list[int] = []
         self._waited = 0
 
-    def place(self, waiting: list[Waiting]) -> None:
+    def place(self, waiting: list[PendingLoad]) -> None:
         """Take those for which there is room; the others stay in `waiting`."""
-        placed = self._store.place(waiting)
-        self.placed += placed
-        self._idle = sorted([*self._idle, *placed], key=_by_use)
+        assigned = self._store.place(waiting)
+        self.assigned += assigned
+        self._idle = sorted([*self._idle, *assigned], key=_by_use)
 
     def start(self, stop: int | None = None) -> None:
         """Have loads done: all, or those that clips before `stop` need."""
@@ -267,7 +267,7 @@ class _RoundLoads:
             self._waited = needed
 
 
-def _by_use(item: Placed | Loading) -> int:
+def _by_use(item: AssignedLoad | Loading) -> int:
     return item.first_use
 
 

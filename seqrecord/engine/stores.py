@@ -37,13 +37,13 @@ from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round, Window
 
 __all__ = [
     "AllFrames",
+    "AssignedLoad",
     "FoundRows",
     "FrameStore",
     "Load",
-    "Placed",
+    "PendingLoad",
     "Ring",
     "Rings",
-    "Waiting",
     "each_load",
     "find_rows",
     "first_rows",
@@ -62,13 +62,13 @@ class FrameStore(Protocol):
     def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
         """The rounds of a plan from one on, several as one where their order allows that."""
 
-    def place(self, waiting: list[Waiting]) -> list[Placed]:
+    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         """Give rows to those loads for which there is room; the others stay in `waiting`."""
 
     def find(self, clips: Clips) -> list[FoundRows]:
         """Where the frames of clips are, for features that have the same frames together."""
 
-    def finish(self, done: Round, placed: Sequence[Placed]) -> None:
+    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:
         """A round is over, whose loads these were: keep their frames, but for those that no later
         clip needs."""
 
@@ -113,8 +113,8 @@ class _Group:
         for names in self.alike:
             yield FoundRows(self.arena, names, self.clip_frames, clips, frame_step, *columns)
 
-    def placed(self, use: int, load: Load, rows: IntArray) -> Placed:
-        return Placed(use, load, self.arena, rows, len(rows) * self.frame_nbytes)
+    def assigned(self, use: int, load: Load, rows: IntArray) -> AssignedLoad:
+        return AssignedLoad(use, load, self.arena, rows, len(rows) * self.frame_nbytes)
 
 
 class Rings:
@@ -143,9 +143,9 @@ class Rings:
     def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
         return plan.rounds(first_round)
 
-    def place(self, waiting: list[Waiting]) -> list[Placed]:
-        late: list[Waiting] = []
-        placed: list[Placed] = []
+    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
+        late: list[PendingLoad] = []
+        assigned: list[AssignedLoad] = []
         full: set[tuple[int, int]] = set()
         for item in waiting:
             load = item.load
@@ -155,9 +155,9 @@ class Rings:
                 late.append(item)
             else:
                 rows = ring.load(load.run, load.first, load.count)
-                placed.append(self._groups[load.group].placed(item.first_use, load, rows))
+                assigned.append(self._groups[load.group].assigned(item.first_use, load, rows))
         waiting[:] = late
-        return placed
+        return assigned
 
     def find(self, clips: Clips) -> list[FoundRows]:
         found: list[FoundRows] = []
@@ -168,7 +168,7 @@ class Rings:
             found += group.found(clips, group.window.frame_step, *rows)
         return found
 
-    def finish(self, done: Round, placed: Sequence[Placed]) -> None:  # noqa: ARG002
+    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:  # noqa: ARG002
         for rings, todo in zip(self._rings.values(), done.groups, strict=True):
             frees = todo.frees
             counts = np.bincount(frees.cursor, frees.count, len(rings)).astype(np.int64)
@@ -223,18 +223,18 @@ class AllFrames:
             is_full = all(self._counts[n] == len(asked) for n, asked in self._asked.items())
             yield plan.joined(start, stop, loads=not is_full)
 
-    def place(self, waiting: list[Waiting]) -> list[Placed]:
-        placed: list[Placed] = []
+    def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
+        assigned: list[AssignedLoad] = []
         for use, load in sorted(waiting, key=lambda item: item.first_use):
             group, step = self._groups[load.group], self._groups[load.group].window.frame_step
             frames, rows = self._missing(load, step)
             for a, b in pairwise(followed(frames // step)):
                 part = replace(load, first=int(frames[a]), count=b - a)
-                placed.append(group.placed(use, part, rows[a:b]))
+                assigned.append(group.assigned(use, part, rows[a:b]))
             self._asked[load.group][rows] = True
             self._counts[load.group] += len(rows)
         waiting.clear()
-        return placed
+        return assigned
 
     def _missing(self, load: Load, step: int) -> tuple[IntArray, IntArray]:
         """The frames to load, of those of a load, or of its chunk; and their rows."""
@@ -261,8 +261,8 @@ class AllFrames:
             for found in group.found(clips, 1, nothing, first, nothing + len(self._asked[number]))
         ]
 
-    def finish(self, done: Round, placed: Sequence[Placed]) -> None:  # noqa: ARG002
-        for item in placed:
+    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:  # noqa: ARG002
+        for item in assigned:
             item.target.is_read[item.rows] = True
 
 
@@ -366,14 +366,14 @@ class Load:
     count: int
 
 
-class Waiting(NamedTuple):
+class PendingLoad(NamedTuple):
     """A load that waits for room, and the number of the first clip of its round that needs it."""
 
     first_use: int
     load: Load
 
 
-class Placed(NamedTuple):
+class AssignedLoad(NamedTuple):
     """A load that has room: its frames, of so many bytes, go to rows of an arena, int64[count]."""
 
     first_use: int
@@ -385,7 +385,7 @@ class Placed(NamedTuple):
 
 def loads_of_round(
     current: Round, groups: Sequence[GroupPlan], num_frames: IntArray
-) -> list[Waiting]:
+) -> list[PendingLoad]:
     """The loads of a round, those of a cursor in the order in which it needs them; none of one that
     has clips alone.
 
@@ -393,11 +393,11 @@ def loads_of_round(
     """
     if not current.groups:
         return []
-    waiting: list[Waiting] = []
+    waiting: list[PendingLoad] = []
     for group, todo in zip(groups, current.groups, strict=True):
         uses = first_uses(todo.loads, current.clips, group.window, num_frames)
         in_order = _ordered_uses(uses, todo.loads, group)
-        waiting += map(Waiting, in_order, each_load(group.group, todo.loads))
+        waiting += map(PendingLoad, in_order, each_load(group.group, todo.loads))
     return waiting
 
 

@@ -27,7 +27,7 @@ from seqrecord.clips import IntArray
 from seqrecord.engine.batches import Channel, Copy
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import Load, Placed
+from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ResourceError
 from seqrecord.sampling.memory import Memory
@@ -77,19 +77,21 @@ class WorkerPool:
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
         # Reading from a disk is work for a core. Other storage is mostly waited for: there, chunks
-        # are read while there is no room for their frames. `max_ahead` of them have memory of their
-        # own; so that they are half as many as the loads, others take that of loads.
-        spared = max(0, memory.max_loads // 2 - memory.max_ahead)
-        self.num_ahead, num_loaders = spared + memory.max_ahead, memory.max_loads - spared
+        # are read while there is no room for their frames. `max_read_ahead` of them have memory
+        # of their own; so that they are half as many as the loads, others take that of loads.
+        spared = max(0, memory.max_loads // 2 - memory.max_read_ahead)
+        self.num_read_ahead, num_loaders = spared + memory.max_read_ahead, memory.max_loads - spared
         if loader.is_local:
-            self.num_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
+            self.num_read_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self._num_loaders = num_loaders
         self._loader = loader
         self._channel = channel
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
-        self._ahead = threading.BoundedSemaphore(self.num_ahead) if self.num_ahead else None
+        self._ahead = (
+            threading.BoundedSemaphore(self.num_read_ahead) if self.num_read_ahead else None
+        )
         self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
         self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
         copiers = num_threads + _MORE_COPIERS
@@ -103,7 +105,7 @@ class WorkerPool:
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
 
-    def start(self, placed: Sequence[Placed]) -> list[Loading]:
+    def start(self, placed: Sequence[AssignedLoad]) -> list[Loading]:
         """Have loads done, after those that were asked for before; the first needed come first.
 
         Small ones of a group that follow each other are done by one thread; but not elsewhere than
@@ -114,7 +116,7 @@ class WorkerPool:
         sizes = [item.nbytes for item in placed]
         most = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
         started: list[Loading] = []
-        some: list[Placed] = []
+        some: list[AssignedLoad] = []
         left = 0
         for item, size in zip(placed, sizes, strict=True):
             left -= size
@@ -128,7 +130,7 @@ class WorkerPool:
             started.append(self._start(some))
         return started
 
-    def _start(self, some: Sequence[Placed]) -> Loading:
+    def _start(self, some: Sequence[AssignedLoad]) -> Loading:
         """Have loads of one group done by one thread."""
         first = some[0]
         load, rows = first.load, np.concatenate([item.rows for item in some])
@@ -142,7 +144,7 @@ class WorkerPool:
         return Loading(first.first_use, done)
 
     def fetch(self, loads: Iterable[Load]) -> None:
-        """Have chunks read whose frames have no room yet, `num_ahead` of them at most.
+        """Have chunks read whose frames have no room yet, `num_read_ahead` of them at most.
 
         They must be asked for by `start` later on.
         """

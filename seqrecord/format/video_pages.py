@@ -27,7 +27,7 @@ from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.schema import FeatureSpec
 
 __all__ = [
-    "KeptPage",
+    "PassthroughPage",
     "VideoPageCodec",
     "VideoReader",
     "VideoTable",
@@ -51,7 +51,7 @@ class VideoTable:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptPage:
+class PassthroughPage:
     """A page of another dataset, to be stored as it is: `present`, bool [frames of its chunk], says
     which of them it shows."""
 

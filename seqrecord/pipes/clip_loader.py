@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.clips import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
-from seqrecord.engine.buffers import KeptBuffers
+from seqrecord.engine.buffers import BufferCache
 from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
@@ -25,7 +25,7 @@ from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
 from seqrecord.forks import cached_property
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.pipes.memory import check_machine, frame_sizes, frames_to_stay, settle
+from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Rest, SourceRest, SourceState, Stages, State
@@ -78,7 +78,7 @@ class ClipLoader:
         _check(selection, options)
         trace = options.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
-        self._buffers = KeptBuffers()
+        self._buffers = BufferCache()
         self.selection, self.options = selection, options
         self.batch_size = options.batch_size
         self._settings = PlanSettings(**{name: getattr(options, name) for name in _ASKED})
@@ -167,7 +167,7 @@ class ClipLoader:
         the `stream` of these."""
         selection, device = self.selection, self._find_device()
         fitted, first_row = self._fit(plan.part.count, plan.epoch, stages), None
-        if fitted.staying is not None:
+        if fitted.in_memory is not None:
             first_row = first_rows(selection.episodes.num_frames, selection.selected)
         on_device = device is not None
         memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self.of_mix)
@@ -359,7 +359,7 @@ class ClipLoader:
             "reverse": self.options.reverse,
             "windows": selection.windows.said(),
             "pad": self.options.pad,
-            "last_known": selection.windows.said_of_known(),
+            "last_known": selection.windows.describe_known(),
             "features": sorted(selection.dataset.features),
             "frame_transform": {name: str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.shuffle_buffer,
@@ -416,7 +416,7 @@ class ClipLoader:
             num_parts,
             self.options.num_cursors,
             self.options.shuffle_buffer,
-            frames_to_stay(self.selection),
+            frames_in_memory(self.selection),
             self.selection.dataset.url,
             what,
         )

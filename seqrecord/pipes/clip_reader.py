@@ -66,7 +66,7 @@ class _Set:
     specs: Mapping[str, ArraySpec]  # of those whose frames go to rows of an arena
     straight: Sequence[str] = ()  # those whose frames go to where the batch has them
     is_small: bool = False  # one thread loads all frames of a group
-    staying: Arena | None = None
+    in_memory: Arena | None = None
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
 
     def acquire(self, num_rows: int) -> Arena:
@@ -152,12 +152,12 @@ class ClipReader:
             for names in self._alike
         ]
         for one in self._sets:
-            if one.staying is not None:
+            if one.in_memory is not None:
                 [(number, names)] = one.features.items()
                 rows = self._rows(keys[number])
-                if not (is_read := one.staying.is_read[rows]).all():
-                    self._fill(one, one.staying, keys[number][~is_read], buffers)
-                sources.append(Source(one.staying, rows, names))
+                if not (is_read := one.in_memory.is_read[rows]).all():
+                    self._fill(one, one.in_memory, keys[number][~is_read], buffers)
+                sources.append(Source(one.in_memory, rows, names))
                 continue
             wanted = np.concatenate([keys[number].reshape(-1) for number in one.features])
             # Each frame once, the place where it comes first, and for every place which it is.
@@ -209,7 +209,7 @@ class ClipReader:
             self._num_threads.get(),
             EngineStats(),
             selection.windows.frames,
-            exact=one.staying is not None,
+            exact=one.in_memory is not None,
         )
         nbytes = sum(selection.arrays[name].nbytes for name in chain(*one.features.values()))
         episode, frame = split_keys(keys)
@@ -259,18 +259,18 @@ def _sets_of(
     small.sort(key=lambda name: arrays[name].nbytes)
     needed = accumulate(num_rows * (arrays[name].nbytes + 1) for name in small)
     fitting = [name for name, nbytes in zip(small, needed, strict=True) if nbytes <= memory_limit]
-    staying = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
+    in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
     found: list[_Set] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}
         for name in names:
-            parts.setdefault(name if name in staying else name in small, []).append(name)
+            parts.setdefault(name if name in in_memory else name in small, []).append(name)
         for kind, some in parts.items():
             stored = dataset.select([name for name in some if arrays[name].mask_of is None])
             goes = kind is False and not selection.draws.is_any
             straight = [name for name in some if goes and arrays[name].is_fixed]
             specs = {name: arrays[name] for name in some if name not in straight}
-            arena = staying.get(some[0])
+            arena = in_memory.get(some[0])
             found.append(_Set(stored, {number: some}, specs, straight, kind is not False, arena))
     return found
 

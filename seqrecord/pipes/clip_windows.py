@@ -33,7 +33,14 @@ from seqrecord.units import check_integer
 if TYPE_CHECKING:
     from seqrecord.pipes.options import ClipOptions
 
-__all__ = ["SelectedWindows", "Timeline", "Windows", "check_known", "check_windows", "said_of"]
+__all__ = [
+    "SelectedWindows",
+    "Timeline",
+    "Windows",
+    "check_known",
+    "check_windows",
+    "describe_offsets",
+]
 
 # By feature: offsets in frames from a clip's start, or seconds.
 Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
@@ -198,11 +205,13 @@ class SelectedWindows:
             if isinstance(asked, Seconds) and asked.by is not None:
                 found[name] = repr(asked)
             else:
-                every = (said_of(self._windows[name].held_at(rate)) for rate in self._rates)
+                every = (
+                    describe_offsets(self._windows[name].held_at(rate)) for rate in self._rates
+                )
                 found[name] = "; ".join(dict.fromkeys(every))
         return found
 
-    def said_of_known(self) -> dict[str, Any]:
+    def describe_known(self) -> dict[str, Any]:
         """By feature of which clips have the last known values, how old these may be, and whether
         there are clips for which nothing is known."""
         known = sorted((n, w) for n, w in self._windows.items() if isinstance(w, KnownWindow))
@@ -349,7 +358,7 @@ def check_known(last_known: Any, unknown: Any) -> None:
         raise ClipError("unknown says nothing", expected="last_known", got=repr(unknown))
 
 
-def said_of(offsets: IntArray) -> str:
+def describe_offsets(offsets: IntArray) -> str:
     """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
     step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
     if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bytes_beside",
-    "bytes_kept_open",
     "bytes_of_run",
     "check_machine",
     "chunk_bytes",
     "divide_memory",
     "frame_sizes",
-    "frames_to_stay",
+    "frames_in_memory",
     "is_small",
+    "open_chunk_bytes",
     "settle",
     "share_out",
 ]
@@ -79,7 +79,7 @@ def settle(
     return memory
 
 
-def frames_to_stay(selection: ClipSelection) -> int:
+def frames_in_memory(selection: ClipSelection) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, where they are small; else none."""
     are_small = all(_is_small(selection.dataset, name) for name in selection.dataset.features)
@@ -182,13 +182,13 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
             frames = [frame]
             each = [int(bytes_beside(tables[grid.group], *one).max()) for one in sizes]
         else:
-            frames, most = [frame + bytes_kept_open(grid, groups, features)], grid.largest.max()
+            frames, most = [frame + open_chunk_bytes(grid, groups, features)], grid.largest.max()
             each = [bytes_of_run(*one, int(most)) for one in sizes]
         chunk = sum(each) + sum(spec.nbytes for spec in stored) + frame
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(selection.arrays, features)
         for place, grid in enumerate(episodes.groups):
-            frames[place] += bytes_kept_open(grid, [tables[grid.group]], features)
+            frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)
         chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
     lengths = selection.lengths
@@ -233,7 +233,7 @@ def bytes_of_run(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
     return int((total[stop] - total[:-1]).max(initial=0))
 
 
-def bytes_kept_open(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
+def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
     """What a cursor keeps open of some groups where its own one is in pieces, in bytes for each
     frame of a piece: the largest pages as they are stored, and the frames of their decoders."""
     if grid.whole is None:

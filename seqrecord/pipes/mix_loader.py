@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch, BatchBuilder, Channel, OpenBatch
-from seqrecord.engine.buffers import HostBuffers, KeptBuffers, Needs
+from seqrecord.engine.buffers import BufferCache, HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import find_device, side_stream
 from seqrecord.engine.engine import Engine
@@ -125,7 +125,7 @@ class MixLoader:
             name: float(share) * max(1, clip_nbytes(one.made, one.lengths))
             for (name, share), one in zip(self.shares.items(), selections, strict=True)
         }
-        self._kept = [KeptBuffers() for _ in self._kinds]  # for the next iteration
+        self._kept = [BufferCache() for _ in self._kinds]  # for the next iteration
         self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
         self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by workers of a rank
         self.prefetch, _ = self._share_out(1)

@@ -103,7 +103,10 @@ def _differing(
 
     A copy may lie elsewhere.
     """
-    first, second = _said(stored.groups[number], row), _said(rebuilt.groups[number], other)
+    first, second = (
+        _chunk_facts(stored.groups[number], row),
+        _chunk_facts(rebuilt.groups[number], other),
+    )
     names = [name for name in first if first[name] != second[name]]
     if "offset" in names:
         one = _listed(footers, stored, number, row)
@@ -115,7 +118,7 @@ def _differing(
     return ", ".join(names)
 
 
-def _said(group: GroupIndex, row: int) -> dict[str, Any]:
+def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
     """What a chunk table says of a chunk, by what errors call it."""
     return {
         "frames": (group.first_frame[row], group.num_frames[row]),

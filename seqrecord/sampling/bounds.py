@@ -139,7 +139,7 @@ class ClipFacts:
     any_clips: bool = False  # whether an epoch may leave out some of the clips
     repeats: bool = False  # whether any clip is there more than once
     by_frame: bool = False  # whether frames are read without the rest of their chunk
-    stay: bool = False  # whether a part keeps all frames that it has loaded
+    in_memory: bool = False  # whether a part keeps all frames that it has loaded
 
     @classmethod
     def of(
@@ -236,7 +236,7 @@ class ClipFacts:
 
     def reread_by_one(self, num_parts: int) -> float:
         """Share of all frames that each share more of every part reads a second time."""
-        if self.stay and num_parts == 1:
+        if self.in_memory and num_parts == 1:
             return 0.0
         return num_parts * self.cut_frames / max(1, self.num_frames)
 

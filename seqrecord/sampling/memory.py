@@ -82,7 +82,7 @@ class Memory:
     num_rows: tuple[int, ...]  # of each group's arena, a frame each
     prefetch: int  # batches that are filled or wait
     max_loads: int  # chunks being read
-    max_ahead: int  # chunks more that wait as they are stored
+    max_read_ahead: int  # chunks more that wait as they are stored
     together: int = 1  # batches of one clip that are built at once, and count as one above
 
 
@@ -99,26 +99,26 @@ class Fit:
     # arenas of one size
     limited: str | None = None  # what keeps batches from being mixed well, in words
     of_memory: bool = False  # whether that is the limit
-    staying: Memory | None = None  # where frames stay that are loaded: a row for each there is
+    in_memory: Memory | None = None  # where frames stay that are loaded: a row for each there is
 
     def nbytes(self, memory: Memory) -> int:
         """The most bytes that an epoch takes with it."""
-        loads = memory.max_loads + memory.max_ahead
+        loads = memory.max_loads + memory.max_read_ahead
         return self.sizes.held(memory.num_rows) + self.sizes.beside_arena(memory.prefetch, loads)
 
     def together(self, memory: Memory, most: int) -> int:
         """How many batches can be built at once with what `memory` leaves, up to `most`."""
         taken = self.sizes.held(memory.num_rows)
         taken += (memory.prefetch - self.prefetch) * self.sizes.batch
-        left = self.max_arena - taken - memory.max_ahead * self.sizes.chunk
+        left = self.max_arena - taken - memory.max_read_ahead * self.sizes.chunk
         more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
         return max(1, min(most, 1 + more))
 
     def memory(self, frames: Sequence[int], *, fixed: bool) -> Memory:
         """What the limit leaves for a plan that holds at most so many frames of each group;
         `fixed`: of fixed shapes, in host memory."""
-        if self.staying is not None:
-            return self.staying
+        if self.in_memory is not None:
+            return self.in_memory
         held = tuple(frames)
         if self.resident is not None:  # an epoch of less than a block may need a little more
             held = tuple(map(max, held, self.resident))
@@ -140,7 +140,7 @@ class Fit:
         if not num_frames or left < 0:
             return self
         prefetch = self.prefetch + self._more_batches(left)
-        return replace(self, staying=Memory(rows, prefetch, self.max_loads, 0))
+        return replace(self, in_memory=Memory(rows, prefetch, self.max_loads, 0))
 
     def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
         """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read
@@ -170,8 +170,8 @@ class Demand:
     """What memory has to hold for the clips of `facts`, in each of so many parts of an epoch.
 
     The last five of `settings` are chosen, and `num_cursors` and `shuffle_buffer` where they are
-    `None`. There are `may_stay` frames that may stay in memory, if they all fit. Errors name `url`
-    and say `what` needs the memory.
+    `None`. `frames_in_memory` frames may stay in memory, if they all fit. Errors name `url` and say
+    `what` needs the memory.
     """
 
     facts: ClipFacts
@@ -180,7 +180,7 @@ class Demand:
     num_parts: int = 1
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
-    may_stay: int = 0
+    frames_in_memory: int = 0
     url: str = ""
     what: str = "these clips"
 
@@ -195,8 +195,10 @@ class Demand:
         best: Fit | None = None
         ways = self._ways_to_spend(memory_limit, self.least_held, self.what)
         for prefetch, loads, arena, max_held in ways:
-            found = Fit(self.settings, self.sizes, arena, prefetch, loads).with_all(self.may_stay)
-            facts = replace(self.facts, stay=found.staying is not None)
+            found = Fit(self.settings, self.sizes, arena, prefetch, loads).with_all(
+                self.frames_in_memory
+            )
+            facts = replace(self.facts, in_memory=found.in_memory is not None)
             demand = replace(self, facts=facts)
             fitted = demand.default_settings(max_held, arena)
             limited, of_memory = None, False
@@ -223,7 +225,9 @@ class Demand:
         ways = self._ways_to_spend(memory_limit, self.sizes.held(resident), what)
         prefetch, loads, arena, _ = ways[0]
         most = resident if self.facts.any_clips else None
-        return Fit(settings, self.sizes, arena, prefetch, loads, most).with_all(self.may_stay)
+        return Fit(settings, self.sizes, arena, prefetch, loads, most).with_all(
+            self.frames_in_memory
+        )
 
     @property
     def least_limit(self) -> int:
@@ -294,7 +298,7 @@ class Demand:
                 if number * self._by_cursor(block) <= max_held:
                     cursors = shares = max(number, cursors if block == sizes[0] else 0)
                     break
-            if facts.stay:  # … not closer to each other than two clips
+            if facts.in_memory:  # … not closer to each other than two clips
                 shares = 1 if num_parts == 1 else shares
                 most = min(wanted, share * spec.stride // (2 * span))
                 cursors = shares * max(1, most // shares)
@@ -308,7 +312,7 @@ class Demand:
 
         def has_room(tried: int) -> bool:
             held = self._by_cursor(tried)
-            ahead = self.sizes.held(_brought(facts, _most_ahead(first, tried, usual)))
+            ahead = self.sizes.held(_brought(facts, _most_read_ahead(first, tried, usual)))
             return cursors * held <= max_held and (
                 tried == sizes[0]
                 or (
@@ -329,7 +333,7 @@ class Demand:
             block_frames=size,
             run_frames=run,
             first_block_frames=min(first, size),
-            num_shares=shares if facts.stay else None,
+            num_shares=shares if facts.in_memory else None,
         )
 
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
@@ -482,7 +486,7 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     )
 
 
-def _most_ahead(first: int, size: int, usual: int) -> int:
+def _most_read_ahead(first: int, size: int, usual: int) -> int:
     """The most frames that a block brings while the largest one is held.
 
     Of a cursor that walks `usual` frames, with a first block of `first` and full ones of `size`

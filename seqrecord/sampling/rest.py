@@ -27,7 +27,7 @@ from seqrecord.grids import followed, frame_keys, numbered
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.epoch import Layout, key_of_stage
-from seqrecord.sampling.runs import PartShares, Window, joined_pieces
+from seqrecord.sampling.runs import PartShares, Window, concatenated_pieces
 from seqrecord.sampling.sequences import sequences_left
 
 __all__ = ["Stage", "rest_of"]
@@ -254,7 +254,7 @@ class _Remainder:
             owner, number = numbered(count)
             place = place[owner] + self._table.spec.stride * number
             count = np.ones(len(place), np.int64)
-        return joined_pieces(self._table, place, count)
+        return concatenated_pieces(self._table, place, count)
 
 
 def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:

@@ -47,8 +47,8 @@ __all__ = [
     "PartShares",
     "Runs",
     "Window",
+    "concatenated_pieces",
     "cut_group",
-    "joined_pieces",
     "merged",
     "shares_of",
     "shuffle_runs",
@@ -256,7 +256,7 @@ class Runs:
         return Runs(self.stride, self.episode[row], self.first_start[row], self.count[row], run)
 
 
-def joined_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTable:
+def concatenated_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTable:
     """The clips of some pieces of a table: `count[i]` of them from that of the key `first[i]` on.
 
     int64[n] each, in any order; keys are `grids` of clips' starts. Pieces that touch are one.

@@ -47,7 +47,7 @@ from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.runs import Runs, Window, joined_pieces
+from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
 
 __all__ = [
     "COLUMNS",
@@ -230,7 +230,7 @@ def sequences_left(
     if (batches >= most).all():  # a part may have ended before others
         begin = stop.ravel()
     left = runs.slices(begin, stop.ravel())[0]
-    return joined_pieces(table, frame_keys(left.episode, left.first_start), left.count)
+    return concatenated_pieces(table, frame_keys(left.episode, left.first_start), left.count)
 
 
 def _rows_of(

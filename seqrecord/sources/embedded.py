@@ -13,7 +13,7 @@ from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.files import first_line
-from seqrecord.sources.images import decode_image, encoded_header, kept_codec
+from seqrecord.sources.images import decode_image, encoded_header, passthrough_codec
 from seqrecord.sources.specs import feature_spec
 
 __all__ = ["embedded_format", "embedded_spec", "embedded_value", "read_rows"]
@@ -29,7 +29,7 @@ def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> 
     that names `path` for what is neither a PNG nor a JPEG.
     """
     header = encoded_header(data, path, embedded_format(data, path))
-    codec = kept_codec(header) if keep_encoded else ()
+    codec = passthrough_codec(header) if keep_encoded else ()
     return feature_spec(name, header.dtype, header.shape, path, codec=codec, kind="image")
 
 

@@ -19,7 +19,12 @@ from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
-from seqrecord.sources.images import IMAGE_FORMATS, image_header, kept_codec, load_imagecodecs
+from seqrecord.sources.images import (
+    IMAGE_FORMATS,
+    image_header,
+    load_imagecodecs,
+    passthrough_codec,
+)
 from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
@@ -163,7 +168,11 @@ def _find_schema(
     offered: set[str] = set()
     for key, episode in episodes.items():
         try:
-            probes = _exported(episode, keep_encoded) if episode.is_exported else _plain(episode)
+            probes = (
+                _exported(episode, keep_encoded)
+                if episode.is_exported
+                else _probes_of_files(episode)
+            )
         except SourceError as error:
             error.located(episode=key)
             errors.setdefault("", error)
@@ -192,7 +201,7 @@ def _find_schema(
     return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
 
-def _plain(episode: EpisodeFolder) -> dict[str, _Probe]:
+def _probes_of_files(episode: EpisodeFolder) -> dict[str, _Probe]:
     return {
         name: partial(_from_first_file, episode, name)
         for name in sorted({*episode.folders, *episode.arrays})
@@ -214,7 +223,7 @@ def _as_exported(
         return feature.spec, None
     if not folder.all_images:
         return feature.spec, ()
-    return feature.spec, kept_codec(image_header(episode.path / feature.path / folder.first))
+    return feature.spec, passthrough_codec(image_header(episode.path / feature.path / folder.first))
 
 
 def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
@@ -227,7 +236,7 @@ def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _C
         image = image_header(path)
         if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
-        return feature_spec(name, image.dtype, image.shape, path), kept_codec(image)
+        return feature_spec(name, image.dtype, image.shape, path), passthrough_codec(image)
     header = array_header(path)
     shape = header.shape
     if name in episode.arrays:

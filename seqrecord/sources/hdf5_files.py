@@ -144,13 +144,13 @@ def attributes(item: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The attributes that are short, as JSON; numbers that JSON does not know are left out."""
     found: dict[str, Any] = {}
     for name in item.attrs:
-        plain = None if name in without else _plain(item.attrs[name])
+        plain = None if name in without else _json_value(item.attrs[name])
         if plain is not None:
             found[name] = plain
     return found
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     text = text_of(value)
     if text is not None:
         return text if len(text) <= _MAX_TEXT else None

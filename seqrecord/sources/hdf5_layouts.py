@@ -198,11 +198,11 @@ def _droid_metadata(folder: Path) -> dict[str, Any]:
                     "metadata that is not JSON", file=str(folder / name), got=str(error)[:200]
                 ) from error
             if isinstance(value, dict):
-                return {k: v for k, v in value.items() if _is_plain(k) and _is_plain(v)}
+                return {k: v for k, v in value.items() if _is_json_scalar(k) and _is_json_scalar(v)}
     return {}
 
 
-def _is_plain(value: object) -> bool:
+def _is_json_scalar(value: object) -> bool:
     if isinstance(value, str):
         return text_of(value) == value
     return isinstance(value, (int, float)) and math.isfinite(value)

@@ -31,8 +31,8 @@ __all__ = [
     "decode_image",
     "encoded_header",
     "image_header",
-    "kept_codec",
     "load_imagecodecs",
+    "passthrough_codec",
     "pixels",
     "read_image_file",
 ]
@@ -79,7 +79,7 @@ def image_header(path: Path) -> ImageHeader:
         return _header(stream, _format_of(path))[0]
 
 
-def kept_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
+def passthrough_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
     """The codec that keeps images like this one encoded; empty if they cannot be kept."""
     if header.mode != "RGB" or header.dtype != np.uint8:
         return ()

@@ -16,7 +16,7 @@ from seqrecord.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.images import image_header, kept_codec, read_image_file
+from seqrecord.sources.images import image_header, passthrough_codec, read_image_file
 from seqrecord.sources.originals import Originals, find_folders, has_folder
 from seqrecord.sources.specs import chosen_schema, feature_spec
 
@@ -46,7 +46,7 @@ class Images(Column):
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
         path = next(path for path in self.paths if path is not None)
         header = image_header(path)
-        codec = kept_codec(header) if keep_encoded else ()
+        codec = passthrough_codec(header) if keep_encoded else ()
         said = {"codec": codec, "kind": self.kind, "unit": self.unit}
         return feature_spec(name, header.dtype, header.shape, path, **said)
 

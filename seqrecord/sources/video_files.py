@@ -108,9 +108,9 @@ class VideoFile:
                     return sum(not entry.is_discard for entry in entries)
         return len(self.ticks())
 
-    def plain(self, data: bytes, is_start: bool) -> bytes:
+    def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         """A packet as a decoder takes it: without a container, where its codec is kept."""
-        return self._format.plain(data, is_start) if self._format else data
+        return self._format.bare_packet(data, is_start) if self._format else data
 
     def packets(self, first: int | None = None) -> Iterator[VideoPacket]:
         """The packets in decoding order, from a place on from which the frame at tick `first`

@@ -52,7 +52,7 @@ class PacketFormat(ABC):
     def start(self, data: bytes) -> Start:
         """What a packet begins."""
 
-    def plain(self, data: bytes, is_start: bool) -> bytes:  # noqa: ARG002
+    def bare_packet(self, data: bytes, is_start: bool) -> bytes:  # noqa: ARG002
         """The packet without a container; `is_start` says that a GOP is to begin with it."""
         return data
 
@@ -113,7 +113,7 @@ class _Nals(PacketFormat):
             is_hidden=frame is None,
         )
 
-    def plain(self, data: bytes, is_start: bool) -> bytes:
+    def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         units = [bytes(nal) for nal in self._units(data)]
         kinds = [self.kind(nal[0]) for nal in units]
         if is_start and self.needed not in kinds:
@@ -215,7 +215,7 @@ class _Av1(PacketFormat):
                 return Start(is_closed=has_header and payload[0] >> 4 == 0b0001)
         return Start()
 
-    def plain(self, data: bytes, is_start: bool) -> bytes:
+    def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         kinds = [kind for kind, _ in _units_of_av1(data)]
         return self._header + data if is_start and _SEQUENCE_HEADER not in kinds else data
 

@@ -275,7 +275,7 @@ def _kept(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Iterator[Gop]:
         rows.take(tick)
         order[i] = number
     stop = max(i for _, i in shown) + 1  # no frame refers to a packet that comes later
-    packets = (file.plain(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
+    packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
     yield Gop(tuple(packets), tuple(order[:stop]))
 
 
@@ -323,7 +323,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
         if each is not None:
             packet, is_wanted = each
             is_start = is_first or packet.is_cut or packet.is_key
-            coded, is_first = pyav().Packet(file.plain(packet.data, is_start)), False
+            coded, is_first = pyav().Packet(file.bare_packet(packet.data, is_start)), False
             # The decoder hands the numbers on to the frames.
             coded.pts = len(ticks) if is_wanted else _HIDDEN
             if is_wanted:

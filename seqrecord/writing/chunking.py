@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.checksum import Buffer, crc32c, joined_crc32c
+from seqrecord.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.errors import ChecksumError
 from seqrecord.format import Footer
 from seqrecord.format.pages import (
@@ -154,7 +154,7 @@ def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
     if size < _LARGE_SLICE or not page:
         return crc32c(page), sums.tobytes()
     last = len(page) - (len(sums) - 1) * size
-    return joined_crc32c(sums.tolist(), size, last), sums.tobytes()
+    return combined_crc32c(sums.tolist(), size, last), sums.tobytes()
 
 
 class FrameGroup:

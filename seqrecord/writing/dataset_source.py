@@ -18,7 +18,7 @@ from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import parse_json
-from seqrecord.format.video_pages import KeptPage
+from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
@@ -106,19 +106,19 @@ class DatasetSource:
         frames = ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
         return _located(info.key, frames)
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[KeptPage]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[PassthroughPage]]:
         """The pages of video that is passed on as it is encoded."""
         kept = [spec for spec in self.stored.values() if spec.is_video and self._passes(spec)]
         return {spec.name: _located(info.key, self.pages(spec, info.key)) for spec in kept}
 
-    def pages(self, spec: FeatureSpec, key: str) -> Iterator[KeptPage]:
+    def pages(self, spec: FeatureSpec, key: str) -> Iterator[PassthroughPage]:
         """The pages of a feature that is video in an episode."""
         reader = self.reader.chunk_reader()
         for chunk in self._chunks(spec.group, key):
             [page] = (page for page in reader.pages(chunk) if page.feature == spec.name)
             [data] = reader.read([page]) if page.num_present else [memoryview(b"")]
             present = np.ones(chunk.num_frames, bool) if page.present is None else page.present
-            yield KeptPage(data, present)
+            yield PassthroughPage(data, present)
 
     def values(
         self, group: int, names: Collection[str], key: str, frames: Sequence[int] | None = None

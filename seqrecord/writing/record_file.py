@@ -15,7 +15,7 @@ from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.forks import cached_property
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.pages import Blob, PageCodec, check_fits
-from seqrecord.format.video_pages import KeptPage
+from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.lags import LagCollector, with_lags
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.storage import Storage
@@ -124,7 +124,7 @@ class RecordFileWriter(RecordFiles):
         for group in self._groups:
             self._write_chunks(group)
 
-    def append_video(self, name: str, video: Gop | KeptPage) -> None:
+    def append_video(self, name: str, video: Gop | PassthroughPage) -> None:
         """Keep the next frames of a video feature as they are encoded.
 
         They are those of the frames that `append` gets without this feature, in the same order,
@@ -153,7 +153,7 @@ class RecordFileWriter(RecordFiles):
                 episode=self._episode.key,
                 feature=group.name,
                 expected=self._num_frames,
-                got=group.num_kept,
+                got=group.num_passthrough,
             )
 
     def flush(self) -> None:
@@ -219,10 +219,10 @@ class RecordFileWriter(RecordFiles):
 
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""
-        kept = [group for group in self._video.values() if group.num_kept is not None]
+        kept = [group for group in self._video.values() if group.num_passthrough is not None]
         if kept and len(kept) == len(self._groups):  # there is nothing else to append
-            self._num_frames = kept[0].num_kept or 0
-        return next((group for group in kept if group.num_kept != self._num_frames), None)
+            self._num_frames = kept[0].num_passthrough or 0
+        return next((group for group in kept if group.num_passthrough != self._num_frames), None)
 
     def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
         for chunk in group.chunks(rest=rest):

@@ -18,7 +18,7 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.pages import Blob
-from seqrecord.format.video_pages import KeptPage, VideoPageCodec
+from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import ChunkLength, StoredChunk
 
@@ -60,7 +60,7 @@ class VideoGroup:
         return self.codec.spec.name
 
     @property
-    def num_kept(self) -> int | None:
+    def num_passthrough(self) -> int | None:
         """Frames of the GOPs that were kept, of the episode so far; `None` where there is none."""
         return self._written + len(self._present) if self._has_gops else None
 
@@ -86,7 +86,7 @@ class VideoGroup:
         else:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def keep(self, video: Gop | KeptPage) -> None:
+    def keep(self, video: Gop | PassthroughPage) -> None:
         """The episode's next frames, kept as they are: a page is a chunk."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
@@ -96,10 +96,10 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
-        count = len(video.present) if isinstance(video, KeptPage) else video.num_frames
+        count = len(video.present) if isinstance(video, PassthroughPage) else video.num_frames
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("a video of too many frames", feature=self.name)
-        if isinstance(video, KeptPage):
+        if isinstance(video, PassthroughPage):
             self._end_chunk_if(bool(self._present))
             self._add_chunk(video.present, bytes(video.data))
         else:

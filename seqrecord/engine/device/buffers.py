@@ -34,7 +34,7 @@ from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop, runs
 from seqrecord.engine.device.streams import (
     Mark,
-    RunAhead,
+    QueueLimit,
     SideStream,
     Staging,
     side_stream,
@@ -288,7 +288,7 @@ class DeviceBuffers:
         self.arenas: Sequence[DeviceArena] = [
             DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
         ]
-        self._taken = RunAhead()
+        self._taken = QueueLimit()
         self._stats = EngineStats()
 
     def begin(self, stats: EngineStats) -> None:
@@ -343,7 +343,7 @@ class DeviceBatchBuilder:
         lengths: Mapping[str, int],
         specs: Mapping[str, ArraySpec],
         stream: SideStream,
-        taken: RunAhead,
+        taken: QueueLimit,
     ) -> None:
         self._stream = stream
         self._taken = taken

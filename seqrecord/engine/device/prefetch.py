@@ -12,7 +12,7 @@ import torch
 
 from seqrecord.engine.device.streams import (
     Mark,
-    RunAhead,
+    QueueLimit,
     SideStream,
     Staging,
     StagingBuffer,
@@ -82,7 +82,7 @@ class DevicePrefetcher(Generic[_Item]):
 
     def __iter__(self) -> Iterator[_Item]:
         ahead: deque[_Moved] = deque()
-        taken = RunAhead()
+        taken = QueueLimit()
         batches = iter(self.loader)
         error: BaseException | None = None
         try:
@@ -137,7 +137,7 @@ class DevicePrefetcher(Generic[_Item]):
             )
         return getattr(self.loader, method)
 
-    def _move(self, item: _Item, taken: RunAhead) -> _Moved:
+    def _move(self, item: _Item, taken: QueueLimit) -> _Moved:
         """Queue the copies of a batch, when the device has come near to what was taken."""
         # Before anything else is read. A copy: the loader may go on to change what it gave.
         state = copy.deepcopy(self._read_state()) if hasattr(self.loader, "state_dict") else None

@@ -41,7 +41,7 @@ __all__ = [
     "CudaStream",
     "DirectStream",
     "Mark",
-    "RunAhead",
+    "QueueLimit",
     "SideStream",
     "Staging",
     "StagingBuffer",
@@ -79,7 +79,7 @@ class Mark(ABC):
         """Between two marks of a stream. Only once they are reached."""
 
 
-class RunAhead:
+class QueueLimit:
     """Lets a consumer run ahead of its device by `limit` things that it has taken, and no more.
 
     Memory that a consumer has dropped is used again only when its device has come to that. A

@@ -36,7 +36,7 @@ def write(folder: Path, groups: dict[str, int] | None = None, codecs: str = "raw
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("staying"))
+    return write(tmp_path_factory.mktemp("in_memory"))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def arenas() -> list[Any]:
         arena
         for one in buffers
         for arena, needs in zip(one.arenas, one.needs.groups, strict=True)
-        if needs.stay
+        if needs.in_memory
     ]
 
 
@@ -221,10 +221,10 @@ def test_memory_is_that_of_the_limit(path: Path) -> None:
         for _ in range(2):
             for batch in pipe:
                 check(batch, FEATURES, 3)
-        staying = arenas()
-        assert sum(arena.nbytes for arena in staying) <= limit
+        in_memory = arenas()
+        assert sum(arena.nbytes for arena in in_memory) <= limit
         read: int = pipe.stats()["bytes_read"]
-        assert (read == 0) == bool(staying)
+        assert (read == 0) == bool(in_memory)
         return read
 
     low, high = 0, 1 << 20
