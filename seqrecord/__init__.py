@@ -17,8 +17,9 @@ from seqrecord.lazy import lazy
 from seqrecord.version import __version__
 
 if TYPE_CHECKING:
-    from seqrecord.clip_transforms import CenterCrop, HorizontalFlip, RandomCrop
-    from seqrecord.clips import ClipSpec
+    from seqrecord.clips.seconds import Seconds
+    from seqrecord.clips.tables import ClipSpec
+    from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
     from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from seqrecord.reading.summary import summarize
     from seqrecord.reading.verify import verify
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-    from seqrecord.seconds import Seconds
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
     from seqrecord.tools.bench import bench
@@ -95,18 +95,18 @@ __all__ = [
 ]
 
 _IMPORTED_LATER = {
-    "CenterCrop": "clip_transforms",
-    "ClipSpec": "clips",
+    "CenterCrop": "clips.transforms",
+    "ClipSpec": "clips.tables",
     "EncodedImage": "schema",
     "Episode": "reading.reader",
     "EpisodeInfo": "sources.base",
     "FeatureSpec": "schema",
     "Folders": "sources.folders",
-    "HorizontalFlip": "clip_transforms",
+    "HorizontalFlip": "clips.transforms",
     "LoaderOptions": "pipes.options",
-    "RandomCrop": "clip_transforms",
+    "RandomCrop": "clips.transforms",
     "Schema": "schema",
-    "Seconds": "seconds",
+    "Seconds": "clips.seconds",
     "SeqRecordDataset": "pipes.loaders",
     "SeqRecordMix": "pipes.mix",
     "SeqRecordNode": "pipes.loaders",

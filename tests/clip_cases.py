@@ -10,7 +10,8 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clips import (
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import (
     ClipTable,
     EpisodeTable,
     IntArray,
@@ -18,7 +19,6 @@ from seqrecord.clips import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.grids import ChunkGrid
 
 
 @dataclass(frozen=True)

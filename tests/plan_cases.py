@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips import EpisodeTable
+from seqrecord.clips.tables import EpisodeTable
 from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings
 from seqrecord.sampling.plan import Loads, Round
 from tests.clip_cases import Case, cases

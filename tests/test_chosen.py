@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.chosen import ChosenClips
-from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
-from seqrecord.grids import ChunkGrid
+from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, Window, resident_bounds
 from seqrecord.sampling.random_order import clips_before, times_in_epoch
 from tests.test_plan_groups import Case, Engine, cases, plan_of

@@ -24,7 +24,7 @@ from seqrecord import (
     SeqRecordStream,
     StateError,
 )
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, MissingFrames, enumerate_clips
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.engine.crops import frames_in, runs
 from tests.clip_data import (
     LENGTHS,

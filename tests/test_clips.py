@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clip_frames import ClipUse
-from seqrecord.clips import (
+from seqrecord.clips.frames import ClipUse
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import (
     ClipTable,
     EpisodeTable,
     MissingFrames,
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.grids import ChunkGrid
 from tests.clip_cases import Case, bitmaps, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)

@@ -24,7 +24,7 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
-from seqrecord.clip_transforms import Windows
+from seqrecord.clips.transforms import Windows
 from seqrecord.engine.crops import ClipCrops, copy_window
 from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec

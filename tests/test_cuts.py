@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipSpec
-from seqrecord.clips import EpisodeTable, enumerate_clips
-from seqrecord.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.runs import Cuts, cut_group

@@ -17,7 +17,7 @@ from benchmarks.tartanair.shuffle_quality import (
     measure,
 )
 from seqrecord import ClipSpec
-from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
 from seqrecord.sampling.memory import Demand, FrameSizes
 from tests.clip_cases import Case, cases, episode_table

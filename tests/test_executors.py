@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
-from seqrecord.clip_frames import ClipFrames, ClipUse, MissingFrames, OffsetWindow
-from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.clips.frames import ClipFrames, ClipUse, MissingFrames, OffsetWindow
+from seqrecord.clips.grids import ChunkGrid, IntArray
+from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.engine.buffers import Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
@@ -28,7 +29,6 @@ from seqrecord.engine.executor import Executor
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameStore, Load, Rings, first_rows
 from seqrecord.engine.workers import WorkerPool
-from seqrecord.grids import ChunkGrid, IntArray
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Clips, EpochPlan, Part, PlanSettings, Window
 from seqrecord.sampling.memory import Memory

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord.clips.grids import MAX_FRAMES, MAX_OWNERS, frame_keys, sought_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.format.manifest import MAX_EPISODES
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
-from seqrecord.grids import MAX_FRAMES, MAX_OWNERS, frame_keys, sought_keys, split_keys
 from seqrecord.sampling.runs import Runs
 
 # Where one of the earlier widths, 33 and 40 bits for a frame, ran out of bits for the owner.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter
-from seqrecord.lags import EpisodeLags, LagCollector, Lags, num_lags
+from seqrecord.format.lags import EpisodeLags, LagCollector, Lags, num_lags
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.merging import merge_datasets
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.clip_frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
+from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
 
 
 def of_flags(episodes: dict[int, list[bool]], most: int | None, offsets: list[int]) -> KnownWindow:

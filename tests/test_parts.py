@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.clips import IntArray
-from seqrecord.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import IntArray
 from seqrecord.sampling.runs import Cuts, Runs, shares_of
 
 

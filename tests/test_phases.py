@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.tartanair.shuffle_quality import default_settings, demand
 from seqrecord import ClipSpec
-from seqrecord.clips import enumerate_clips
+from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
 from seqrecord.sampling.random_order import typical_table
 from tests.clip_cases import Case, cases, episode_table

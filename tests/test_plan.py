@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips import enumerate_clips
+from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds

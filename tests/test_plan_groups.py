@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
-from seqrecord.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import ClipError
 from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.statistics.collecting import StatisticsCollector
 from tests.datasets import EPISODES, small_schema, write_small
 
 

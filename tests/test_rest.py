@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec, StateError
-from seqrecord.chosen import ChosenClips
-from seqrecord.clips import ClipTable, EpisodeTable, enumerate_clips
+from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
 from seqrecord.sampling.rest import Stage, rest_of
 from tests import test_plan_groups as groups

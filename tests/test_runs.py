@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.clips import ClipSpec, ClipTable
-from seqrecord.grids import ChunkGrid, frame_keys
+from seqrecord.clips.grids import ChunkGrid, frame_keys
+from seqrecord.clips.tables import ClipSpec, ClipTable
 from seqrecord.sampling.runs import Cuts, Runs, concatenated_pieces
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec, StateError
-from seqrecord.clips import enumerate_clips
+from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import (
     ClipFacts,
     Part,

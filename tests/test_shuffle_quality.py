@@ -14,7 +14,7 @@ from benchmarks.tartanair.shuffle_quality import (
     episode_table,
 )
 from seqrecord import ClipSpec
-from seqrecord.clips import enumerate_clips
+from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord.errors import FormatError
-from seqrecord.sketch import LEVEL_VALUES, Sketch, sketch_dtype
+from seqrecord.statistics.sketch import LEVEL_VALUES, Sketch, sketch_dtype
 
 SHARES = [0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0]
 

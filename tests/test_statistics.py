@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from seqrecord.collecting import FRAME_PIXELS, StatisticsCollector
 from seqrecord.errors import FormatError
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.statistics import Statistics, num_channels
+from seqrecord.statistics.by_feature import Statistics, num_channels
+from seqrecord.statistics.collecting import FRAME_PIXELS, StatisticsCollector
 
 
 def spec(name: str, dtype: str, shape: tuple[int | None, ...]) -> FeatureSpec:

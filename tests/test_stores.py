@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord.clips.grids import MAX_OWNERS
 from seqrecord.engine.stores import Ring, find_rows, first_uses
-from seqrecord.grids import MAX_OWNERS
 from seqrecord.sampling import Clips, Loads, Window
 
 SMALL = st.integers(0, 30)

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord.clips import EpisodeTable
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import EpisodeTable
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import MemoryLimitError
-from seqrecord.grids import ChunkGrid
 from seqrecord.pipes.arrays import in_pieces
 from seqrecord.pipes.memory import bytes_beside, open_chunk_bytes
 from tests.test_memory import BESIDE, check_taken

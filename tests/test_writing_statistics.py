@@ -14,7 +14,7 @@ from seqrecord import SeqRecordWriter, convert
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, ConflictError, FormatError, FrameError, NotFoundError
 from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.writing.statistics import add_statistics
 from tests.datasets import EPISODES, small_frames, write_small
 from tests.made_source import MadeSource

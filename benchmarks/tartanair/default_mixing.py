@@ -15,8 +15,8 @@ from itertools import product
 import numpy as np
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
-from seqrecord.clips import ClipSpec, EpisodeTable, enumerate_clips
-from seqrecord.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import ClipSpec, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
 from seqrecord.sampling.memory import Demand, FrameSizes, usual_limit
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
 from seqrecord.sampling.memory import AHEAD, Demand, FrameSizes
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import RaggedFrames
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop

@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.grids import followed
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Arena, Packed, Rows, clips_of
 from seqrecord.engine.batches import BatchBuilder, Copiers, Copy, Source
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
 from seqrecord.engine.pools import BufferPool, batch_pools
 from seqrecord.engine.stats import EngineStats
-from seqrecord.grids import followed
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_transforms import ClipFunction
-from seqrecord.clips import IntArray
+from seqrecord.clips.tables import IntArray
+from seqrecord.clips.transforms import ClipFunction
 from seqrecord.engine.crops import Crop
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec, add_place, check_arrays, check_text, named

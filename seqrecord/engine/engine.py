@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqrecord.clip_frames import ClipFrames
-from seqrecord.clips import IntArray
+from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Batch, Channel, ClosedError, OpenBatch
 from seqrecord.engine.buffers import BufferCache, Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.calls import DrawClips

@@ -21,7 +21,8 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.grids import followed
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch, Source
 from seqrecord.engine.calls import DrawClips, Drawn
 from seqrecord.engine.stores import (
@@ -34,7 +35,6 @@ from seqrecord.engine.stores import (
     loads_of_round,
 )
 from seqrecord.engine.workers import Loading, WorkerPool
-from seqrecord.grids import followed
 from seqrecord.sampling import Clips, Plan, Round
 
 __all__ = ["Executor", "Slots"]

@@ -21,8 +21,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_frames import ClipFrames
-from seqrecord.clips import IntArray
+from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.grids import followed, numbered
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Padded, Rows, clear_rows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.device.video import DeviceFrames
@@ -30,7 +31,6 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import Load
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
-from seqrecord.grids import followed, numbered
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.frames import (
     ArraySpec,

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_frames import ClipFrames
-from seqrecord.clips import IntArray
+from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.grids import MAX_FRAMES, followed, frame_keys, sought_keys
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Source
 from seqrecord.format.index import GroupIndex
-from seqrecord.grids import MAX_FRAMES, followed, frame_keys, sought_keys
 from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round, Window
 
 __all__ = [

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, Copy
 from seqrecord.engine.loading import ChunkLoader, Fetched
 from seqrecord.engine.stats import EngineStats

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError
+from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -34,7 +35,6 @@ from seqrecord.format.rows import (
     split_gaps,
 )
 from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
-from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError
 from seqrecord.forks import cached_property
+from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -42,7 +43,6 @@ from seqrecord.format.rows import (
     times_schema,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
-from seqrecord.lags import EpisodeLags, with_lags
 from seqrecord.schema import Schema
 
 __all__ = ["BLOCK_PAGES", "NO_SPLIT", "GroupIndex", "Index", "check_text"]

@@ -19,9 +19,9 @@ import pyarrow as pa
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
 from seqrecord.format.arrow import read_batch
+from seqrecord.format.lags import MOST_LAGS, num_lags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
 from seqrecord.format.video_pages import least_video_bytes
-from seqrecord.lags import MOST_LAGS, num_lags, with_lags
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
 __all__ = [

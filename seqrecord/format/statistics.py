@@ -8,7 +8,7 @@ from seqrecord.errors import FormatError
 from seqrecord.format.manifest import IndexFile, read_named
 from seqrecord.format.text import parse_json
 from seqrecord.schema import Schema
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 
 __all__ = ["MAX_STATISTICS_BYTES", "encode_statistics", "read_statistics"]

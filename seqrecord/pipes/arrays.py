@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from seqrecord.clips import EpisodeTable, IntArray
+from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.engine.calls import text_spec
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seqrecord.chosen import ChosenClips
-from seqrecord.clips import IntArray
+from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips import ClipTable, IntArray
+from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import BufferCache

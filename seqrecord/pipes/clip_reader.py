@@ -23,7 +23,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.grids import followed, frame_keys, numbered, split_keys
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested
 from seqrecord.engine.batches import Copy, Source
@@ -35,7 +36,6 @@ from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
 from seqrecord.forks import PerProcess
 from seqrecord.format.pages import slice_frames
-from seqrecord.grids import followed, frame_keys, numbered, split_keys
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import is_small

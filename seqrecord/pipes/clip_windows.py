@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_frames import (
+from seqrecord.clips.frames import (
     ClipFrames,
     ClipUse,
     ClipWindow,
@@ -20,13 +20,13 @@ from seqrecord.clip_frames import (
     TimedWindow,
     reach_of,
 )
-from seqrecord.clips import MAX_LENGTH, MAX_SETTING, IntArray
+from seqrecord.clips.seconds import Seconds
+from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.lags import has_lags, with_lags
+from seqrecord.format.lags import has_lags, with_lags
 from seqrecord.pipes.checks import are_names, check, check_names, refuse
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Window
-from seqrecord.seconds import Seconds
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from seqrecord.clip_frames import ClipSteps
-from seqrecord.clip_transforms import HorizontalFlip, WindowStep
-from seqrecord.clips import ClipTable, IntArray
+from seqrecord.clips.frames import ClipSteps
+from seqrecord.clips.tables import ClipTable, IntArray
+from seqrecord.clips.transforms import HorizontalFlip, WindowStep
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.reading.frames import ArraySpec

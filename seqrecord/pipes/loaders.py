@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord.clips import ClipTable, IntArray
+from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.clip_loader import ClipLoader

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.grids import ChunkGrid, frame_keys
+from seqrecord.clips.tables import IntArray
 from seqrecord.errors import MemoryLimitError
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
-from seqrecord.grids import ChunkGrid, frame_keys
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.frames import ArraySpec, clip_nbytes

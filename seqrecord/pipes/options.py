@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clip_transforms import ClipTransform, chain_of, is_probability
-from seqrecord.clips import ClipSpec
+from seqrecord.clips.tables import ClipSpec
+from seqrecord.clips.transforms import ClipTransform, chain_of, is_probability
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse

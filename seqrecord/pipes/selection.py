@@ -14,14 +14,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from seqrecord.chosen import ChosenClips
-from seqrecord.clip_frames import ClipFrames, ClipUse
-from seqrecord.clip_transforms import ClipFunction, chain_of
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
+from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.frames import ClipFrames, ClipUse
+from seqrecord.clips.grids import numbered
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
+from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.errors import ClipError, located
 from seqrecord.forks import PerProcess, cached_property
-from seqrecord.grids import numbered
 from seqrecord.pipes.arrays import (
     Ragged,
     bytes_by_group,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.grids import followed
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
-from seqrecord.grids import followed
 from seqrecord.reading.chunks import ChunkReader, Page
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema

@@ -22,9 +22,9 @@ from seqrecord.errors import FormatError
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Edits
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
+from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
 from seqrecord.format.text import whole_metadata
-from seqrecord.lags import EpisodeLags, with_lags
 from seqrecord.schema import Schema
 
 __all__ = [

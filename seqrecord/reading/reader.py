@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import (
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import (
     ClipSpec,
     ClipTable,
     EpisodeTable,
@@ -23,13 +24,12 @@ from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import read_statistics
-from seqrecord.grids import ChunkGrid
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import repr_of
 from seqrecord.units import format_size

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.collecting import StatisticsCollector
-from seqrecord.grids import followed
+from seqrecord.clips.grids import followed
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics import Statistics, num_channels
+from seqrecord.statistics.by_feature import Statistics, num_channels
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import request_threads
 from seqrecord.threads import usable_cores
 from seqrecord.units import check_integer

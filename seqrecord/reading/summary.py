@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clips.grids import followed
+from seqrecord.clips.tables import ClipSpec
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
-from seqrecord.grids import followed
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
@@ -89,7 +89,7 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class ClipSummary:
-    """The clips of all episodes, see `seqrecord.clips.ClipTable`. `span` is in frames."""
+    """The clips of all episodes, see `seqrecord.clips.tables.ClipTable`. `span` is in frames."""
 
     length: int
     stride: int

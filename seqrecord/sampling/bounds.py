@@ -33,7 +33,7 @@ from math import gcd
 
 import numpy as np
 
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.runs import Window, cut_group
 

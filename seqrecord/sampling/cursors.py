@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips import EpisodeTable, IntArray
-from seqrecord.grids import ChunkGrid, numbered
+from seqrecord.clips.grids import ChunkGrid, numbered
+from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.sampling.bounds import BlockSizes
 from seqrecord.sampling.runs import Runs, Window, merged
 

@@ -45,9 +45,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.grids import numbered
+from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.grids import numbered
 from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan

@@ -11,9 +11,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.grids import numbered
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.forks import cached_property
-from seqrecord.grids import numbered
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.runs import Part, Window

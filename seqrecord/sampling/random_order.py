@@ -36,8 +36,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.chosen import ChosenClips
-from seqrecord.clips import ClipTable, IntArray
+from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.tables import ClipTable, IntArray
 
 __all__ = [
     "Phases",

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.grids import followed, frame_keys, numbered
+from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
-from seqrecord.grids import followed, frame_keys, numbered
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.epoch import Layout, key_of_stage

@@ -36,9 +36,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips import ClipSpec, ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, numbered, split_keys
+from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.grids import MAX_OWNERS, ChunkGrid, numbered, split_keys
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
 __all__ = [

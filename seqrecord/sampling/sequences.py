@@ -39,9 +39,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipTable, EpisodeTable, IntArray
+from seqrecord.clips.grids import frame_keys
+from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
-from seqrecord.grids import frame_keys
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.epoch import check_drop_last, key_of_stage

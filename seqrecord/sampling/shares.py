@@ -27,7 +27,7 @@ from numbers import Rational
 
 import numpy as np
 
-from seqrecord.clips import IntArray
+from seqrecord.clips.tables import IntArray
 from seqrecord.forks import cached_property
 from seqrecord.sampling.random_order import hash64, key_of
 

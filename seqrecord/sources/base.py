@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from seqrecord.schema import Frame, Schema
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 
 __all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat", "StoredSource"]
 

@@ -29,7 +29,7 @@ from seqrecord.reading.metadata import (
     read_footers,
     record_sizes,
 )
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY

@@ -7,12 +7,12 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, FrameError, SeqRecordError, SourceError
 from seqrecord.format.text import encode_metadata
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps

@@ -23,7 +23,7 @@ from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.writing.stored_schema import is_passthrough
 

@@ -27,7 +27,7 @@ from seqrecord.reading.metadata import (
     record_sizes,
 )
 from seqrecord.schema import Schema
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt

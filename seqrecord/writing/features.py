@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.images import IMAGE
-from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import (
     ClipError,
     FormatError,
@@ -36,7 +35,8 @@ from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_footers, record_sizes
 from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics import FeatureStatistics, Statistics
+from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
 from seqrecord.writing.edits import put_edits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes

@@ -18,7 +18,7 @@ from seqrecord.codecs.video.container import CONTAINED
 from seqrecord.errors import SchemaError
 from seqrecord.reading.episode import Episode
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics import FeatureStatistics, Statistics
+from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
 
 __all__ = [
     "FILE_MB",

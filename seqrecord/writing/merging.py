@@ -19,7 +19,7 @@ from seqrecord.format import RECORDS
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.reading.metadata import read_footer, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import (
     Storage,
     StorageLike,

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.forks import cached_property
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
+from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.video_pages import PassthroughPage
-from seqrecord.lags import LagCollector, with_lags
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import FrameGroup, StoredChunk
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles

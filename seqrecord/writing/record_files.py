@@ -27,10 +27,10 @@ from seqrecord.format import (
     encode_footer,
     encode_header,
 )
+from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import aligned
 from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
 from seqrecord.format.text import truncated_metadata
-from seqrecord.lags import Lags, with_lags
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
 from seqrecord.threads import ThreadPool

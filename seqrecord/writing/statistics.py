@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics import encode_statistics, read_statistics
-from seqrecord.statistics import Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version
 from seqrecord.writing.committing import commit, read_indexed

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.collecting import StatisticsCollector
 from seqrecord.errors import (
     DestinationError,
     FormatError,
@@ -22,6 +21,7 @@ from seqrecord.errors import (
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.schema import EncodedImage, Frame, Schema
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.clips import ClipSpec, enumerate_clips
+from seqrecord.clips.tables import ClipSpec, enumerate_clips
 from seqrecord.sampling import EpochPlan, Part, PlanSettings
 from tests.clip_cases import episode_table
 

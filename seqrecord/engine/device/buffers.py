@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.clips.grids import followed
 from seqrecord.engine.arena import Frames, FreshRows, ObjectRows, Rows
 from seqrecord.engine.batches import Copiers, Source
 from seqrecord.engine.buffers import ChunkBuffers, Needs
@@ -41,7 +42,6 @@ from seqrecord.engine.device.streams import (
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.stats import EngineStats
-from seqrecord.grids import followed
 from seqrecord.reading.frames import ArraySpec
 
 __all__ = [

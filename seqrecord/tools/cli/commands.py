@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clips.tables import ClipSpec
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.reading.summary import (

@@ -9,7 +9,7 @@ import click
 
 from seqrecord.reading.reader import open_dataset
 from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
-from seqrecord.statistics import num_channels
+from seqrecord.statistics.by_feature import num_channels
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, Duration, common, is_given

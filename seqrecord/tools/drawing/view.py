@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec
+from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.reader import (

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clip_frames import ClipUse, MissingFrames, Starts, excluded, reach_of, united
+from seqrecord.clips.frames import ClipUse, MissingFrames, Starts, excluded, reach_of, united
+from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
-from seqrecord.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.text import repr_of
 
 __all__ = [

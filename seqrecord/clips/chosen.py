@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips import ClipSpec, ClipTable, IntArray
+from seqrecord.clips.grids import followed, frame_keys
+from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.forks import cached_property
-from seqrecord.grids import followed, frame_keys
 
 __all__ = ["ChosenClips"]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import FormatError, StatisticsKeyError
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sketch import Sketch, sketch_dtype
+from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
 
 __all__ = ["MAX_CHANNELS", "FeatureStatistics", "Statistics", "num_channels"]

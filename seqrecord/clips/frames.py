@@ -34,9 +34,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.grids import IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.forks import cached_property
-from seqrecord.grids import IntArray, frame_keys, split_keys
 
 __all__ = [
     "ClipFrames",

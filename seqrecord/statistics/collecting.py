@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from seqrecord.sketch import Sketch, sketch_dtype
-from seqrecord.statistics import FeatureStatistics, Statistics, num_channels
+from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_channels
+from seqrecord.statistics.sketch import Sketch, sketch_dtype
 
 __all__ = ["FRAME_PIXELS", "StatisticsCollector"]
 

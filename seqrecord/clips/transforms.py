@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.grids import IntArray
 from seqrecord.errors import ClipError
-from seqrecord.grids import IntArray
 from seqrecord.text import repr_of
 from seqrecord.units import MOST
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.grids import IntArray
 from seqrecord.errors import ClipError, located
-from seqrecord.grids import IntArray
 from seqrecord.text import repr_of
 
 __all__ = ["Seconds"]

@@ -1,0 +1,1 @@
+"""Clips: which there are, which frames each has of each feature, and what is made of them."""
