@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqrecord.engine.arena import Arena, for_users
-from seqrecord.engine.batches import Batch, BatchBuilder, Copy, OpenBatch, Source
+from seqrecord.engine.batches import Batch, BatchBuilder, ClipRows, Copy, OpenBatch
 from seqrecord.engine.buffers import (
     Buffers,
     ChunkBuffers,
@@ -114,7 +114,7 @@ def opened(builder: BatchBuilder[Any], size: int) -> OpenBatch:
 def gather(batch: OpenBatch, sources: Sequence[tuple[Any, list[list[int]]]], first: int) -> int:
     """Gather clips from rows of arenas."""
     slots = np.arange(first, first + len(sources[0][1]))
-    parts = [Source(arena, np.array(rows), list(arena.specs)) for arena, rows in sources]
+    parts = [ClipRows(arena, np.array(rows), list(arena.specs)) for arena, rows in sources]
     nbytes = batch.builder.gather(slots, parts, ThisThread())
     batch.name(slots, slots, np.full(len(slots), 7), 0)
     return nbytes

@@ -24,7 +24,7 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
-from seqrecord.clips.transforms import Windows
+from seqrecord.clips.transforms import CropWindows
 from seqrecord.engine.crops import ClipCrops, copy_window
 from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec
@@ -337,7 +337,7 @@ STEP = st.one_of(
 @given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 5), st.integers(0, 1 << 40))
 def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, clip: int) -> None:
     frames = np.arange(2 * 9 * 7).reshape(2, 9, 7)
-    windows = Windows.whole(1, 9, 7)
+    windows = CropWindows.whole(1, 9, 7)
     seen = frames
     rng = np.random.default_rng([epoch, clip])
     try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import DestinationError, QueueFullError
 from seqrecord.schema import EncodedImage, Frame
-from seqrecord.writing.frame_queue import BufferPool, Control, FramePlan, FrameQueue
+from seqrecord.writing.frame_queue import Control, FrameBuffers, FramePlan, FrameQueue
 from tests.services.process import wait_for
 
 NBYTES = 64 << 10
@@ -51,7 +51,7 @@ def test_a_frame_is_packed_and_unpacked() -> None:
 
 
 def test_memory_is_used_again_where_it_fits() -> None:
-    pool = BufferPool(1000)
+    pool = FrameBuffers(1000)
     one, two = pool.take(100), pool.take(700)
     pool.give(one)
     assert pool.take(101) is not one

@@ -32,10 +32,10 @@ __all__ = [
     "CenterCrop",
     "ClipFunction",
     "ClipTransform",
+    "CropStep",
+    "CropWindows",
     "HorizontalFlip",
     "RandomCrop",
-    "WindowStep",
-    "Windows",
     "chain_of",
     "is_probability",
 ]
@@ -44,7 +44,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class CropWindows:
     """A window of the frame for each clip, `[top, top + height)` by `[left, left + width)`.
 
     `top` and `left` are int64[clips], `flipped` is bool[clips]: the window is mirrored from left to
@@ -58,7 +58,7 @@ class Windows:
     flipped: npt.NDArray[np.bool_]
 
     @classmethod
-    def whole(cls, num_clips: int, height: int, width: int) -> Windows:
+    def whole(cls, num_clips: int, height: int, width: int) -> CropWindows:
         """The whole frame, for so many clips."""
         zero = np.zeros(num_clips, np.int64)
         return cls(zero, zero, height, width, np.zeros(num_clips, np.bool_))
@@ -66,13 +66,13 @@ class Windows:
     def __len__(self) -> int:
         return len(self.top)
 
-    def crop(self, top: IntArray, left: IntArray, height: int, width: int) -> Windows:
+    def crop(self, top: IntArray, left: IntArray, height: int, width: int) -> CropWindows:
         """The windows of these windows; `left` counts in what is seen, so from right to left in a
         flipped one."""
         left = np.where(self.flipped, self.width - width - left, left)
-        return Windows(self.top + top, self.left + left, height, width, self.flipped)
+        return CropWindows(self.top + top, self.left + left, height, width, self.flipped)
 
-    def flip(self, chosen: npt.NDArray[np.bool_]) -> Windows:
+    def flip(self, chosen: npt.NDArray[np.bool_]) -> CropWindows:
         """Some of the windows mirrored."""
         return replace(self, flipped=self.flipped ^ chosen)
 
@@ -94,7 +94,7 @@ class Windows:
 
 
 @runtime_checkable
-class WindowStep(Protocol):
+class CropStep(Protocol):
     """A step that chooses windows."""
 
     @property
@@ -108,10 +108,10 @@ class WindowStep(Protocol):
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of what is left; `ClipError` where there is too little."""
 
-    def apply(self, windows: Windows, draws: FloatArray) -> Windows:
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
         """The windows after the step; `draws` are in [0, 1), float64[num_draws, clips]."""
 
-    def of_features(self, features: tuple[str, ...]) -> WindowStep:
+    def of_features(self, features: tuple[str, ...]) -> CropStep:
         """The same step, for these features."""
 
 
@@ -120,7 +120,7 @@ ClipFunction: TypeAlias = (
 )
 """From the arrays of a clip, [frames, …] by feature, to those that batches have; see `chain_of`."""
 
-ClipTransform: TypeAlias = "WindowStep | ClipFunction | Sequence[WindowStep | ClipFunction]"
+ClipTransform: TypeAlias = "CropStep | ClipFunction | Sequence[CropStep | ClipFunction]"
 
 
 class _Step:
@@ -166,7 +166,7 @@ class RandomCrop(_Crop):
 
     num_draws = 2
 
-    def apply(self, windows: Windows, draws: FloatArray) -> Windows:
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
         height, width = self.size(windows.height, windows.width)
         top = _integers(draws[0], windows.height - height + 1)
         left = _integers(draws[1], windows.width - width + 1)
@@ -181,7 +181,7 @@ class CenterCrop(_Crop):
         features: as `RandomCrop`'s.
     """
 
-    def apply(self, windows: Windows, draws: FloatArray) -> Windows:  # noqa: ARG002
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:  # noqa: ARG002
         height, width = self.size(windows.height, windows.width)
         middle = np.zeros(len(windows), np.int64)
         top, left = (windows.height - height) // 2, (windows.width - width) // 2
@@ -217,11 +217,11 @@ class HorizontalFlip(_Step):
     def size(self, height: int, width: int) -> tuple[int, int]:
         return height, width
 
-    def apply(self, windows: Windows, draws: FloatArray) -> Windows:
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
         return windows.flip(draws[0] < self.p)
 
 
-def chain_of(transform: Any) -> tuple[tuple[WindowStep, ...], tuple[ClipFunction, ...]]:
+def chain_of(transform: Any) -> tuple[tuple[CropStep, ...], tuple[ClipFunction, ...]]:
     """The steps of a `clip_transform`, and the functions after them.
 
     Raises `ClipError` for what is none, and for a step after a function: only the window is copied,
@@ -253,7 +253,7 @@ def chain_of(transform: Any) -> tuple[tuple[WindowStep, ...], tuple[ClipFunction
 
 
 def _is_step(step: object) -> bool:
-    return isinstance(step, WindowStep) and not isinstance(step, type)
+    return isinstance(step, CropStep) and not isinstance(step, type)
 
 
 def is_probability(p: Any) -> bool:

@@ -24,11 +24,11 @@ __all__ = [
     "Batch",
     "BatchBuilder",
     "Channel",
+    "ClipRows",
     "ClosedError",
     "Copiers",
     "Copy",
     "OpenBatch",
-    "Source",
 ]
 
 _ENDED = "this iteration was ended: another one has begun"
@@ -73,7 +73,7 @@ class Copiers(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Source(Generic[_ArenaT]):
+class ClipRows(Generic[_ArenaT]):
     """Where some clips' frames of some of an arena's features are: `rows`, int64 [clips, frames].
 
     Of features that `crop` has, the batch gets the windows.
@@ -95,7 +95,7 @@ class BatchBuilder(Protocol[_ArenaT]):
     def gather(
         self,
         slots: IntArray,
-        sources: Sequence[Source[_ArenaT]],
+        sources: Sequence[ClipRows[_ArenaT]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:

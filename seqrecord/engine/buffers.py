@@ -24,7 +24,7 @@ import torch
 from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Arena, Packed, Rows, clips_of
-from seqrecord.engine.batches import BatchBuilder, Copiers, Copy, Source
+from seqrecord.engine.batches import BatchBuilder, ClipRows, Copiers, Copy
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
 from seqrecord.engine.pools import BufferPool, batch_pools
@@ -212,7 +212,7 @@ class HostBatchBuilder:
     def gather(
         self,
         slots: IntArray,
-        sources: Sequence[Source[Arena]],
+        sources: Sequence[ClipRows[Arena]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
@@ -258,8 +258,8 @@ class HostBatchBuilder:
         return features, lambda: None
 
     def _parts(
-        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
-    ) -> tuple[list[_Part], list[Copy]]:
+        self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]
+    ) -> tuple[list[_RowCopy], list[Copy]]:
         """What is copied to the clips at these slots: a feature each, or a run of slots of it.
 
         Small clips whose slots lie apart go through memory of their own, in one copy.
@@ -280,11 +280,11 @@ class HostBatchBuilder:
                     rows = source.rows[begin:stop].reshape(-1)
                     out = buffer[slots[begin] : slots[begin] + stop - begin]
                     out = out.reshape(len(rows), *buffer.shape[2:])
-                    parts.append(_Part(source.arena, name, rows, out))
+                    parts.append(_RowCopy(source.arena, name, rows, out))
         return parts, scattered
 
     def _crops(
-        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]]
+        self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]
     ) -> Iterator[Copy]:
         """Copies of the windows of clips."""
         for source in sources:
@@ -297,14 +297,16 @@ class HostBatchBuilder:
                     yield Copy(out.nbytes, do)
 
     def _calls(
-        self, slots: npt.NDArray[np.int64], sources: Sequence[Source[Arena]], calls: Calls
+        self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]], calls: Calls
     ) -> Iterator[Copy]:
         """Calls of functions, a clip each: nobody knows how long one takes, so it is worth a
         thread."""
         for number, slot in enumerate(slots.tolist()):
             yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number))
 
-    def _call(self, slot: int, sources: Sequence[Source[Arena]], calls: Calls, number: int) -> None:
+    def _call(
+        self, slot: int, sources: Sequence[ClipRows[Arena]], calls: Calls, number: int
+    ) -> None:
         clip: dict[str, Any] = {}
         for source in sources:
             clip.update(_views(source, number))
@@ -314,7 +316,7 @@ class HostBatchBuilder:
                 self._texts[name][slot] = texts
 
 
-def _views(source: Source[Arena], clip: int) -> Iterator[tuple[str, Any]]:
+def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     """The features of a clip: views [frames, …], or lists of frames, that cannot be written to."""
     arena, rows = source.arena, source.rows[clip]
     for name in source.features:
@@ -326,7 +328,7 @@ def _views(source: Source[Arena], clip: int) -> Iterator[tuple[str, Any]]:
             yield name, read_only(frames_in(arena[name], rows))
 
 
-class _Part(NamedTuple):
+class _RowCopy(NamedTuple):
     """Rows of a feature, int64 [n], that go to `out`, [n, …]."""
 
     arena: Arena
@@ -355,7 +357,7 @@ def _scatter(
     ]
 
 
-def _pieces(parts: Iterable[_Part], left: int, threads: int) -> Iterator[Copy]:
+def _pieces(parts: Iterable[_RowCopy], left: int, threads: int) -> Iterator[Copy]:
     """Copies that together are those of `parts`, `left` bytes: large ones first, then smaller.
 
     So threads that take one after the other finish together, with few calls: after each a thread

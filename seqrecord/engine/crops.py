@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.transforms import Windows, WindowStep
+from seqrecord.clips.transforms import CropStep, CropWindows
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
@@ -25,7 +25,7 @@ _SALT = 0x63726F70  # the draws are not those of the order
 class ClipCrops:
     """The steps of a `clip_transform` for features of known shapes; see `clip_transforms`."""
 
-    steps: tuple[WindowStep, ...]
+    steps: tuple[CropStep, ...]
     features: frozenset[str]
     flows: frozenset[str]  # of these: optical flows, whose first number is along x
     frame: tuple[int, int]  # height and width
@@ -33,7 +33,7 @@ class ClipCrops:
     @classmethod
     def of(
         cls,
-        steps: tuple[WindowStep, ...],
+        steps: tuple[CropStep, ...],
         arrays: Mapping[str, ArraySpec],
         kinds: Mapping[str, str | None],
     ) -> ClipCrops:
@@ -88,9 +88,9 @@ class ClipCrops:
             for name, spec in arrays.items()
         }
 
-    def windows(self, seed: int, epoch: int, clips: npt.NDArray[np.int64]) -> Windows:
+    def windows(self, seed: int, epoch: int, clips: npt.NDArray[np.int64]) -> CropWindows:
         """The windows of clips; int64[n] tells them apart, and is the same in every epoch."""
-        windows = Windows.whole(len(clips), *self.frame)
+        windows = CropWindows.whole(len(clips), *self.frame)
         for number, step in enumerate(self.steps):
             draws = [
                 hash64(key_of(_SALT, seed, epoch, number, i), clips) >> np.uint64(11)
@@ -105,7 +105,7 @@ class Crop:
     """The windows of some clips, and the features that have them."""
 
     crops: ClipCrops
-    windows: Windows
+    windows: CropWindows
 
     @property
     def features(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import Channel, OpenBatch, Source
+from seqrecord.engine.batches import Channel, ClipRows, OpenBatch
 from seqrecord.engine.calls import DrawClips, Drawn
 from seqrecord.engine.stores import (
     AssignedLoad,
@@ -165,7 +165,7 @@ class Executor:
         self._workers.stats.hold(self._store.nbytes)
 
     def _gather(
-        self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[Source[Any]]
+        self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
     ) -> None:
         """Have clips copied to their slots of a batch."""
         drawn = Drawn()
@@ -277,13 +277,13 @@ class _Found:
     def __init__(self, places: list[FoundRows]) -> None:
         self._places = places
         self._first, self._last = 0, 0
-        self._sources: list[Source[Any]] = []  # of the clips `[first, last)`
+        self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`
 
-    def sources(self, start: int, stop: int) -> list[Source[Any]]:
+    def sources(self, start: int, stop: int) -> list[ClipRows[Any]]:
         """Of the clips `[start, stop)`."""
         if not self._first <= start <= stop <= self._last:
             last = min(max(stop, start + _FOUND_AT_ONCE), len(self._places[0].clips))
             self._sources = [place.source(start, last) for place in self._places]
             self._first, self._last = start, last
         a, b = start - self._first, stop - self._first
-        return [Source(s.arena, s.rows[a:b], s.features) for s in self._sources]
+        return [ClipRows(s.arena, s.rows[a:b], s.features) for s in self._sources]

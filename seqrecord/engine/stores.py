@@ -31,7 +31,7 @@ import numpy.typing as npt
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.grids import MAX_FRAMES, followed, frame_keys, sought_keys
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import Source
+from seqrecord.engine.batches import ClipRows
 from seqrecord.format.index import GroupIndex
 from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round, Window
 
@@ -89,7 +89,7 @@ class FoundRows:
     first: npt.NDArray[np.int64]
     number: npt.NDArray[np.int64]
 
-    def source(self, start: int, stop: int) -> Source[Any]:
+    def source(self, start: int, stop: int) -> ClipRows[Any]:
         """Of the clips `[start, stop)`."""
         clips = self.clips.rows(start, stop)
         found = self.clip_frames.find(self.features[0], clips.episode, clips.start)
@@ -97,7 +97,7 @@ class FoundRows:
             column[start:stop, None] for column in (self.origin, self.first, self.number)
         )
         place = (origin + found.frames // self.frame_step) % number
-        return Source(self.arena, np.add(first, place, dtype=np.int64), self.features)
+        return ClipRows(self.arena, np.add(first, place, dtype=np.int64), self.features)
 
 
 class _Group:

@@ -27,7 +27,7 @@ from seqrecord.clips.grids import followed, frame_keys, numbered, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested
-from seqrecord.engine.batches import Copy, Source
+from seqrecord.engine.batches import ClipRows, Copy
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.calls import read_only
 from seqrecord.engine.loading import ChunkLoader
@@ -145,7 +145,7 @@ class ClipReader:
         drawn = selection.draws.draw(seed, 0, episode, start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), _Threads(self._num_threads.get())
-        sources: list[Source[Arena]] = []
+        sources: list[ClipRows[Arena]] = []
         used: list[tuple[_Set, Arena]] = []
         keys = [
             frame_keys(episode[:, None], frames.find(names[0], episode, start).frames)
@@ -157,7 +157,7 @@ class ClipReader:
                 rows = self._rows(keys[number])
                 if not (is_read := one.in_memory.is_read[rows]).all():
                     self._fill(one, one.in_memory, keys[number][~is_read], buffers)
-                sources.append(Source(one.in_memory, rows, names))
+                sources.append(ClipRows(one.in_memory, rows, names))
                 continue
             wanted = np.concatenate([keys[number].reshape(-1) for number in one.features])
             # Each frame once, the place where it comes first, and for every place which it is.
@@ -173,7 +173,7 @@ class ClipReader:
             for number, names in one.features.items():
                 some, rows = np.split(rows, [keys[number].size])
                 found = [name for name in names if name in one.specs]
-                sources.append(Source(arena, some.reshape(keys[number].shape), found))
+                sources.append(ClipRows(arena, some.reshape(keys[number].shape), found))
         if not selection.draws.is_any:
             threads = _Threads(1)  # what is only copied takes less time than to start others
         if drawn.crop is not None:

@@ -12,7 +12,7 @@ import torch
 
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.clips.transforms import HorizontalFlip, WindowStep
+from seqrecord.clips.transforms import CropStep, HorizontalFlip
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.reading.frames import ArraySpec
@@ -85,7 +85,7 @@ class ClipDraws:
 
     def __init__(
         self,
-        steps: tuple[WindowStep, ...],
+        steps: tuple[CropStep, ...],
         arrays: Mapping[str, ArraySpec],
         dataset: SeqRecordReader,
         facts: EpisodeFacts,

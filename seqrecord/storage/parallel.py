@@ -17,7 +17,7 @@ from seqrecord.storage.ranges import (
     MAX_GAP,
     MAX_REQUEST_BYTES,
     ByteRange,
-    Part,
+    ReadRequest,
     check_wanted,
     plan,
     unwanted_if,
@@ -64,7 +64,7 @@ class ParallelStorage(StorageWrapper):
             return
         slots, file = self._slots.get(), f"{self.url}/{path}"
 
-        def read(part: Part) -> None:
+        def read(part: ReadRequest) -> None:
             with slots:
                 check_wanted(file)
                 self.inner.read_ranges(path, *part)

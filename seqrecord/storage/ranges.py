@@ -15,7 +15,7 @@ __all__ = [
     "MAX_GAP",
     "MAX_REQUEST_BYTES",
     "ByteRange",
-    "Part",
+    "ReadRequest",
     "check_wanted",
     "coalesce",
     "plan",
@@ -37,7 +37,7 @@ class ByteRange(NamedTuple):
         return self.stop - self.start
 
 
-Part = tuple[list[ByteRange], list[memoryview]]
+ReadRequest = tuple[list[ByteRange], list[memoryview]]
 """Ranges that touch each other, in file order, and a view for each: a client makes one request."""
 
 
@@ -76,7 +76,7 @@ def plan(
     *,
     max_gap: int = MAX_GAP,
     max_bytes: int = MAX_REQUEST_BYTES,
-) -> list[Part]:
+) -> list[ReadRequest]:
     """The requests that fill the buffers of a call, in file order.
 
     A range longer than `max_bytes` is cut into equal pieces. Neighbours with at most `max_gap`
@@ -84,7 +84,7 @@ def plan(
     go into memory of their own. Ranges that overlap are requests apart, and an empty range needs
     none. Pure: no I/O, and the views are of the given buffers.
     """
-    parts: list[Part] = []
+    parts: list[ReadRequest] = []
     for item, view in sorted(_pieces(ranges, buffers, max_bytes), key=lambda piece: piece[0]):
         if parts:
             items, views = parts[-1]

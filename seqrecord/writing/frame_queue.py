@@ -20,7 +20,7 @@ from seqrecord.errors import DestinationError, QueueFullError, StorageError
 from seqrecord.schema import EncodedImage, Frame
 from seqrecord.threads import start
 
-__all__ = ["BufferPool", "Control", "FramePlan", "FrameQueue", "QueueStats", "WhenFull"]
+__all__ = ["Control", "FrameBuffers", "FramePlan", "FrameQueue", "QueueStats", "WhenFull"]
 
 WhenFull = Literal["spill", "raise", "drop"]
 
@@ -100,7 +100,7 @@ class FrameQueue:
         self._limit = limit
         self._segment_bytes = segment_bytes
         self._when_full = when_full
-        self._pool = BufferPool(limit // 4)
+        self._pool = FrameBuffers(limit // 4)
         self._condition = threading.Condition()
         self._entries: deque[_Entry | Control] = deque()
         self._resident: deque[_Entry] = deque()  # frames in memory that may be spilled, by age
@@ -439,7 +439,7 @@ class PackedFrame:
         return {field.name: field.value(self.memory) for field in self.fields}
 
 
-class BufferPool:
+class FrameBuffers:
     """Memory for frames, used again: touching fresh memory takes several times as long as copying.
 
     Safe to use from many threads. At most `limit` bytes wait to be used.

@@ -29,7 +29,7 @@ import torch
 
 from seqrecord.clips.grids import followed
 from seqrecord.engine.arena import Frames, FreshRows, ObjectRows, Rows
-from seqrecord.engine.batches import Copiers, Source
+from seqrecord.engine.batches import ClipRows, Copiers
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop, runs
@@ -366,7 +366,7 @@ class DeviceBatchBuilder:
     def gather(
         self,
         slots: npt.NDArray[np.int64],
-        sources: Sequence[Source[DeviceArena]],
+        sources: Sequence[ClipRows[DeviceArena]],
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
@@ -394,7 +394,9 @@ class DeviceBatchBuilder:
                         self._features[name][place] = arena.gather_list(name, clip)
         return nbytes
 
-    def _crop(self, slots: npt.NDArray[np.int64], source: Source[DeviceArena], crop: Crop) -> None:
+    def _crop(
+        self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
+    ) -> None:
         """Queue copies of the windows of clips."""
         for name in sorted(crop.features.intersection(source.features, self._features)):
             for clip, rows in enumerate(source.rows):
