@@ -106,18 +106,20 @@ PAGES = [
         {
             "recording": RECORDING,
             "train": lambda batch: batch["image"],
-            "resize": lambda frame: frame,
-            "DataLoader": DataLoader,
         },
         {
-            'device="cuda"': 'device="cpu"',
-            '(loader, "cuda")': '(loader, "cpu")',
             '"https://acme.blob.core.windows.net/data/tartanair-records"': '"tartanair-records/"',
             '    cache_dir="/scratch/cache",  # optional: the second epoch reads nothing remote\n'
             '    cache_limit="200GiB",\n': "",
         },
     ),
     Page("docs/index.md", {}, {"recording": RECORDING}),
+    Page(
+        "docs/loaders.md",
+        {"tartanair-records": "tartanair"},
+        {"resize": lambda frame: frame, "DataLoader": DataLoader},
+        {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
+    ),
     Page(
         "docs/recipes.md",
         names={"policy": policy, "model": depth_model, "world_model": world_model},

@@ -1,4 +1,4 @@
-"""README's table of loaders: each row is a test here, and each test is a row there."""
+"""The table of docs/loaders.md: each row is a test here, and each test is a row there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seqrecord import (
 )
 from tests.clip_data import names
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "loaders.md"
 SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "features": ["id"]}
 BATCHES: dict[str, Any] = {**SETTINGS, "batch_size": 4}
 ROWS: dict[str, Callable[..., None]] = {}
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 def row(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The test of a row, by its first cell as README shows it, without marks."""
+    """The test of a row, by its first cell as the page shows it, without marks."""
 
     def add(test: Callable[..., None]) -> Callable[..., None]:
         assert name not in ROWS
@@ -46,7 +46,7 @@ def row(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def test_every_row_has_a_test() -> None:
-    text = README.read_text()
+    text = PAGE.read_text()
     table = text[text.index("| your loader |") :].split("\n\n")[0]
     cells = [re.sub("[`*]", "", line.split("|")[1]).strip() for line in table.splitlines()[2:]]
     assert cells == list(ROWS)
