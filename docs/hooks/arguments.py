@@ -11,7 +11,6 @@ from typing import Any
 from griffe import Class, Docstring, Extension, Function, Module, Object, Parameters
 
 _DECORATORS = ("takes_arguments", "init_takes_arguments")
-_OF_CLASSES = "has_arguments"
 
 
 class Arguments(Extension):
@@ -21,7 +20,7 @@ class Arguments(Extension):
         for item in _all_of(pkg):
             for decorator in item.decorators:
                 name, _, options = str(decorator.value).rstrip(")").partition("(")
-                if name in (*_DECORATORS, _OF_CLASSES):
+                if name in _DECORATORS:
                     self._show(item, pkg[item.module.resolve(options).split(".", 1)[1]], name)
                     shown += 1
         if not shown:
