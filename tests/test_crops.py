@@ -398,10 +398,10 @@ BAD: list[tuple[Any, str]] = [
     (RandomCrop(3, features=["image", "small"]), "the same for all"),
     (RandomCrop(3, features=["pose"]), "a height and a width"),
     (RandomCrop(3, features=["note"]), "a height and a width"),
-    ([], "not what it should be"),
-    (RandomCrop, "not what it should be"),
+    ([], "is not valid"),
+    (RandomCrop, "is not valid"),
     ([lambda clip, _: clip, RandomCrop(3)], "a function before a crop"),
-    ([RandomCrop(3), "flip"], "not what it should be"),
+    ([RandomCrop(3), "flip"], "is not valid"),
     ([RandomCrop(3, features=["image"]), HorizontalFlip()], "different features"),
 ]
 

@@ -230,20 +230,20 @@ def test_a_second_iteration_ends_the_first(path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"seed": 6}, "settings: seed; .*expected: seed=6; got: seed=5"),
+        ({"seed": 6}, "settings: seed; .*expected: seed=5; got: seed=6"),
         ({"drop_last": True}, "settings: drop_last;"),
         ({"shuffle": False}, "settings: shuffle;"),
-        ({"shuffle_buffer": 1}, "expected: shuffle_buffer=1; got: shuffle_buffer=16"),
-        ({"num_cursors": 1}, "expected: num_cursors=1; got: num_cursors="),
-        ({"clip_len": 2}, "expected: clip_len=2; got: clip_len=3"),
-        ({"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=2, seed=6; got: "),
+        ({"shuffle_buffer": 1}, "expected: shuffle_buffer=16; got: shuffle_buffer=1"),
+        ({"num_cursors": 1}, "expected: num_cursors=.*; got: num_cursors=1"),
+        ({"clip_len": 2}, "expected: clip_len=3; got: clip_len=2"),
+        ({"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=1, seed=5; got: "),
         ({"stride": 2, "rotate_phase": True}, "settings: stride, rotate_phase;"),
         ({"dilation": 2}, "settings: dilation;"),
-        ({"equal": False}, "expected: equal=False; got: equal=True"),
-        ({"features": ["image"]}, r"expected: features=\['image'\]; got: features=\['flow', "),
+        ({"equal": False}, "expected: equal=True; got: equal=False"),
+        ({"features": ["image"]}, r"expected: features=\['flow', .*; got: features=\['image'\]"),
         (
             {"episodes": "set/[012]*"},
-            "other episodes of this dataset; .*expected: 3 episodes of 35",
+            "other episodes of this dataset; .*got: 3 episodes of 35",
         ),
         (
             {"features": ["image"], "frame_transform": lambda f: {"image": f["image"][:1]}},
@@ -265,7 +265,7 @@ def test_a_state_of_other_settings_is_refused_and_says_which(
 def test_a_state_of_another_frame_transform_is_refused(path: Path) -> None:
     state = make(path, features=["id"]).state_dict()
     pipe = make(path, features=["id"], frame_transform=lambda frame: {"id": frame["id"][:1]})
-    with pytest.raises(StateError, match=r"settings: frame_transform; .*int64 \[1\].*int64 \[2\]"):
+    with pytest.raises(StateError, match=r"settings: frame_transform; .*int64 \[2\].*int64 \[1\]"):
         pipe.load_state_dict(state)
 
 

@@ -125,7 +125,10 @@ def test_a_mix(path: Path, limit: Limit) -> None:
         mix = SeqRecordMix(sources, batch_size=4, stop="first")
         assert sum(len(batch["start"]) for batch in mix) > 40
 
-    assert failing(limit, epoch, least=6) == [0, 1, 2]  # a scheduler for each source
+    failed = failing(limit, epoch, least=6)
+    # A scheduler for each source; more, where one had started threads of its own before the next.
+    assert failed[:3] == [0, 1, 2]
+    assert failed == [*range(len(failed))]
 
 
 def test_random_access(path: Path, limit: Limit) -> None:
