@@ -89,9 +89,8 @@ class WorkerPool:
         self._channel = channel
         self._left = False
         self._fetching: dict[Load, Future[Fetched]] = {}
-        self._ahead = (
-            threading.BoundedSemaphore(self.num_read_ahead) if self.num_read_ahead else None
-        )
+        ahead = self.num_read_ahead
+        self._ahead = threading.BoundedSemaphore(ahead) if ahead else None
         self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
         self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
         copiers = num_threads + _MORE_COPIERS
