@@ -201,7 +201,7 @@ def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text: str = crash.message if crash is not None else report.longreprtext
     lines = [line for line in text.splitlines() if line.strip()]
-    return "" if not lines else (lines[0] if crash is not None else lines[-1])[:200]
+    return "" if not lines else (lines[0] if crash is not None else lines[-1])[:1000]
 
 
 def _read_outcome(folder: Path, ended: bool, status: int, seconds: float) -> Outcome:

@@ -105,7 +105,8 @@ def _try(tree: Path, trial: Trial, limit: float) -> dict[str, Any]:
         "tried": tried,
         "seconds": round(seconds, 1),
         "test": outcome.last if noticed and outcome else "",
-        "message": outcome.message if noticed and outcome else "",
+        # Without the place of this machine.
+        "message": outcome.message.replace(f"{tree}/", "")[:200] if noticed and outcome else "",
     }
 
 
