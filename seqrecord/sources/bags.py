@@ -110,7 +110,8 @@ def find_recordings(root: Path) -> list[Recording]:
     paths = find_files(root, lambda path: path.suffix in BAG_ENDINGS)
     if is_file(root):
         return [Recording(path.stem, (path,)) for path in paths]
-    folders = {folder for path in paths if is_file((folder := path.parent) / _METADATA)}
+    parents = {path.parent for path in paths}
+    folders = {folder for folder in parents if is_file(folder / _METADATA)}
     found: dict[Path, list[Path]] = {}
     for path in paths:
         outermost = next((each for each in reversed(path.parents) if each in folders), None)

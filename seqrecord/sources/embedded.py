@@ -14,7 +14,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.files import first_line
 from seqrecord.sources.images import decode_image, encoded_header, passthrough_codec
-from seqrecord.sources.specs import feature_spec
+from seqrecord.sources.specs import check_like_first, feature_spec
 
 __all__ = ["embedded_format", "embedded_spec", "embedded_value", "read_rows"]
 
@@ -37,14 +37,7 @@ def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[An
     """An image as a frame of `spec`, decoded to be checked even where it stays encoded."""
     found = embedded_format(data, path)
     array = decode_image(data, path, format=found)
-    if array.dtype.newbyteorder("<") != spec.dtype or not spec.accepts(array.shape):
-        raise SourceError(
-            "an image that differs from the first one",
-            file=str(path),
-            feature=spec.name,
-            expected=str(spec),
-            got=f"{array.dtype.name} {list(array.shape)}",
-        )
+    check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array
     if found != spec.codec[0]["format"]:

@@ -20,7 +20,7 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
 from seqrecord.sources.originals import Originals, has_file
-from seqrecord.sources.specs import feature_name, feature_spec, text_spec
+from seqrecord.sources.specs import check_like_first, feature_name, feature_spec, text_spec
 from seqrecord.text import repr_of
 
 __all__ = ["FORMAT", "LOG_TIME", "Mcap"]
@@ -334,14 +334,7 @@ class _TopicFeatures:
             elif isinstance(value, str):
                 frame[spec.name] = value
             elif value is not None:
-                if value.dtype != spec.dtype or not spec.accepts(value.shape):
-                    raise SourceError(
-                        "a message that differs from the first one",
-                        file=str(path),
-                        feature=spec.name,
-                        expected=str(spec),
-                        got=f"{value.dtype.name} {list(value.shape)}",
-                    )
+                check_like_first("a message", value.dtype, value.shape, spec, path)
                 frame[spec.name] = value if order is None else value[order]
         return frame
 

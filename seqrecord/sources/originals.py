@@ -27,8 +27,8 @@ __all__ = [
 
 MAX_DEPTH = 32  # a link that leads back up would never end
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
-_QUICK = 10_000  # entries that are looked at to see which format fits
-_QUICK_FOLDER = 1000  # of them in one folder
+_MOST_ENTRIES = 10_000  # entries that are looked at to see which format fits
+_MOST_OF_FOLDER = 1000  # of them in one folder
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
     """Folders, each with names of what it holds and whether that is a folder, the first of all."""
     looked = 0
     waiting = [(root, 0)]
-    while waiting and looked < _QUICK:
+    while waiting and looked < _MOST_ENTRIES:
         folder, depth = waiting.pop()
-        names = dict(islice(list_folder(folder), _QUICK_FOLDER))
+        names = dict(islice(list_folder(folder), _MOST_OF_FOLDER))
         looked += len(names)
         yield folder, names
         if depth < MAX_DEPTH:

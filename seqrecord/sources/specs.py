@@ -14,6 +14,7 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
 
 __all__ = [
+    "check_like_first",
     "check_spec",
     "chosen_names",
     "chosen_schema",
@@ -135,3 +136,18 @@ def check_spec(dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, 
     if not spec.accepts(shape):
         wanted = ["any" if size is None else size for size in spec.shape]
         raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))
+
+
+def check_like_first(
+    what: str, dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path
+) -> None:
+    """Raises `SourceError` unless an array of `dtype` and `shape` is one of `spec`, which is that
+    of the first one. The message says `what` it is: "an image"."""
+    if dtype != spec.dtype or not spec.accepts(shape):
+        raise SourceError(
+            f"{what} that differs from the first one",
+            file=str(path),
+            feature=spec.name,
+            expected=str(spec),
+            got=f"{dtype.name} {list(shape)}",
+        )
