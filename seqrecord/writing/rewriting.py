@@ -234,15 +234,14 @@ class _Rewriter:
                 "the record files do not give the episodes of the index; see `seqrecord verify`",
                 file=storage.url,
             )
-        try:
-            with SmallFiles(storage, self._writer) as small:
-                manifest = put_version(small, base, version)
-        except ConflictError as error:
-            raise ConflictError(
-                "another writer committed meanwhile; the files that were being rewritten stay as "
-                "they are: try again",
-                file=storage.url,
-            ) from error
+        with SmallFiles(storage, self._writer) as small:
+            manifest = put_version(
+                small,
+                base,
+                version,
+                refused="another writer committed meanwhile; the files that were being rewritten "
+                "stay as they are: try again",
+            )
         self._opened = replace(self._opened, manifest=manifest, footers=footers)
         return list(sizes)
 
@@ -306,9 +305,9 @@ class _CopiedFiles:
 
     def add(self, part: EpisodePart, chunk: StoredChunk) -> None:
         """Add a chunk of an episode, of which another file says `part`."""
-        first, num_frames = int(chunk.row["first_frame"][0]), int(chunk.row["num_frames"][0])
         if self._file is not None and (
-            self._file.is_full(self._record_bytes) or not self._fits(part, chunk.group, first)
+            self._file.is_full(self._record_bytes)
+            or not self._fits(part, chunk.group, chunk.first_frame)
         ):
             self.close()
         if self._file is None:
@@ -320,7 +319,7 @@ class _CopiedFiles:
         self._uids.add(part.uid)
         self._part = part
         self._file.add(part, chunk)
-        self._ends[chunk.group] = first + num_frames
+        self._ends[chunk.group] = chunk.first_frame + chunk.num_frames
 
     def close(self) -> None:
         """Finish the open file."""

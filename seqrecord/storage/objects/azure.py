@@ -200,7 +200,7 @@ class AzureContainer(Bucket):
         except ValueError:
             secret = b""
         if not secret:
-            raise AccessError("the account key is not one: it is not base64", file=self.shown)
+            raise AccessError("the account key is not base64", file=self.shown)
         digest = hmac.digest(secret, "\n".join(lines).encode(), "sha256")
         return urlencode({**said, "sig": base64.b64encode(digest).decode()})
 
