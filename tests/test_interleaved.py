@@ -35,7 +35,7 @@ from seqrecord.writing.features import add_feature
 from seqrecord.writing.merging import merge_datasets
 from seqrecord.writing.rewriting import rewrite_files
 from seqrecord.writing.splits import split_dataset
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon, abandonable
 from tests.storage_doubles import Between, FailAt, FaultyStorage, LosesAnswer
 from tests.test_edits import write
@@ -78,7 +78,7 @@ def features(path: Path) -> set[str]:
 
 def splits(path: Path) -> int:
     with seqrecord.open(path) as dataset:
-        return len(dataset.manifest.splits)
+        return len(dataset.contents.manifest.splits)
 
 
 def column(where: Any) -> None:

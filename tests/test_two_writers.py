@@ -36,7 +36,7 @@ from seqrecord.writing.edits import delete_episodes
 from seqrecord.writing.features import add_feature, drop_features
 from seqrecord.writing.rewriting import rewrite_files
 from seqrecord.writing.splits import split_dataset
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon, abandonable
 from tests.storage_doubles import Between, CountingStorage
 

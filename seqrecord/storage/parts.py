@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import FileInfo, Unfinished, check_buffers, check_path, short_read
 from seqrecord.storage.ranges import ByteRange
 

@@ -23,11 +23,11 @@ from typing import IO, Any
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import ResourceError, StorageError
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
+from seqrecord.processes.threads import start
 from seqrecord.storage.base import check_rewind
 from seqrecord.storage.parts import WholeFiles, encode_part, part_path
 from seqrecord.storage.ranges import check_wanted, unwanted_if
-from seqrecord.threads import start
 
 __all__ = ["FILE_POOL", "FilePool", "Hold", "SpooledUpload", "UploadTiming"]
 

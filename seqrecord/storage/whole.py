@@ -15,7 +15,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
 from seqrecord.storage.parts import PARTS, Content, WholeFiles, unfinished_uploads
 from seqrecord.storage.ranges import ByteRange, check_wanted

@@ -36,8 +36,8 @@ from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edits import edit_path, next_number
 from seqrecord.writing.features import loses_data
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
-from seqrecord.writing.statistics import merged, stored_statistics
 from seqrecord.writing.stored_schema import is_passthrough
+from seqrecord.writing.stored_statistics import merged, stored_statistics
 
 __all__ = ["MergeReport", "merge_datasets"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from seqrecord.reading.dataset import opened
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import opened
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import common

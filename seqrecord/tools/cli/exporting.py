@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from seqrecord.reading.reader import open_dataset
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
 from seqrecord.writing.export import export as export_episode

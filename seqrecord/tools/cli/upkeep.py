@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from seqrecord.reading.reader import open_dataset
-from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.statistics.by_feature import num_channels
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
@@ -18,7 +18,7 @@ from seqrecord.units import format_size
 from seqrecord.writing.cleaning import clean as remove_old
 from seqrecord.writing.rewriting import LEAST_DEAD, RewriteProgress, rewrite_files
 from seqrecord.writing.splits import split_dataset
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 
 __all__ = ["cache", "clean", "split", "stats"]
 
