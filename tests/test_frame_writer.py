@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import Control, FrameQueue
-from seqrecord.writing.recording import Begin, End, Recording
+from seqrecord.writing.frame_queue import FrameQueue, Task
+from seqrecord.writing.frame_writer import FrameWriter
 
 FRAME_BYTES = 1 << 20
 CHUNK_FRAMES = 32
@@ -39,6 +39,7 @@ class Machine:
     now: float = 100.0
     put_at: float = 0.0
     is_over: bool = False
+    has_ended: bool = False
     num_frames: int = 0
     storing_seconds: float = 0.0
     quick: list[bool] = field(default_factory=list)
@@ -48,21 +49,23 @@ class Machine:
     _chunk: float = 0.0
 
     def __post_init__(self) -> None:
+        self.writer = FrameWriter(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
         count = int(self.frames_per_second * self.seconds)
         self.coming = deque(100.0 + (1 + n) / self.frames_per_second for n in range(count))
-        self.words: deque[Control] = deque([Begin("a", {}, None)])
+        self.tasks = deque([Task(lambda: self.writer.begin("a", {}, None))])
 
     # The queue
 
-    def take(self, seconds: float | None) -> Frame | Control | None:
-        if self.words:
-            return self.words.popleft()
+    def take(self, seconds: float | None) -> Frame | Task | None:
+        if self.tasks:
+            return self.tasks.popleft()
         due = self.coming[0] if self.coming else float("inf")
         if due > self.now and seconds is not None and self.now + seconds < due:
             self.now += seconds
             return None
         if not self.coming:
-            return End()
+            self.has_ended = True
+            return Task(self.writer.end)
         self.now = max(self.now, due)
         self.put_at = self.coming.popleft()
         return {"x": np.zeros(1)}
@@ -115,10 +118,9 @@ class Machine:
         self._chunk = 0.0
 
     def run(self) -> Machine:
-        recording = Recording(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
-        while not isinstance(recording.step(), End):
-            pass
-        assert recording.safe_frames == recording.written_frames == self.num_frames
+        while not self.has_ended:
+            self.writer.step()
+        assert self.writer.safe_frames == self.writer.written_frames == self.num_frames
         return self
 
     @property
