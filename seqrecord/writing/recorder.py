@@ -87,8 +87,8 @@ class SeqRecordRecorder:
             them when their turn comes; `raise` and `drop` keep to memory. Where there is no room,
             `append` raises `QueueFullError`, and with `drop` counts the frame and goes on: the
             episode then has a gap there.
-        spill_folder: where frames are spilled, into files without names, so that a kill leaves none;
-            by default the system's folder for temporary files.
+        spill_folder: where frames are spilled, into files without names, of which no kill leaves
+            any; by default the system's folder for temporary files.
         flush_seconds: how often what was recorded is made safe from a kill; each flush ends a
             chunk, so that fewer frames than usual are in one.
 
