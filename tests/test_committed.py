@@ -16,7 +16,7 @@ from seqrecord.errors import DestinationError, NotFoundError
 from seqrecord.format.manifest import Manifest, put_manifest, read_manifest, read_tagged
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.writing.destination import begin
+from seqrecord.writing.destination import Destination
 from tests.abandoned import abandon, abandonable
 from tests.made_source import MadeSource
 
@@ -184,7 +184,7 @@ def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) ->
     count = len(record_files(tmp_path))
     assert 3 < count <= 16
     storage = Together(LocalStorage(tmp_path), count)
-    begun = begin(storage, "append")
+    begun = Destination(storage, "append")
     assert begun.finished == EPISODES.keys()
     begun.release()
     assert storage.met == count  # each is asked once
@@ -227,7 +227,7 @@ def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) ->
 
 def test_a_commit_that_would_drop_a_committed_file_fails(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
-    begun = begin(LocalStorage(tmp_path), "append")
+    begun = Destination(LocalStorage(tmp_path), "append")
     record_files(tmp_path)[1].unlink()
     before = contents(tmp_path)
     with pytest.raises(DestinationError, match="nothing is committed"):

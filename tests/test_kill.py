@@ -20,7 +20,7 @@ from seqrecord import convert
 from seqrecord.errors import DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.cleaning import clean
-from seqrecord.writing.destination import WriteMode, begin
+from seqrecord.writing.destination import Destination, WriteMode
 from tests.killed_at import killed_at
 from tests.made_source import MadeSource
 
@@ -193,7 +193,7 @@ def test_killed_before_every_single_step(tmp_path: Path, mode: WriteMode, thorou
         assert killed or now == new
         if now is None:
             with contextlib.suppress(DestinationError):
-                begin(LocalStorage(folder), "create").release()
+                Destination(LocalStorage(folder), "create").release()
         report = convert(few, folder, mode="resume", workers=1, **SETTINGS)
         assert report.manifest.fingerprint == new == _fingerprint(folder)
         clean(folder, older_than=0)
@@ -208,7 +208,7 @@ def test_an_index_that_a_killed_commit_has_left_stays_for_clean(tmp_path: Path) 
     convert(OLD, tmp_path, workers=1, **SETTINGS)
     stray = tmp_path / "index" / "0123456789ab-chunks.arrow"
     stray.write_bytes(b"of a commit that never was")
-    target = begin(LocalStorage(tmp_path), "append")
+    target = Destination(LocalStorage(tmp_path), "append")
     target.commit(target.finished)
     target.release()
     assert stray.exists()

@@ -11,9 +11,9 @@ import pytest
 from seqrecord.format import EpisodePart
 from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.leftovers import recover
 from seqrecord.writing.own_files import new_writer_id, writer_of
 from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.recovery import recover
 from tests.tiny import TINY, tiny_frames
 
 

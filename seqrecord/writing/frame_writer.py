@@ -117,7 +117,7 @@ class FrameWriter:
         began = self._clock()
         is_late = began - put_at > self._flush_seconds * _LATE
         with self._watched(self._episode):
-            self._episode.append(frame, quick=is_late and self._storing_share < _BUSY)
+            self._episode.append(frame, fast=is_late and self._storing_share < _BUSY)
             if self._episode.num_frames == 1:
                 self._episode.settle()  # or the first second's frames are encoded all at once
         self.written_frames += 1

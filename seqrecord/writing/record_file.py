@@ -84,8 +84,8 @@ class RecordFileWriter(RecordFiles):
             lags.begin()
         self._statistics.begin(episode.key)
 
-    def append(self, frame: Frame, *, quick: bool = False) -> None:
-        """Encode the episode's next frame, if need be `quick`. It may lack every feature.
+    def append(self, frame: Frame, *, fast: bool = False) -> None:
+        """Encode the episode's next frame, if need be `fast`. It may lack every feature.
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
@@ -102,7 +102,7 @@ class RecordFileWriter(RecordFiles):
                 got=", ".join(unknown),
             )
         try:
-            encoders = self._fast_encoders if quick else self._encoders
+            encoders = self._fast_encoders if fast else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
@@ -209,7 +209,7 @@ class RecordFileWriter(RecordFiles):
 
     @cached_property
     def _fast_encoders(self) -> Mapping[str, _Encoder]:
-        return {name: _encoder(spec, quick=True) for name, spec in self.schema.items()}
+        return {name: _encoder(spec, fast=True) for name, spec in self.schema.items()}
 
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""
@@ -240,11 +240,11 @@ class RecordFileWriter(RecordFiles):
         return tuple((name, lags) for name, lags in found if lags is not None)
 
 
-def _encoder(spec: FeatureSpec, *, quick: bool = False) -> _Encoder:
+def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
     """Encodes frames of a feature: arrays, `str`, or `bytes` and what is like them."""
     if spec.is_video:
         return _video_encoder(spec)
-    codec = PageCodec(spec, quick=quick)
+    codec = PageCodec(spec, fast=fast)
     if spec.value == "array":
         if spec.is_raw and spec.dtype != np.bool_:
             return _raw_encoder(codec)

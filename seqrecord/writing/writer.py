@@ -23,7 +23,7 @@ from seqrecord.schema import EncodedImage, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
-from seqrecord.writing.destination import WriteMode, begin, check_mode
+from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -117,7 +117,7 @@ class SeqRecordWriter:
         self._episode: EpisodeWriter | None = None  # that was begun last
         self._schema: Schema | None = None  # as it and `_files` are until the features are known
         self._files: RecordFileWriter | None = None
-        self._destination = begin(open_storage(destination, storage_options), mode)
+        self._destination = Destination(open_storage(destination, storage_options), mode)
         self._keys = set(self._destination.finished)  # of episodes found, or written since
         self._ordinal = self._destination.next_ordinal
         try:
@@ -255,17 +255,18 @@ class EpisodeWriter:
         self._writer = writer
         self._metadata = metadata
         self._fps = fps
-        self._pending = _PendingFrames()
+        # Copies of a dataset's first frames, from which its schema is inferred.
+        self._pending: list[Frame] = []
+        self._pending_bytes = 0
         self._files: RecordFileWriter | None = None
         self._failed = False
-        self._has_video = False
 
     @property
     def storing_seconds(self) -> float:
         """How long the writer has waited for its storage so far."""
         return 0.0 if self._files is None else self._files.storing_seconds
 
-    def append(self, frame: Frame, *, quick: bool = False) -> None:
+    def append(self, frame: Frame, *, fast: bool = False) -> None:
         """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
         that stays encoded.
 
@@ -273,7 +274,7 @@ class EpisodeWriter:
         `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
         Any error ends the episode as `abort` does: a dataset holds no recording with a gap in it.
         While the features are not known yet, frames are only collected, and their errors come
-        later. With `quick` the frame is encoded in less time into more bytes, as far as its codecs
+        later. With `fast` the frame is encoded in less time into more bytes, as far as its codecs
         can, and is the same when it is read.
         """
         self._check_open()
@@ -290,14 +291,14 @@ class EpisodeWriter:
                 raise FrameError(
                     "a frame without any feature", episode=self.key, frame=self.num_frames
                 )
-            if self._files is None and self._writer._schema is not None:
-                self._begin()
-            if self._files is not None:
-                self._files.append(frame, quick=quick)
+            if self._files is not None or self._writer._schema is not None:
+                self._begun().append(frame, fast=fast)
             else:
-                self._pending.append(frame)
-                if self._pending.are_enough:
-                    self._begin()
+                copy = {name: _copied(item) for name, item in frame.items()}
+                self._pending.append(copy)
+                self._pending_bytes += sum(_nbytes(item) for item in copy.values())
+                if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
+                    self._begun()
         self.num_frames += 1
 
     def append_video(self, name: str, gops: Iterable[Gop]) -> None:
@@ -317,20 +318,17 @@ class EpisodeWriter:
                     episode=self.key,
                     feature=name,
                 )
-            if self._files is None:
-                self._begin()
-            assert self._files is not None
+            files = self._begun()
             for gop in gops:
-                self._files.append_video(name, gop)
-                self._has_video = True
+                files.append_video(name, gop)
 
     def settle(self) -> None:
         """Take the features to be those of the frames so far: from here on frames are encoded as
         they come."""
         self._check_open()
-        if self._files is None and self.num_frames:
+        if self.num_frames:
             with self._forget_on_error():
-                self._begin()
+                self._begun()
 
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
@@ -347,12 +345,9 @@ class EpisodeWriter:
         """Finish the episode: from here on neither an error nor a kill loses it."""
         self._check_open()
         with self._forget_on_error():
-            if self.num_frames == 0 and not self._has_video:
+            if self._files is None and not self.num_frames:
                 raise FrameError("an episode without frames", episode=self.key)
-            if self._files is None:
-                self._begin()
-            assert self._files is not None
-            self._files.end()
+            self._begun().end()
         self.is_open = False
         self._writer._keys.add(self.key)
 
@@ -401,9 +396,12 @@ class EpisodeWriter:
             self.abort()
             raise
 
-    def _begin(self) -> None:
-        """Begin it in the record files; the frames so far tell the features, if need be."""
-        writer, pending = self._writer, self._pending.take()
+    def _begun(self) -> RecordFileWriter:
+        """The record files, in which the episode has begun; from its frames so far the features
+        are inferred, if need be."""
+        if self._files is not None:
+            return self._files
+        writer, pending, self._pending = self._writer, self._pending, []
         if writer._files is None:
             with located(SchemaError, episode=self.key):
                 writer._use(infer_schema(pending))
@@ -419,33 +417,7 @@ class EpisodeWriter:
         writer._ordinal += 1
         for frame in pending:
             self._files.append(frame)
-
-
-class _PendingFrames:
-    """Copies of a dataset's first frames, which wait until its schema can be known from them.
-
-    Callers may fill the same arrays again for their next frame.
-    """
-
-    def __init__(self) -> None:
-        self._frames: list[Frame] = []
-        self._nbytes = 0
-
-    @property
-    def are_enough(self) -> bool:
-        """Whether they fill a chunk: then the schema is inferred."""
-        return len(self._frames) == CHUNK_FRAMES or self._nbytes >= CHUNK_BYTES
-
-    def append(self, frame: Frame) -> None:
-        """Keep a copy of a frame."""
-        copy = {name: _copied(item) for name, item in frame.items()}
-        self._frames.append(copy)
-        self._nbytes += sum(_nbytes(item) for item in copy.values())
-
-    def take(self) -> list[Frame]:
-        """The frames; none is left."""
-        frames, self._frames, self._nbytes = self._frames, [], 0
-        return frames
+        return self._files
 
 
 def _copied(item: Any) -> Any:
