@@ -29,15 +29,14 @@ from seqrecord.errors import (
 )
 from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.stored_statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -45,6 +44,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
+from seqrecord.writing.stored_statistics import stored_statistics
 
 __all__ = [
     "Values",
