@@ -13,7 +13,7 @@ import pytest
 from seqrecord.storage import Storage, StorageWrapper, open_storage
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.storage.spooled import UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.gcs_stub import GcsStub
 from tests.services import Azurite, Moto
@@ -68,10 +68,9 @@ class Place:
 def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
     """The storage, which from now on waits little and divides what has few bytes.
 
-    What fails is tried again soon, and checkpoints are kept at once. From 2 MiB on, a sixteenth of
-    what is usual, files are sent while they are written; pieces have 320 KiB.
+    What fails is tried again soon, and checkpoints are kept at once. Parts and pieces are a
+    sixteenth of what is usual.
     """
-    sizes = {"part_bytes": 8 << 16, "send_from_bytes": 32 << 16}
     inner = storage
     while isinstance(inner, StorageWrapper):
         if isinstance(inner, RetryingStorage):
@@ -79,7 +78,7 @@ def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
         inner = inner.inner
     if isinstance(inner, WholeFileStorage):
         inner.retrier.first_wait = 0.01
-        inner.timing = UploadTiming(0.0, leave_seconds=leave_seconds, **sizes)
+        inner.timing = UploadTiming(0.0, 8 << 16, leave_seconds=leave_seconds)
     if isinstance(inner, ObjectStorage):
         inner.piece_bytes = 5 << 16
     return storage

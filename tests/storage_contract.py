@@ -22,7 +22,7 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.spooled import UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.services.process import wait_for
 

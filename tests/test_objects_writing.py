@@ -29,7 +29,6 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.ranges import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
@@ -40,7 +39,6 @@ from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
 
 # As a hastened storage sees them:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # is sent in pieces
-LONG = LARGE * 4  # is sent while it is written
 SOURCE = MadeSource()
 SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
 
@@ -234,88 +232,6 @@ def test_an_upload_repeats_what_fails(place: Place, kind: str, size: int) -> Non
         storage.close()
 
 
-@pytest.mark.slow
-def test_a_file_of_many_mebibytes_is_sent_while_it_is_written(place: Place) -> None:
-    data = LONG * 16
-    assert ObjectStorage.piece_bytes >= 5 << 20  # S3 takes no smaller ones
-    with FaultProxy(place.host) as proxy:
-        storage = place.open(proxy.host)
-        upload = storage.create(PATH)
-        upload.write(data)
-        wait_for(lambda: proxy.requests >= 3)
-        assert place.names() == []
-        upload.commit()
-        assert get(storage, PATH) == data
-        storage.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [None, "lost", "reset", "503"])
-def test_a_long_file_is_sent_while_it_is_written(place: Place, kind: str | None) -> None:
-    with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host)
-        upload = storage.create(PATH)
-        proxy.fault = Scripted(
-            [None, kind, kind, None, kind], lambda request: request.method in ("PUT", "POST")
-        )
-        upload.write(LONG)
-        wait_for(lambda: proxy.requests >= 3)
-        assert place.names() == []
-        upload.write(b"the end")
-        upload.commit()
-        assert kind is None or proxy.faults[kind] >= 1
-        assert get(storage, PATH) == LONG + b"the end"
-        assert place.names() == [f"data/set/{PATH}"]
-        storage.close()
-
-
-@pytest.mark.parametrize("end", ["abort", "rewind"])
-def test_nothing_is_left_of_what_was_sent_and_is_not_wanted(
-    place: Place, request: pytest.FixtureRequest, end: str
-) -> None:
-    with FaultProxy(place.host) as proxy:
-        storage = place.hasty(proxy.host)
-        upload = storage.create(PATH)
-        upload.write(LONG)
-        wait_for(lambda: proxy.requests >= 3)
-        if end == "rewind":
-            upload.rewind(100)
-            upload.commit()
-            assert get(storage, PATH) == LONG[:100]
-        upload.abort()
-        storage.close()
-    assert place.names() == ([f"data/set/{PATH}"] if end == "rewind" else [])
-    if place.kind == "s3":
-        bucket = place.url.split("/")[2]
-        found = request.getfixturevalue("moto").client().list_multipart_uploads(Bucket=bucket)
-        assert "Uploads" not in found
-
-
-def test_a_writer_hears_what_fails_while_a_file_is_sent(place: Place) -> None:
-    image = np.random.default_rng(2).integers(0, 255, (1 << 16,), np.uint8)
-    with FaultProxy(place.host) as proxy:
-        storage = place.hasty(proxy.host)
-        writer = seqrecord.SeqRecordWriter(storage, codecs="raw", chunk_frames=1)
-        with writer.episode("a") as episode:
-            episode.append({"x": image})
-        episode = writer.episode("b")
-        for _ in range(35):
-            episode.append({"x": image})
-        wait_for(lambda: bool(storage.unfinished("records")))  # `a` is kept, and all is being sent
-        proxy.fault = lambda request: "403" if request.method in ("PUT", "POST") else None
-
-        def more() -> None:
-            while True:
-                episode.append({"x": image})
-
-        with pytest.raises(AccessError, match="access is refused"):
-            more()
-        with pytest.raises(DestinationError, match=r"access is refused.*--resume"):
-            writer.close()
-    with seqrecord.SeqRecordWriter(place.open(), mode="resume") as resumed:
-        assert resumed.finished_keys == {"a"}
-
-
 def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -> None:
     upload = storage.create(PATH)
     upload.write(DATA[:30_000])
@@ -343,7 +259,7 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
         nonlocal kept
         found = seen.unfinished("records")
         kept = found[0].checkpoints() if found else kept
-        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading("seqrecord-upload")
+        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading()
 
     stops = [1 << 16, len(data) // 11 * 9, len(data)]
     try:
@@ -357,21 +273,19 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
     return kept, True
 
 
-def _uploading(*names: str) -> bool:
-    return bool(own_threads(*names or ("seqrecord-upload", "seqrecord-send")))
+def _uploading() -> bool:
+    return bool(own_threads("seqrecord-upload"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", ["403", "lost"])
-@pytest.mark.parametrize("data", [LARGE, LONG], ids=["large", "long"])
-def test_cut_off_after_any_request(place: Place, data: bytes, last: str) -> None:
+def test_cut_off_after_any_request(place: Place, last: str) -> None:
     """As by a kill: of the last request the service may see nothing, or do what it asks.
 
-    What follows is refused, which nobody repeats. A long file is sent while it is written.
+    What follows is refused, which nobody repeats.
     """
-    seen = place.open()
-    # Of a long file one half of the requests for each end: they are much alike.
-    for number in range(data is LONG and last == "lost", 100, 2 if data is LONG else 1):
+    seen, data = place.open(), LARGE
+    for number in range(100):
         with FaultProxy(place.host) as proxy:
             proxy.fault = Scripted([*[None] * number, last, *["403"] * 1000])
             # A thread may be in a request that obstore repeats until its deadline.
@@ -516,7 +430,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
 _SCRIPT = """
 import pickle, sys
 from seqrecord import convert
-from seqrecord.storage.spooled import UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.made_source import EndlessSource
 
