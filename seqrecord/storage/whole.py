@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.forks import PerProcess
-from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
+from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, tag_of
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
@@ -27,7 +26,7 @@ from seqrecord.storage.uploads import (
     unfinished_uploads,
 )
 
-__all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
+__all__ = ["Pieces", "WholeFileStorage", "files_of"]
 
 _COMPARED_BYTES = 1 << 20  # of a file that may be ours: a record file begins with a random id
 
@@ -193,11 +192,6 @@ class Pieces:
             check_wanted(self._file)
             yield self._content.read(at, at + self.length)
         self.is_read = True
-
-
-def tag_of(data: bytes) -> str:
-    """The tag of a file that holds `data`: whichever client reads it, it is the same."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def files_of(folder: str, found: Iterable[tuple[str, int, float]]) -> list[FileInfo]:

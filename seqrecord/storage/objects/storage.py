@@ -27,6 +27,7 @@ from seqrecord.storage.base import (
     StorageWrapper,
     Upload,
     check_path,
+    tag_of,
 )
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.objects.bucket import Bucket
@@ -34,7 +35,7 @@ from seqrecord.storage.objects.reader import whole_of
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier, put_once
 from seqrecord.storage.uploads import Content
-from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
+from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
 __all__ = ["ObjectStorage", "can_copy_on_server", "copy_on_server"]
 
