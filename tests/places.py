@@ -71,16 +71,13 @@ def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
     What fails is tried again soon, and checkpoints are kept at once. Parts and pieces are a
     sixteenth of what is usual.
     """
-    inner = storage
-    while isinstance(inner, StorageWrapper):
-        if isinstance(inner, RetryingStorage):
-            inner.retrier.first_wait = 0.01
-        inner = inner.inner
-    if isinstance(inner, WholeFileStorage):
-        inner.retrier.first_wait = 0.01
-        inner.timing = UploadTiming(0.0, 8 << 16, leave_seconds=leave_seconds)
-    if isinstance(inner, ObjectStorage):
-        inner.piece_bytes = 5 << 16
+    for each in _layers(storage):
+        if isinstance(each, (RetryingStorage, WholeFileStorage)):
+            each.retrier.first_wait = 0.01
+        if isinstance(each, WholeFileStorage):
+            each.timing = UploadTiming(0.0, 8 << 16, leave_seconds=leave_seconds)
+        if isinstance(each, ObjectStorage):
+            each.piece_bytes = 5 << 16
     return storage
 
 
@@ -90,12 +87,17 @@ def giving_up(storage: Storage, seconds: float) -> Storage:
     Its attempts still take the time that they need: they have a quarter of the `deadline` that it
     was opened with, and on a busy machine a short one ends them all before any is answered.
     """
-    inner = storage
-    while isinstance(inner, StorageWrapper):
-        if isinstance(inner, RetryingStorage):
-            inner.retrier.deadline = seconds
-        inner = inner.inner
+    for each in _layers(storage):
+        if isinstance(each, (RetryingStorage, WholeFileStorage)):
+            each.retrier.deadline = seconds
     return storage
+
+
+def _layers(storage: Storage) -> Iterator[Storage]:
+    yield storage
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+        yield storage
 
 
 @contextmanager

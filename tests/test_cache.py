@@ -197,17 +197,6 @@ def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
     assert cached.count("hits") == cached.count("misses") == 0
 
 
-def test_two_storages_do_not_mix_their_files(tmp_path: Path) -> None:
-    both = [LocalStorage(tmp_path / name) for name in ("a", "b")]
-    for number, local in enumerate(both):
-        put(local, PATH, b"%d" % number * 100)
-    for _ in range(2):
-        for number, local in enumerate(both):
-            storage = CachedStorage(local, tmp_path / "cache", LIMIT)
-            assert get(storage, PATH) == b"%d" % number * 100
-            storage.close()
-
-
 def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "remote")
     put(local, PATH, DATA)

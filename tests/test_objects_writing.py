@@ -8,10 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,30 +83,6 @@ def test_a_whole_bucket(place: Place) -> None:
 # Conditional puts
 
 
-def test_a_put_wants_what_was_there(storage: Storage) -> None:
-    storage.put("manifest.json", b"one", expected=None)
-    data, tag = storage.read_whole("manifest.json", 100)
-    assert data == b"one"
-    with pytest.raises(ConflictError):
-        storage.put("manifest.json", b"two", expected=None)
-    storage.put("manifest.json", b"three", expected=tag)
-    with pytest.raises(ConflictError, match=r"manifest\.json"):
-        storage.put("manifest.json", b"four", expected=tag)
-    assert storage.read_whole("manifest.json", 100)[0] == b"three"
-    storage.remove("manifest.json")
-    with pytest.raises(ConflictError):
-        storage.put("manifest.json", b"five", expected=tag)
-    with pytest.raises(NotFoundError):
-        storage.read_whole("manifest.json", 100)
-
-
-def test_what_is_too_large_is_not_read_whole(storage: Storage) -> None:
-    storage.put("manifest.json", DATA, expected=None)
-    assert storage.read_whole("manifest.json", len(DATA))[0] == DATA
-    with pytest.raises(StorageError, match="is too large"):
-        storage.read_whole("manifest.json", len(DATA) - 1)
-
-
 def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storage) -> None:
     other = place.open(backend="urllib3")
     storage.put("manifest.json", b"one", expected=None)
@@ -121,42 +95,6 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     with pytest.raises(ConflictError):
         other.put("manifest.json", b"three", expected=tag)
     other.close()
-
-
-def test_of_many_writers_one_comes_first(place: Place) -> None:
-    storages = [place.open() for _ in range(6)]
-    storages[0].put("manifest.json", b"old", expected=None)
-    tags = [storage.read_whole("manifest.json", 100)[1] for storage in storages]
-    start = threading.Barrier(len(storages))
-
-    def commit(number: int) -> bool:
-        start.wait()
-        try:
-            storages[number].put("manifest.json", b"%d" % number, expected=tags[number])
-        except ConflictError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(len(storages)) as pool:
-        won = list(pool.map(commit, range(len(storages))))
-    assert sum(won) == 1
-    assert storages[0].read_whole("manifest.json", 100)[0] == b"%d" % won.index(True)
-    for storage in storages:
-        storage.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["reset", "lost", "503"])
-def test_a_put_whose_answer_is_lost_has_succeeded(place: Place, kind: str) -> None:
-    with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host)
-        for data, before in ((b"one", None), (b"two", b"one")):
-            tag = None if before is None else storage.read_whole("manifest.json", 9)[1]
-            proxy.fault = Scripted([kind, kind], lambda request: request.method == "PUT")
-            storage.put("manifest.json", data, expected=tag)
-            assert storage.read_whole("manifest.json", 9)[0] == data
-        assert proxy.faults[kind] >= 2
-        storage.close()
 
 
 def test_puts_at_the_same_time_are_tried_again(place: Place) -> None:
@@ -172,17 +110,6 @@ def test_puts_at_the_same_time_are_tried_again(place: Place) -> None:
 
 
 # Lists
-
-
-def test_files_have_sizes_and_times(storage: Storage) -> None:
-    put(storage, "records/b", b"123")
-    put(storage, "records/a", b"")
-    put(storage, "records/sub/c", b"x")
-    put(storage, "records/.hidden", b"x")
-    files = storage.files("records")
-    assert [(file.path, file.size) for file in files] == [("records/a", 0), ("records/b", 3)]
-    assert all(abs(file.modified - time.time()) < 3600 for file in files)
-    assert storage.files("nothing") == []
 
 
 def test_what_stands_for_a_folder_is_no_file(place: Place, storage: Storage) -> None:
@@ -209,45 +136,6 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
         again.commit()
     again.abort()
     assert place.names() == [f"data/set/{PATH}"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1000, len(LARGE)])
-@pytest.mark.parametrize("kind", ["reset", "lost", "503"])
-def test_an_upload_repeats_what_fails(place: Place, kind: str, size: int) -> None:
-    with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host)
-        upload = storage.create(PATH)
-        upload.write(LARGE[:size])
-        proxy.fault = Scripted(
-            [kind, None, kind, None, None, kind], lambda request: request.method in ("PUT", "POST")
-        )
-        upload.commit()
-        assert proxy.faults[kind] >= 1
-        # Requests for pieces are repeated, and not counted, by obstore.
-        assert kind == "lost" or size > 1000 or storage.counters()["retries"] >= 1
-        proxy.fault = None
-        assert get(storage, PATH) == LARGE[:size]
-        assert storage.unfinished("records") == []
-        storage.close()
-
-
-def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -> None:
-    upload = storage.create(PATH)
-    upload.write(DATA[:30_000])
-    upload.checkpoint(b"one")
-    upload.write(DATA[30_000:70_000])
-    upload.checkpoint(b"two")
-    upload.write(DATA[70_000:])
-    storage.close()
-    other = place.open()
-    assert other.files("records") == []
-    both = [(30_000, b"one"), (70_000, b"two")]
-    assert left(other) == [(PATH, both, DATA[:70_000])]
-    other.remove(PATH)
-    assert other.unfinished("records") == []
-    assert place.names() == []
-    other.close()
 
 
 def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[int, bytes]], bool]:

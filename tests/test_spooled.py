@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,62 +195,6 @@ def test_a_part_is_as_documented(store: Store) -> None:
     head = struct.pack("<IQQI", 1, 5, 9, 2)
     body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
     assert part == b"SEQPART\0" + struct.pack("<I", crc32c(body)) + body
-
-
-@pytest.mark.usefixtures("never_due")
-def test_what_is_long_is_several_parts(store: Store) -> None:
-    store.part_bytes = 30_000
-    upload = store.upload(PATH)
-    for start in range(0, 100_000, 10_000):
-        upload.write(DATA[start : start + 10_000])
-        if start in (20_000, 30_000, 90_000):
-            upload.checkpoint(b"%d" % start)
-    upload.leave()
-    assert len(store.parts) == 4
-    (left,) = store.unfinished()
-    assert left.checkpoints() == [(30_000, b"20000"), (40_000, b"30000"), (100_000, b"90000")]
-    assert read(left, 0, 100_000) == DATA
-    assert read(left, 29_999, 60_001) == DATA[29_999:60_001]
-
-
-@pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("offset", [0, 1, 25_000, 29_999, 30_000, 31_000, 47_000])
-def test_rewound_to_anywhere(store: Store, offset: int) -> None:
-    upload = store.upload(PATH)
-    upload.write(DATA[:25_000])
-    upload.checkpoint(b"one")
-    wait_for(lambda: saved(store, 25_000))
-    upload.write(DATA[25_000:30_000])
-    upload.checkpoint(b"two")
-    wait_for(lambda: saved(store, 30_000))
-    upload.write(DATA[30_000:47_000])
-    upload.rewind(offset)
-    assert upload.tell() == offset
-    upload.write(b"new")
-    upload.checkpoint(b"three")
-    expected = DATA[:offset] + b"new"
-    three = (len(expected), b"three")  # meanwhile there may be no checkpoint that counts
-    wait_for(lambda: [each.checkpoints()[-1:] for each in store.unfinished()] == [[three]])
-    (left,) = store.unfinished()
-    notes = [(size, note) for size, note in ((25_000, b"one"), (30_000, b"two")) if size <= offset]
-    assert left.checkpoints() == [*notes, (len(expected), b"three")]
-    assert read(left, 0, len(expected)) == expected
-    upload.commit()
-    assert store.objects == {PATH: expected}
-
-
-@pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("offset", [0, 1, 24_999, 25_000, 29_999])
-def test_a_checkpoint_that_is_taken_back_counts_no_more(store: Store, offset: int) -> None:
-    upload = store.upload(PATH)
-    for stop, note in ((25_000, b"one"), (30_000, b"two")):
-        upload.write(DATA[upload.tell() : stop])
-        upload.checkpoint(note)
-        wait_for(partial(saved, store, stop))
-    upload.rewind(offset)
-    upload.leave()
-    (left,) = store.unfinished()
-    assert left.checkpoints() == ([(25_000, b"one")] if offset >= 25_000 else [])
 
 
 def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
