@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import is_file, list_folder, open_file, read_bytes, unreadable
+from seqrecord.sources.files import is_file, open_file, read_bytes, unreadable
+from seqrecord.sources.originals import find_files
 from seqrecord.sources.remote import remote_files
 from seqrecord.text import repr_of
 
@@ -46,7 +47,6 @@ _ANNOTATION = "annotation."
 _SUBTASK_INDEX = "subtask_index"
 _MAX_INFO_BYTES = 16 << 20
 _MAX_LINES_BYTES = 1 << 30
-_MAX_DEPTH = 2  # of folders of episode tables: chunk-000/file-000.parquet
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 
 
@@ -383,20 +383,12 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
             if line.strip():
                 yield _object(line, f" in line {number + 1}")
         return
-    paths = [place] if place.suffix else sorted(_parquet_files(place, _MAX_DEPTH))
+    paths = [place] if place.suffix else find_files(place, lambda path: path.suffix == ".parquet")
     if not paths:
         raise SourceError("no table of episodes")
     for path in paths:
         for batch in read_batches(path, columns):
             yield from batch.to_pylist()
-
-
-def _parquet_files(folder: Path, depth: int) -> Iterator[Path]:
-    for name, is_folder in list_folder(folder):
-        if is_folder and depth > 1:
-            yield from _parquet_files(folder / name, depth - 1)
-        elif name.endswith(".parquet"):
-            yield folder / name
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recording
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
-from seqrecord.sources.originals import Originals, has_file
+from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.specs import check_like_first, feature_name, feature_spec, text_spec
 from seqrecord.text import repr_of
 
@@ -98,8 +98,6 @@ class Mcap(Originals):
         return self._schema
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        if not self._recordings:
-            raise SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
         return self._episodes
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -137,21 +135,22 @@ class Mcap(Originals):
 
     @cached_property
     def _recordings(self) -> dict[str, Recording]:
-        return {recording.key: recording for recording in find_recordings(self.path)}
+        found = {recording.key: recording for recording in find_recordings(self.path)}
+        if not found:
+            raise SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
+        return found
 
     # --- which topics, and their features ---------------------------------------------------
 
     @cached_property
     def _offered(self) -> dict[str, Topic]:
         """The topics of the first recording that can be read."""
-        first: SourceError | None = None
+        errors = FirstError()
         for recording in self._recordings.values():
-            try:
-                with located(SourceError, episode=recording.key):
-                    return recording.topics()
-            except SourceError as error:
-                first = first or error
-        raise first or SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
+            with errors.skipped(episode=recording.key):
+                return recording.topics()
+        assert errors.first is not None
+        raise errors.first
 
     @cached_property
     def _prefixes(self) -> dict[str, str]:
@@ -195,18 +194,15 @@ class Mcap(Originals):
 
     def _first(self, topic: str, prefix: str) -> _TopicFeatures | None:
         """From the first message that can be read; `None` where no recording has one."""
-        first: SourceError | None = None
+        errors = FirstError()
         for recording in self._recordings.values():
-            try:
-                with located(SourceError, episode=recording.key):
-                    for _, data, path in recording.messages([topic]):
-                        message = decoder(recording.topics()[topic], path)(data, path)
-                        keep, wanted = self.keep_encoded, self.features or None
-                        return _TopicFeatures(prefix, message, path, wanted, keep_encoded=keep)
-            except SourceError as error:
-                first = first or error
-        if first is not None:
-            raise first
+            with errors.skipped(episode=recording.key):
+                for _, data, path in recording.messages([topic]):
+                    message = decoder(recording.topics()[topic], path)(data, path)
+                    keep, wanted = self.keep_encoded, self.features or None
+                    return _TopicFeatures(prefix, message, path, wanted, keep_encoded=keep)
+        if errors.first is not None:
+            raise errors.first
         return None
 
     @cached_property
