@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -220,7 +220,7 @@ def read_batches(
     *,
     features: Container[str] = (),
     rows: int = 65536,
-    episode: int | None = None,
+    first: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a parquet file, so many at a time.
 
@@ -229,7 +229,7 @@ def read_batches(
         columns: those that are read, by default all.
         features: the columns of these names are features; errors say so.
         rows: of a batch, at most.
-        episode: row groups before the first one that may have rows of it are left out.
+        first: the number of the first row; row groups before it are not read.
 
     Raises `SourceError` for what is no parquet file, lacks a column or is damaged.
     """
@@ -251,24 +251,16 @@ def read_batches(
                 expected=name,
                 got=", ".join(names)[:200],
             )
-    groups = None if episode is None else _row_groups(file, episode)
+    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
+    skipped = first - sum(sizes[: groups[0]] if groups else sizes)
     try:
-        yield from file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
+        for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
+            if skipped < batch.num_rows:
+                yield batch.slice(skipped)
+            skipped = max(skipped - batch.num_rows, 0)
     except (pa.ArrowException, OSError) as error:
         raise _parquet_error("a damaged parquet file", path, error) from error
-
-
-def _row_groups(file: Any, episode: int) -> list[int]:
-    """The row groups from the first one on that may have rows of the episode."""
-    paths = [file.schema.column(i).path for i in range(len(file.schema))]
-    position = paths.index("episode_index") if "episode_index" in paths else None
-    for number in range(file.num_row_groups):
-        group = file.metadata.row_group(number)
-        statistics = None if position is None else group.column(position).statistics
-        largest = statistics.max if statistics is not None and statistics.has_min_max else None
-        if not isinstance(largest, int) or largest >= episode:
-            return list(range(number, file.num_row_groups))
-    return []
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:

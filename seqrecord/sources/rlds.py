@@ -86,9 +86,11 @@ class Rlds(Originals):
         return found
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        path = self._folder
         with located(SourceError, episode=info.key):
-            path, offset = self._place(info.metadata)
+            name, offset = info.metadata.get("file"), info.metadata.get("offset")
+            if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
+                raise SourceError("no such episode", file=str(self._folder))
+            path = self._folder / name
             with TfRecordFile(path) as file:
                 data = file.read(file.record_at(offset))
             with _examples(path, offset):
@@ -193,28 +195,17 @@ class Rlds(Originals):
 
     # --- frames -----------------------------------------------------------------------------
 
-    def _place(self, metadata: Mapping[str, Any]) -> tuple[Path, int]:
-        name, offset = metadata.get("file"), metadata.get("offset")
-        if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
-            raise SourceError("no such episode", file=str(self._folder))
-        return self._folder / name, offset
-
     def _columns(self, values: Mapping[str, Values]) -> dict[str, Any]:
         """By feature what its steps hold, which must be as many of each."""
         columns: dict[str, Any] = {}
-        first: RldsFeature | None = None
+        steps: dict[str, int] = {}
         for feature in self._chosen:
             if feature.key not in values:
                 raise ValueError(f"the record lacks {feature.key}")
-            found = values[feature.key]
-            steps = feature.count(found)
-            if first is not None and steps != first.count(values[first.key]):
-                raise ValueError(
-                    f"{steps} steps of {feature.key}, and {first.count(values[first.key])} of "
-                    f"{first.key}"
-                )
-            first = first or feature
-            columns[feature.name] = feature.column(found)
+            steps[feature.key] = feature.count(values[feature.key])
+            columns[feature.name] = feature.column(values[feature.key])
+        if len({*steps.values()}) > 1:
+            raise ValueError(f"other numbers of steps: {steps}")
         return columns
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
