@@ -172,8 +172,7 @@ def test_files_of_several_episodes_are_read_once(
 
     monkeypatch.setattr(pq, "ParquetFile", counted)
     assert sum(len(list(source.frames(info))) for info in infos) == 15
-    rows = "file-000.parquet"  # which are of which episode, and then all of them
-    assert [path.name for path in opens] == ["tasks.parquet", rows, rows]
+    assert [path.name for path in opens] == ["tasks.parquet", "file-000.parquet"]
 
 
 def edit_info(root: Path, **changes: Any) -> None:

@@ -30,8 +30,8 @@ __all__ = [
     "LeRobotFeature",
     "LeRobotInfo",
     "LeRobotVideo",
+    "ParquetTable",
     "number_columns",
-    "read_batches",
     "read_episodes",
     "read_info",
     "read_texts",
@@ -214,53 +214,61 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
         return texts
 
 
-def read_batches(
-    path: Path,
-    columns: Sequence[str] | None = None,
-    *,
-    features: Container[str] = (),
-    rows: int = 65536,
-    first: int = 0,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a parquet file, so many at a time.
+class ParquetTable:
+    """An open parquet file; raises `SourceError` for what is none."""
 
-    Args:
-        path: the file.
-        columns: those that are read, by default all.
-        features: the columns of these names are features; errors say so.
-        rows: of a batch, at most.
-        first: the number of the first row; row groups before it are not read.
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq  # here, since it takes longer to import than this package
 
-    Raises `SourceError` for what is no parquet file, lacks a column or is damaged.
-    """
-    import pyarrow.parquet as pq  # here, since it takes longer to import than this whole package
+        self._path = path
+        try:
+            self._file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
+        except OSError as error:  # also a footer that is damaged
+            raise unreadable(path, error) from error
+        except (pa.ArrowException, ValueError) as error:
+            raise _parquet_error("not a parquet file", path, error) from error
 
-    try:
-        file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
-    except OSError as error:  # also a footer that is damaged
-        raise unreadable(path, error) from error
-    except (pa.ArrowException, ValueError) as error:
-        raise _parquet_error("not a parquet file", path, error) from error
-    names = file.schema_arrow.names
-    for name in columns or ():
-        if name not in names:
-            raise SourceError(
-                "a parquet file that lacks a column",
-                file=str(path),
-                feature=name if name in features else None,
-                expected=name,
-                got=", ".join(names)[:200],
-            )
-    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
-    skipped = first - sum(sizes[: groups[0]] if groups else sizes)
-    try:
-        for batch in file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False):
-            if skipped < batch.num_rows:
-                yield batch.slice(skipped)
-            skipped = max(skipped - batch.num_rows, 0)
-    except (pa.ArrowException, OSError) as error:
-        raise _parquet_error("a damaged parquet file", path, error) from error
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        features: Container[str] = (),
+        rows: int = 65536,
+        first: int = 0,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows, so many at a time.
+
+        Args:
+            columns: those that are read, by default all.
+            features: the columns of these names are features; errors say so.
+            rows: of a batch, at most.
+            first: the number of the first row; row groups before it are not read.
+
+        Raises `SourceError` for a file that lacks a column or is damaged.
+        """
+        names = self._file.schema_arrow.names
+        for name in columns or ():
+            if name not in names:
+                raise SourceError(
+                    "a parquet file that lacks a column",
+                    file=str(self._path),
+                    feature=name if name in features else None,
+                    expected=name,
+                    got=", ".join(names)[:200],
+                )
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
+        skipped = first - sum(sizes[: groups[0]] if groups else sizes)
+        try:
+            for batch in self._file.iter_batches(
+                rows, row_groups=groups, columns=columns, use_threads=False
+            ):
+                if skipped < batch.num_rows:
+                    yield batch.slice(skipped)
+                skipped = max(skipped - batch.num_rows, 0)
+        except (pa.ArrowException, OSError) as error:
+            raise _parquet_error("a damaged parquet file", self._path, error) from error
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
@@ -379,7 +387,7 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
     if not paths:
         raise SourceError("no table of episodes")
     for path in paths:
-        for batch in read_batches(path, columns):
+        for batch in ParquetTable(path).batches(columns):
             yield from batch.to_pylist()
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, read_batches
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable
 from seqrecord.text import repr_of
 
 __all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes"]
@@ -120,14 +120,16 @@ class EpisodeRows:
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
         rows = self._batch_rows
-        return read_batches(path, columns, features=self._schema, rows=rows, first=first)
+        table = self._in_file(path).table
+        return table.batches(columns, features=self._schema, rows=rows, first=first)
 
 
 class _Episodes:
     """Which rows of a file are of which episode, and their times."""
 
     def __init__(self, path: Path) -> None:
-        batches = list(read_batches(path, _ORDER))
+        self.table = ParquetTable(path)
+        batches = list(self.table.batches(_ORDER))
         self._columns = [
             np.concatenate([np.empty(0), *(_column(batch, name) for batch in batches)])
             for name in _ORDER
@@ -170,7 +172,7 @@ class _Episodes:
 def image_bytes(path: Path, name: str) -> bytes:
     """The first image of a column."""
     with located(SourceError, file=str(path)):
-        for batch in read_batches(path, [name], rows=1):
+        for batch in ParquetTable(path).batches([name], rows=1):
             return _image(batch.column(0)[0])
         raise SourceError("a parquet file without rows")
 
