@@ -11,7 +11,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.array_files import NpyFile, array_header, read_array
+from seqrecord.sources.array_files import NpyFile, read_array
 from seqrecord.sources.exported import (
     DESCRIPTION,
     ENDINGS,
@@ -186,9 +186,9 @@ def _read_frame(path: Path, spec: FeatureSpec) -> Any:
     if ending not in IMAGE_FORMATS:
         if spec.codec:
             raise SourceError(f"a {ending} file among kept images", file=str(path))
-        header = array_header(path)
-        check_spec(header.dtype, header.shape, spec, path)
-        return read_array(path)
+        array = read_array(path)
+        check_spec(array.dtype, array.shape, spec, path)
+        return array
     data = read_image_file(path)
     array = decode_image(data, path)
     check_spec(array.dtype, array.shape, spec, path)

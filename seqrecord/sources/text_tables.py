@@ -41,13 +41,21 @@ def rows_of(path: Path, separators: str = "") -> list[tuple[int, list[str]]]:
 
 
 def table(
-    path: Path, rows: _Rows, columns: int, parse: Callable[[str], Any] = float
+    path: Path,
+    rows: _Rows,
+    columns: int,
+    parse: Callable[[str], Any] = float,
+    *,
+    exact: bool = False,
 ) -> npt.NDArray[Any]:
-    """Rows of `columns` finite numbers each: [T, columns]; raises `SourceError` for other rows."""
+    """Rows of `columns` finite numbers each: [T, columns]; raises `SourceError` for other rows.
+
+    What follows in a row does not count, unless it must be `exact`.
+    """
     values = []
     for number, words in rows:
         try:
-            row = [parse(word) for word in words[:columns]]
+            row = [parse(word) for word in (words if exact else words[:columns])]
         except ValueError:
             row = []
         if len(row) != columns or not all(map(math.isfinite, row)):
