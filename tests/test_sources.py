@@ -448,11 +448,11 @@ BROKEN: dict[str, tuple[Damage, str, str, dict[str, object]]] = {
         IMAGE,
         {},
     ),
-    "empty PNG": (_write(IMAGE, b""), "an image that cannot be decoded", IMAGE, {}),
-    "text named PNG": (_write(IMAGE, b"hello" * 20), "an image that cannot be decoded", IMAGE, {}),
+    "empty PNG": (_write(IMAGE, b""), "neither a PNG nor a JPEG image", IMAGE, {}),
+    "text named PNG": (_write(IMAGE, b"hello" * 20), "neither a PNG nor a JPEG image", IMAGE, {}),
     "JPEG named PNG": (
         _write(IMAGE, b"\xff\xd8\xff\xe0\0\x10JFIF" + b"\0" * 50),
-        "an image that cannot be decoded",
+        "an image of another format than its name says",
         IMAGE,
         {},
     ),
@@ -757,7 +757,7 @@ def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
     for file in folder.rglob("*.*"):
         if file.suffix in (".png", ".npy"):
             file.write_bytes(b"")
-    with pytest.raises(SourceError, match=r"an image that cannot be decoded; file: .*image_left"):
+    with pytest.raises(SourceError, match=r"neither a PNG nor a JPEG image; file: .*image_left"):
         TartanAir(tmp_path / "a").schema()
 
 

@@ -23,6 +23,7 @@ from seqrecord.sources.originals import (
     by_key,
     find_folders,
     has_folder,
+    key_of,
 )
 from seqrecord.sources.specs import feature_spec
 
@@ -120,8 +121,7 @@ class SequenceSource(ScannedSource):
 
     def key(self, folder: Path) -> str:
         """A sequence's key: the path below `root`, or the folder's name if it is `root`."""
-        root = self.path
-        return folder.name if folder == root else folder.relative_to(root).as_posix()
+        return key_of(folder, self.path, ending=True)
 
     def exists(self) -> bool:
         """Whether there is a sequence among the first entries of the tree."""
