@@ -598,12 +598,7 @@ BROKEN: dict[str, tuple[Damage, str, str, dict[str, object]]] = {
         {},
     ),
     # the whole trajectory
-    "nothing in it": (
-        _empty,
-        "a trajectory without frames",
-        ".",
-        {},
-    ),
+    "nothing in it": (_empty, "a trajectory without frames", ".", {}),
 }
 
 

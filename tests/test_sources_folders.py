@@ -278,12 +278,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str, dict[str, object]]] = 
         ".",
         {"feature": "rgb", "got": "rgb/ and rgb.npy"},
     ),
-    "a frame twice": (
-        _write("rgb/2.jpg", b""),
-        "two files of one frame",
-        "rgb/2.*",
-        {},
-    ),
+    "a frame twice": (_write("rgb/2.jpg", b""), "two files of one frame", "rgb/2.*", {}),
     "image of another size": (
         _write("rgb/1.png", _bytes(_images(0, 4, 4, 3), "png")),
         "an image that differs from the first one",
