@@ -233,7 +233,7 @@ def test_advice_on_bursts(median: float, bursts: int) -> None:
 def test_the_command(dataset: Path) -> None:
     options = ["--clip-len", 4, "--batch-size", 2, "--features", "image_left,flow", "--stride", 2]
     options += ["--dilation", 2, "--memory-limit", "1GB", "--no-shuffle", "--seed", 3]
-    result = run("bench", dataset, *options, "--threads", 1, "--batches", 2, "--consumer-ms", 5)
+    result = run("bench", dataset, *options, "--threads", 1, "--max-batches", 2, "--consumer-ms", 5)
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{dataset}: 2 batches, 4 clips in ")
     [waiting] = [line for line in lines if line.startswith("  waiting for data ")]
