@@ -17,6 +17,7 @@ from seqrecord.lazy import lazy
 from seqrecord.version import __version__
 
 if TYPE_CHECKING:
+    from seqrecord import edit, export
     from seqrecord.clips.seconds import Seconds
     from seqrecord.clips.tables import ClipSpec
     from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from seqrecord.tools.drawing import draw_timeline, view
     from seqrecord.writing.commits import reindex
     from seqrecord.writing.convert import convert
-    from seqrecord.writing.export import export
     from seqrecord.writing.recorder import SeqRecordRecorder
     from seqrecord.writing.statistics import add_statistics
     from seqrecord.writing.writer import SeqRecordWriter
@@ -83,6 +83,7 @@ __all__ = [
     "collate",
     "convert",
     "draw_timeline",
+    "edit",
     "errors",
     "export",
     "open",
@@ -124,7 +125,6 @@ _IMPORTED_LATER = {
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
-    "export": "writing.export",
     "open": "reading.reader:open_dataset",
     "open_source": "sources.registry",
     "prefetch_to_device": "engine.device.prefetch",

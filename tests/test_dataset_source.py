@@ -21,15 +21,16 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, SeqRecordReader, convert
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
-from seqrecord.sources import format_names, open_source
-from seqrecord.writing.edits import (
+from seqrecord.edit import (
+    add_feature,
     delete_episodes,
+    drop_features,
     relabel_episodes,
     rename_episodes,
     split_episodes,
 )
-from seqrecord.writing.features import add_feature, drop_features
+from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
+from seqrecord.sources import format_names, open_source
 from tests.command_line import main
 from tests.datasets import write_small
 from tests.made_source import MadeSource

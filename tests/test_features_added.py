@@ -18,18 +18,19 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter
+from seqrecord.edit import (
+    add_feature,
+    clean,
+    delete_episodes,
+    drop_features,
+    rename_episodes,
+    values_of_dataset,
+    values_of_files,
+)
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.features import (
-    add_feature,
-    drop_features,
-    values_of_dataset,
-    values_of_files,
-)
 from tests.command_line import main
 
 Model = dict[str, list[dict[str, list[float]]]]

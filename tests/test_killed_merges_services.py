@@ -9,12 +9,9 @@ import pytest
 
 import seqrecord
 from seqrecord import NotFoundError
+from seqrecord.edit import clean, delete_episodes, merge_datasets, rename_episodes, rewrite_files
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import open_storage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.merging import merge_datasets
-from seqrecord.writing.rewriting import rewrite_files
 from tests.fault_proxy import FaultProxy, Request
 from tests.killed_writer import Killer, Writers
 from tests.places import Place

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter
+from seqrecord.edit import merge_datasets
 from seqrecord.format.lags import EpisodeLags, LagCollector, Lags, num_lags
 from seqrecord.writing.commits import reindex
-from seqrecord.writing.merging import merge_datasets
 
 gaps = st.lists(st.integers(1, 1000), max_size=60)
 

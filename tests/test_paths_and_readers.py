@@ -32,7 +32,7 @@ def reader(path: Path) -> Iterator[SeqRecordReader]:
 
 def _exported(dataset: Any, path: Path, **more: Any) -> object:
     target = path / type(dataset).__name__
-    files = seqrecord.export(dataset, "a", target, **more)
+    files = seqrecord.export.to_files(dataset, "a", target, **more)
     return [(file.relative_to(target), file.read_bytes()) for file in files]
 
 

@@ -14,13 +14,13 @@ import pytest
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, reindex, summarize, verify
 from seqrecord.checksum import crc32c
+from seqrecord.edit import clean
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Split, encode_edit
 from seqrecord.format.manifest import Manifest
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.summary import summarize_episode
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
 from tests.tiny import change_manifest
 
 Frames = list[dict[str, Any]]

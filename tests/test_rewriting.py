@@ -17,14 +17,19 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
+from seqrecord.edit import (
+    RewriteProgress,
+    add_feature,
+    clean,
+    delete_episodes,
+    drop_features,
+    merge_datasets,
+    rename_episodes,
+    rewrite_files,
+)
 from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.features import add_feature, drop_features
-from seqrecord.writing.merging import merge_datasets
-from seqrecord.writing.rewriting import RewriteProgress, rewrite_files
 from tests.command_line import main
 from tests.killed_at import killed_at
 from tests.test_features_added import Model, check, content, some, with_feature, without, write

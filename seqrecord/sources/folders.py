@@ -51,7 +51,7 @@ class Folders(Originals):
     in which the first frames of two episodes differ is variable. `features` are the names to read,
     in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
 
-    An episode that `seqrecord.export` has written says what it holds in `seqrecord.json`: its
+    An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
     features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
     lack some, and it may say how many frames it has a second.
 

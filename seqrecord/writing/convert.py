@@ -19,7 +19,7 @@ from seqrecord.threads import usable_cores
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
 from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
-from seqrecord.writing.edits import check_split_name
+from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,

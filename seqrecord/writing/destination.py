@@ -32,7 +32,7 @@ from seqrecord.storage import Storage, map_files
 from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
-from seqrecord.writing.edits import put_splits
+from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.leftovers import recover
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, own_sizes, tidy
 from seqrecord.writing.statistics import statistics_of

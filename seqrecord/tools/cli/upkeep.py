@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from seqrecord.edit import RewriteProgress, rewrite_files, split_dataset
+from seqrecord.edit import clean as remove_old
+from seqrecord.edit.rewriting import LEAST_DEAD
 from seqrecord.reading.reader import open_dataset
 from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
 from seqrecord.statistics.by_feature import num_channels
@@ -15,9 +18,6 @@ from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, Duration, common, is_given
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
-from seqrecord.writing.cleaning import clean as remove_old
-from seqrecord.writing.rewriting import LEAST_DEAD, RewriteProgress, rewrite_files
-from seqrecord.writing.splits import split_dataset
 from seqrecord.writing.statistics import add_statistics
 
 __all__ = ["cache", "clean", "split", "stats"]

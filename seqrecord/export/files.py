@@ -46,13 +46,13 @@ from seqrecord.sources.originals import MAX_DEPTH
 from seqrecord.storage import local_path
 from seqrecord.writing.dataset_source import DatasetSource
 
-__all__ = ["disk_errors", "export", "make_empty"]
+__all__ = ["disk_errors", "make_empty", "to_files"]
 
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
 _MAX_PIXELS = 1 << 26  # Pillow warns of larger images
 
 
-def export(
+def to_files(
     dataset: DatasetLike,
     key: str,
     destination: str | PathLike[str],

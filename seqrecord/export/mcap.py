@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.export.files import disk_errors
 from seqrecord.lazy import required
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -30,9 +31,8 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.mcap import LOG_TIME
 from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
-from seqrecord.writing.export import disk_errors
 
-__all__ = ["export_mcap"]
+__all__ = ["to_mcap"]
 
 _VERSION = 9  # of rosbag2's metadata
 
@@ -45,7 +45,7 @@ Make = Callable[[Any, int], Any]
 """Makes a message of a frame's value and its time in ns."""
 
 
-def export_mcap(
+def to_mcap(
     dataset: DatasetLike,
     destination: str | PathLike[str],
     *,

@@ -38,7 +38,7 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
-from seqrecord.writing.edits import put_edits
+from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.statistics import stored_statistics
