@@ -1,0 +1,170 @@
+"""The benchmark of object stores, on so little data that its figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+import seqrecord
+from benchmarks.tartanair.cloud_line import Line
+from benchmarks.tartanair.cloud_services import SERVICES, make_index
+from benchmarks.tartanair.cloud_table import figures, page, tables
+from tests.services import need_azurite
+from tests.web_server import WebFolder
+
+PUBLISHED = Path(__file__).parents[1] / "tartanair"
+
+
+def test_the_made_index_opens(tmp_path: Path) -> None:
+    make_index(tmp_path, 10_000)
+    dataset = seqrecord.open(tmp_path)
+    assert dataset.num_frames == 10_240
+    assert list(dataset.features) == list("abcde")
+
+
+def runs(**values: list[float]) -> list[dict[str, float]]:
+    rows = zip(*values.values(), strict=True)
+    return [{"others": 0.0} | dict(zip(values, row, strict=True)) for row in rows]
+
+
+RESULTS = {
+    "now/local/epoch": runs(seconds=[9.0, 10.0, 30.0]),
+    "before/local/epoch": runs(seconds=[10.0]),
+    "now/moto/epoch": runs(seconds=[10.0, 11.5, 12.0], first_batch_seconds=[0.5, 0.9, 2.0]),
+    "before/moto/epoch": runs(seconds=[20.0], first_batch_seconds=[3.0]),
+    "now/moto/narrow": runs(bytes_per_second=[96.0]),
+    "client/moto/narrow": runs(bytes_per_second=[100.0]),
+    "now/moto/count": runs(counted=[50.0], bytes=[float(1 << 29)]),
+    "now/moto/open": runs(seconds=[1.5], peak_memory_bytes=[250e6], others=[0.07]),
+}
+
+
+def test_figures_are_ratios_of_medians_of_rows() -> None:
+    found = {
+        figure.what: (*figure.values["moto"], figure.is_reached("moto"))
+        for figure in figures(RESULTS)
+    }
+    assert found == {
+        "behind 1 Gbit/s: bytes/s of the loader / of the client alone": (0.96, None, True),
+        "epoch / epoch from local disk": (1.15, 2.0, False),
+        "first batch, s": (0.9, 3.0, True),
+        "requests / GiB": (100.0, None, True),
+        "large index opened, s": (1.5, None, True),
+        "large index opened, peak MB": (250.0, None, False),
+    }
+    text = tables({"rows": RESULTS})
+    assert "| figure | to reach | moto (S3) | before |" in text
+    assert "| epoch / epoch from local disk | <= 1.1 | **1.15** | 2.00 |" in text
+
+
+def test_the_published_page_is_of_the_published_results() -> None:
+    document = json.loads((PUBLISHED / "cloud.json").read_text())
+    text = (PUBLISHED / "CLOUD.md").read_text()
+    assert text.startswith(page(document))
+
+
+def test_the_page_names_machine_and_versions() -> None:
+    document = {
+        "machine": "a machine",
+        "commits": {"now": "abc", "before": "def"},
+        "services": {"azurite": "3", "moto": "5"},
+        "settings": {
+            "clip_len": 16,
+            "batch_size": 4,
+            "memory_limit": "2GiB",
+            "consumer_seconds": 0.05,
+        },
+        "cores": {"rows": 1, "services": 1},
+        "frames": 640,
+        "index_frames": 100_000_000,
+        "write_frames": {"raw": 160, "balanced": 320},
+        "rows": RESULTS,
+    }
+    text = page(document)
+    for said in ("a machine", "`abc`, before: `def`", "100,000,000 frames", "at most 7% of it"):
+        assert said in text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[WebFolder]:
+    """A web server of a file of 1 MB, which sends ranges of it."""
+    (tmp_path / "data").write_bytes(bytes(range(250)) * 4000)
+    with WebFolder(tmp_path) as server:
+        yield server
+
+
+def fetch(host: str, count: int = 1) -> float:
+    """The seconds in which the file comes, so many times at once."""
+
+    def one(_: int) -> None:
+        with urlopen(f"http://{host}/data") as answer:
+            assert answer.read() == bytes(range(250)) * 4000
+
+    begin = time.monotonic()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(one, range(count)))
+    return time.monotonic() - begin
+
+
+def test_a_line_passes_on_what_comes(folder: WebFolder) -> None:
+    with Line(folder.host) as line:
+        fetch(line.host, 4)
+
+
+def test_a_line_is_as_long_as_it_says(folder: WebFolder) -> None:
+    with Line(folder.host, seconds_away=0.2) as line:
+        assert fetch(line.host) >= 0.4  # the connection, then the answer
+
+
+def test_a_line_is_shared_by_its_connections(folder: WebFolder) -> None:
+    with Line(folder.host, bytes_per_second=5e6) as line:
+        assert fetch(line.host, 3) >= 0.6
+
+
+def test_a_connection_has_its_own_rate(folder: WebFolder) -> None:
+    with Line(folder.host, seconds_away=0.5, connection_bytes_per_second=1.0) as line:
+        # A piece of 256 KiB is under way at a time, and each of four takes a quarter of a second.
+        assert fetch(line.host) >= 0.5 + 0.5 + 3 * 0.25
+
+
+@pytest.mark.service
+@pytest.mark.timeout(400)
+def test_rows_run_and_are_reported(tmp_path: Path) -> None:
+    need_azurite()
+    command = [sys.executable, "-m", "benchmarks.tartanair.cloud", str(tmp_path)]
+    command += [
+        "--frames",
+        "80",
+        "--repeats",
+        "1",
+        "--index-frames",
+        "100000",
+        "--write-frames",
+        "8",
+    ]
+    command += ["--before", "HEAD", "--to", str(tmp_path / "published"), "--rows"]
+    chosen = ["now/*/epoch", "before/moto/epoch", "now/moto/count", "client/moto/stream"]
+    chosen += ["now/azurite/open", "now/azurite/write-raw"]
+    (tmp_path / "published").mkdir()
+    done = subprocess.run([*command, *chosen], check=True, stdout=subprocess.PIPE, text=True)
+    document = json.loads((tmp_path / "published" / "cloud.json").read_text())
+    last = {name: runs[-1] for name, runs in document["rows"].items()}
+    read = {last[f"now/{place}/epoch"]["bytes"] for place in ("local", *SERVICES)}
+    assert read == {last["before/moto/epoch"]["bytes"]}
+    assert last["client/moto/stream"]["bytes"] > 0
+    assert last["now/moto/count"]["counted"] > 2
+    assert last["now/azurite/open"]["frames"] == 102_400
+    assert last["now/azurite/write-raw"]["bytes_per_second"] > 0
+    text = (tmp_path / "published" / "CLOUD.md").read_text()
+    assert "| epoch / epoch from local disk | <= 1.1 |" in text
+    assert "| epoch / epoch from local disk | <= 1.1 |" in done.stdout
+    assert not (tmp_path / "services").exists()
+    assert not (tmp_path / "before-tree").exists()

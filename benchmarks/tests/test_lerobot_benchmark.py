@@ -1,0 +1,210 @@
+"""The benchmark against LeRobot, on so little data that its figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.lerobot.rows import Setup, rows, trials
+from benchmarks.lerobot.table import best_settings, figures, page
+from tests.lerobot_video_data import CAMERAS, unpack, with_video
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = ROOT / "benchmarks" / "lerobot" / "stand_in"
+
+LEROBOT = '''
+"""So much of lerobot as the benchmark calls."""
+import json
+import torch
+from lerobot.datasets import video_utils
+decode_video_frames = video_utils.decode_video_frames
+
+class LeRobotDataset(torch.utils.data.Dataset):
+    def __init__(self, _name, root, video_backend=None, delta_timestamps=None):
+        info = json.loads(open(f"{root}/meta/info.json").read())
+        self.fps, self.count = info["fps"], info["total_frames"]
+        self.root, self.backend, self.windows = root, video_backend, delta_timestamps
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        item = {}
+        for name, deltas in self.windows.items():
+            if name == "action":
+                item[name] = torch.zeros(len(deltas), 2)
+                continue
+            path = f"{self.root}/videos/{name}/chunk-000/file-000.mp4"
+            times = [max(0.0, i / self.fps + delta) for delta in deltas]
+            item[name] = decode_video_frames(path, times, 0.02, self.backend)
+        return item
+'''
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A dataset of two cameras, 15 frames."""
+    root = unpack(tmp_path, "lerobot_v3")
+    for name in CAMERAS:
+        with_video(root, (5, 3, 7), name)
+    return root
+
+
+@pytest.fixture
+def lerobot(tmp_path: Path) -> Path:
+    """A Python that has a `lerobot`, which reads with the stand-in for torchvision."""
+    package = tmp_path / "python" / "lerobot" / "datasets"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "lerobot_dataset.py").write_text(LEROBOT)
+    utils = "import torchvision\ndef decode_video_frames(*_): raise TypeError('not for uint8')\n"
+    (package / "video_utils.py").write_text(utils)
+    for name in ("lerobot", "torch", "torchcodec", "av"):
+        info = tmp_path / "python" / f"{name}-9.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.0\n")
+    python = tmp_path / "python" / "python"
+    paths = os.pathsep.join(map(str, (tmp_path / "python", STAND_IN, ROOT)))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return python
+
+
+@pytest.mark.timeout(400)
+def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench")]
+    command += ["--root", str(root), "--lerobot", str(lerobot), "--to", str(tmp_path / "to")]
+    command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1", "--rows"]
+    command += ["try/2+16 uint8/*/0", "lerobot/2+16 uint8/*", "seqrecord/2+16 uint8/*"]
+    more = ["seqrecord/16+16 float/warm", "pyav/front", "data_cacher/2 images", "conversion"]
+    done = subprocess.run(
+        [*command, *more], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    text = (tmp_path / "to" / "RESULTS.md").read_text()
+    assert done.stdout == f"{text}\n"
+    document = json.loads((tmp_path / "to" / "results.json").read_text())
+    assert document == json.loads((tmp_path / "bench" / "results.json").read_text())
+    found: dict[str, list[dict[str, Any]]] = document["rows"]
+    for name in ("lerobot/2+16 uint8/warm", "lerobot/2+16 uint8/cold"):
+        assert [run["clips_per_second"] > 0 for run in found[name]] == [True]
+    for name in ("seqrecord/2+16 uint8/warm", "seqrecord/2+16 uint8/cold"):
+        assert [run["clips"] for run in found[name]] == [15]
+        assert [run["video_frames_decoded"] for run in found[name]] == [30]
+    assert found["seqrecord/16+16 float/warm"][0]["clips_per_second"] > 0
+    assert 0 < found["pyav/front"][0]["frames"] <= 30  # as many as the seconds allow
+    assert found["conversion"][0]["source_bytes"] == document["dataset"]["bytes"]
+    assert found["lerobot/2+16 uint8/azurite"] == [{"skipped": "reads local files only"}]
+    azurite = found["seqrecord/2+16 uint8/azurite"]
+    assert "skipped" in azurite[0] or [run["clips"] for run in azurite] == [15]
+    [cached] = found["data_cacher/2 images"]
+    assert "no package tartanair" in cached.get("skipped", "") or cached["clips_per_second"] > 0
+    assert "lerobot 9.0" in text
+    assert "| 2+16 uint8 | warm | " in text
+    assert "pyav, 0 workers" in text  # torchcodec is not what this lerobot has
+    assert "| try/2+16 uint8/torchcodec/0 | AttributeError: " in text
+    again = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench"), "--report"]
+    done = subprocess.run(again, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == f"{text}\n"
+    keep = [*command[: command.index("--rows")], "--keep", "--rows"]
+    subprocess.run([*keep, "pyav/front"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    kept = json.loads((tmp_path / "to" / "results.json").read_text())
+    [run] = kept["rows"].pop("pyav/front")
+    assert run != found.pop("pyav/front")[0]
+    assert kept["rows"] == found
+    keep[keep.index("--batch") + 1] = "2"
+    refused = subprocess.run(keep, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
+    assert "--keep: settings was {'batch': 3" in refused.stderr
+
+
+def setup_of(**changes: Any) -> Setup:
+    usual: dict[str, Any] = {
+        "root": Path("root"),
+        "records": Path("records"),
+        "scratch": Path("scratch"),
+        "cameras": CAMERAS,
+        "threads": 2,
+        "batch": 8,
+        "seconds": 1.0,
+        "memory": "2GiB",
+        "has_lerobot": True,
+        "azurite": "no node",
+    }
+    return Setup(**{**usual, **changes})
+
+
+def test_without_lerobot_its_rows_say_so() -> None:
+    setup = setup_of(has_lerobot=False)
+    assert {job.skipped for job in trials(setup).values()} == {"needs lerobot: make lerobot-env"}
+    made = rows(setup, {})
+    assert made["data_cacher/16 images"].skipped == "needs lerobot: make lerobot-env"
+    assert made["lerobot/16+16 float/cold"].skipped == "needs lerobot: make lerobot-env"
+    assert made["seqrecord/16+16 float/cold"].job is not None
+    assert made["seqrecord/2+16 uint8/azurite"].skipped == "no node"
+
+
+def document(**rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of runs of `rows`, in which `_` is for what a name cannot have."""
+    return {
+        "machine": "a machine",
+        "commit": "abc",
+        "versions": {"lerobot": "0.4.4"},
+        "dataset": {
+            "frames": 100,
+            "episodes": 2,
+            "cameras": 2,
+            "shape": [480, 640, 3],
+            "codec": "av1",
+            "bytes": 5_000_000,
+            "frame_bytes": 2 * 480 * 640 * 3,
+        },
+        "settings": {"batch": 8, "seconds": 20.0, "threads": 2, "memory": "2GiB", "repeats": 3},
+        "copy_rate": 16 * 2 * 480 * 640 * 3 * 600.0,  # 600 clips/s of 16 images
+        "rows": rows,
+    }
+
+
+def clips(*rates: float, **more: Any) -> list[dict[str, Any]]:
+    return [{"clips_per_second": rate, "clips": 100, "seconds": 2.0, **more} for rate in rates]
+
+
+def test_figures_are_of_medians() -> None:
+    made = document(
+        **{
+            "lerobot/16+16 uint8/warm": clips(5.0, 4.0, 60.0),
+            "seqrecord/16+16 uint8/warm": clips(10.0, 250.0, 260.0, video_frames_decoded=210),
+            "seqrecord/2+16 uint8/warm": clips(400.0, video_frames_decoded=202),
+            "torchcodec/front": [{"frames_per_second": 100.0}],
+            "pyav/front": [{"frames_per_second": 120.0}],
+            "conversion": [{"bytes": 99, "source_bytes": 100, "rate_to_copying": 0.4}],
+        }
+    )
+    found = {figure.target: figure for figure in figures(made)}
+    values = {target: figure.value for target, figure in found.items()}
+    assert values.pop(10) is None  # LeRobot's row did not run
+    assert values == pytest.approx({40: 50, 0.8: 101 / 120, 1.02: 0.99, 1.05: 1.05, 0.5: 0.4})
+    reached = {target: figure.is_reached for target, figure in found.items()}
+    assert reached == {40: True, 10: None, 0.8: True, 1.02: True, 1.05: True, 0.5: False}
+    text = page(made)
+    assert "| conversion: rate to copying the files | >= 0.5 | **0.40** |" in text
+    # 60 clips/s decoded, 600 copied: one after the other 54.5, 10.9 times LeRobot's 5.
+    assert "| 16+16 uint8 | 60 | 600 | 55 | 250 | 4.58 | 11 |" in text
+
+
+def test_the_best_settings_of_lerobot_count() -> None:
+    found = best_settings(
+        {
+            "try/2+16 uint8/pyav/0": clips(3.0),
+            "try/2+16 uint8/pyav/2": clips(9.0),
+            "try/2+16 uint8/torchcodec/2": [{"error": "no such file"}],
+            "try/2+16 float/pyav/0": [{"skipped": "needs lerobot"}],
+        }
+    )
+    assert found == {"2+16 uint8": ("pyav", 2)}

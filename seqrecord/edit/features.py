@@ -1,0 +1,331 @@
+"""Adds features to a dataset, and drops some, without a change of what was written before.
+
+The frames of a new feature lie in record files of their own, as a group of its own. What a dropped
+one takes in record files stays there until they are rewritten; files of nothing else are the
+dataset's no more. Which features there are is kept in a file of edits.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.images import IMAGE
+from seqrecord.edit.changes import opened_to_edit
+from seqrecord.errors import (
+    ClipError,
+    FormatError,
+    FrameError,
+    NotFoundError,
+    SchemaError,
+)
+from seqrecord.format import EpisodePart
+from seqrecord.format.edits import Features
+from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.episode import Episode, values_in_order
+from seqrecord.reading.index_building import complete_episodes
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
+from seqrecord.writing.own_files import new_writer_id
+from seqrecord.writing.record_file import RecordFileWriter
+from seqrecord.writing.stored_schema import (
+    DEFAULT_RECORD_BYTES,
+    Codecs,
+    check_sizes,
+    infer_schema,
+    stored_schema,
+)
+from seqrecord.writing.stored_statistics import stored_statistics
+
+__all__ = [
+    "Values",
+    "add_feature",
+    "drop_features",
+    "loses_data",
+    "spec_of_dataset",
+    "values_of_dataset",
+    "values_of_files",
+]
+
+_LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
+
+Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
+"""A function of an episode that gives a value for each of its frames, or `None` for one without."""
+
+
+def add_feature(
+    location: str | PathLike[str],
+    name: str,
+    values: Values,
+    *,
+    spec: FeatureSpec | None = None,
+    codec: Codecs | None = None,
+    kind: str | None = None,
+    unit: str | None = None,
+    record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> FeatureSpec:
+    """Add a feature to all episodes of a dataset; returns it as it is stored.
+
+    `values` is called with each `Episode` and gives an array [frames, …], or an iterable of arrays,
+    text or bytes, of which `None` is a frame without the feature. Dtype and shape are those of the
+    first values, or of `spec`, whose name does not count; `codec`, `kind`, `unit` and
+    `record_bytes` are as for `SeqRecordWriter`. The values are written into new record files; those
+    that are there stay as they are, and nobody sees the feature until all of it is committed.
+    Statistics of the dataset, if it has any, get those of the feature. With `dry_run` nothing is
+    written: `values` is called for all episodes, but only the first values are looked at.
+
+    `values_of_dataset` and `values_of_files` make such functions.
+
+    Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is there and
+    for what cannot be stored, `FrameError` for values that do not fit it or are not as many as the
+    episode has frames, and `ConflictError` where another writer commits meanwhile. Then the
+    dataset is as it was; `clean` removes the record files that were written.
+    """
+    size = check_sizes(None, record_bytes)
+    with opened_to_edit(location, storage_options) as dataset:
+        storage, manifest = dataset.storage, dataset.manifest
+        if name in manifest.schema.kept:
+            raise SchemaError(
+                "the dataset has the feature already; drop it first, or choose another name",
+                file=storage.url,
+                feature=name,
+            )
+        episodes = Dataset(storage, manifest, dataset.index).episodes
+        # Now: others who commit twice before this does remove them.
+        known = stored_statistics(storage, manifest)
+        said = {"kind": kind, "unit": unit}
+        found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
+        [new] = stored_schema(
+            Schema([replace(found, group=0)]),
+            {name: codec} if isinstance(codec, str) else codec,
+            None,
+            {name: {what: text for what, text in said.items() if text is not None}},
+        ).values()
+        writer = new_writer_id()
+        new = replace(new, group=manifest.schema.num_groups, added=writer)
+        schema = Schema([*manifest.schema.values(), new])
+        schema.check_groups()
+        if dry_run:
+            for episode in episodes.values():
+                _check_length(episode, values(episode), name)
+            return new
+        collector = StatisticsCollector(Schema([new]))
+        files = RecordFileWriter(
+            storage,
+            schema,
+            writer=writer,
+            record_bytes=size,
+            statistics=collector,
+            only=[new.group],
+        )
+        parts = complete_episodes(list(dataset.footers.items()), manifest.schema)
+        try:
+            for episode in episodes.values():
+                _add(files, parts[episode.uid], episode, name, values)
+            files.close()
+        except BaseException:
+            files.abort()
+            raise
+        if known is not None:
+            known = Statistics(known.num_frames, {**known, **collector.statistics()})
+        dataset.commit([Features(schema)], known, writer=writer)
+        return new
+
+
+def drop_features(
+    location: str | PathLike[str],
+    names: str | Sequence[str],
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Drop a feature, or several; returns their names.
+
+    They are gone for every reader that opens the dataset from then on, and do not come back by
+    `reindex`. Record files that hold nothing but frames of groups of which all features are dropped
+    are not the dataset's any more: `clean` removes them. Others keep their bytes until
+    `rewrite_files`. Another feature may be added under the name. With `dry_run` nothing is changed.
+
+    Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is not there
+    and where none would be left, and `ConflictError` where another writer commits meanwhile.
+    """
+    with opened_to_edit(location, storage_options) as dataset:
+        before = dataset.manifest.schema
+        dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
+        if len(dropped) == len(before.kept):
+            raise SchemaError(
+                "no feature would be left",
+                file=dataset.storage.url,
+                expected="a dataset of at least one; to delete all, remove the folder",
+            )
+        schema = Schema(
+            [
+                replace(spec, name=f"~{place}") if spec.name in dropped else spec
+                for place, spec in enumerate(before.values())
+            ]
+        )
+        if not dry_run:
+            old = stored_statistics(dataset.storage, dataset.manifest)
+            if old is not None:
+                kept = {name: old[name] for name in old if name not in dropped}
+                old = Statistics(old.num_frames, kept)
+            dataset.commit([Features(schema)], old)
+        return list(dropped)
+
+
+def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
+    """What the first values are: those of the first episode that has any."""
+    for episode in episodes.values():
+        first = islice(iter(values(episode)), _LOOKED_AT)
+        if frames := [{name: value} for value in first if value is not None]:
+            return infer_schema(frames)[name]
+    raise SchemaError("no frame has a value of the feature", feature=name)
+
+
+def _add(
+    files: RecordFileWriter, part: EpisodePart, episode: Episode, name: str, values: Values
+) -> None:
+    found = values(episode)
+    _check_length(episode, found, name)
+    files.begin_part(part)
+    count = 0
+    for value in found:
+        if count == len(episode):
+            raise _wrong_length(episode, f"more than {count}", name)
+        files.append({} if value is None else {name: value})
+        count += 1
+    if count < len(episode):
+        raise _wrong_length(episode, count, name)
+    files.end()
+
+
+def _check_length(episode: Episode, values: Any, name: str) -> None:
+    if isinstance(values, np.ndarray) and values.ndim == 0:
+        raise _wrong_length(episode, "one value", name)
+    if hasattr(values, "__len__") and len(values) != len(episode):
+        raise _wrong_length(episode, len(values), name)
+
+
+def _wrong_length(episode: Episode, got: object, name: str) -> FrameError:
+    return FrameError(
+        "not one value for each frame of the episode",
+        episode=episode.key,
+        feature=name,
+        expected=len(episode),
+        got=got,
+    )
+
+
+def spec_of_dataset(dataset: Dataset, feature: str) -> FeatureSpec:
+    """The feature of another dataset, to be stored as it is there.
+
+    Raises `SchemaError` for one that is not there, and for one whose codec loses data: encoding its
+    frames once more would lose more, so a codec must be named.
+    """
+    spec = dataset.features.select([feature])[feature]
+    if loses_data(spec):
+        raise SchemaError(
+            "the other dataset stores the feature with a codec that loses data; name the codec to "
+            "encode its frames with, such as balanced, which loses nothing more",
+            file=dataset.url,
+            feature=feature,
+            got=spec.codec[0],
+        )
+    return spec
+
+
+def loses_data(spec: FeatureSpec) -> bool:
+    """Whether frames of a feature are not what they were before they were encoded."""
+    config = spec.codec[0] if spec.codec else {"id": "none"}
+    return (config["id"] == "video" and config.get("codec") != "ffv1") or (
+        config["id"] == IMAGE and config.get("format") != "png"
+    )
+
+
+def values_of_dataset(dataset: Dataset, feature: str) -> Values:
+    """The values of a feature of another dataset, of episodes with the same keys and lengths.
+
+    Frames that lack the feature there lack it. The function raises `NotFoundError` for an episode
+    that the other dataset does not have, and `ClipError` for one of another length there.
+    """
+
+    def values(episode: Episode) -> Iterator[Any]:
+        if episode.key not in dataset.episodes:
+            raise NotFoundError(
+                "the other dataset lacks an episode", file=dataset.url, episode=episode.key
+            )
+        other = dataset.episodes[episode.key]
+        if len(other) != len(episode):
+            raise ClipError(
+                "the episode has another number of frames in the other dataset",
+                file=dataset.url,
+                episode=episode.key,
+                expected=len(episode),
+                got=len(other),
+            )
+        return values_in_order(other, feature, range(len(other)))
+
+    return values
+
+
+def values_of_files(path: str | PathLike[str], name: str) -> Values:
+    """The arrays [frames, …] of NumPy files: of a folder of `KEY.npy` or `KEY.npz`, or of one .npz.
+
+    A file `KEY.npz` has one array, or one of the feature's `name`; a single `.npz` file has an
+    array for each key of an episode. Nothing in the files is run. The function raises
+    `NotFoundError` for an episode without an array, and `FormatError` for a file that has none.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise NotFoundError("no such file or folder", file=str(root))
+
+    def values(episode: Episode) -> npt.NDArray[Any]:
+        if not root.is_dir():
+            return _array(root, episode.key, episode.key)
+        for suffix in (".npy", ".npz"):
+            if (file := root / f"{episode.key}{suffix}").is_file():
+                return _array(file, name, episode.key)
+        raise NotFoundError(
+            "no array for an episode",
+            file=str(root),
+            episode=episode.key,
+            expected=f"{episode.key}.npy or {episode.key}.npz",
+        )
+
+    return values
+
+
+def _array(file: Path, name: str, key: str) -> npt.NDArray[Any]:
+    try:
+        if file.suffix == ".npy":
+            found: npt.NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+            return found
+        with np.load(file, allow_pickle=False) as arrays:
+            only = len(arrays.files) == 1 and name != key
+            if name not in arrays.files and not only:
+                raise NotFoundError(
+                    "the file lacks an array",
+                    file=str(file),
+                    episode=key,
+                    expected=name,
+                    got=", ".join(arrays.files)[:200],
+                )
+            array: npt.NDArray[Any] = arrays[arrays.files[0] if only else name]
+            return array
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        if isinstance(error, NotFoundError):
+            raise
+        raise FormatError(
+            f"not a NumPy file that can be read: {error}", file=str(file), episode=key
+        ) from error

@@ -1,0 +1,302 @@
+"""export, as a LeRobot dataset of version 3.0.
+
+::
+
+    DESTINATION/meta/{info,stats}.json, tasks.parquet, episodes/chunk-000/file-000.parquet
+    DESTINATION/data/chunk-000/file-000.parquet           rows of many episodes, PNG images in them
+    DESTINATION/videos/FEATURE/chunk-000/file-000.mp4     one for each episode
+
+The layout is that of lerobot 0.4.4, see https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.codecs.video.container import TimedPacket, mux_mp4
+from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.encoding import encode_gop
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import ClipError
+from seqrecord.export.files import disk_errors, make_empty
+from seqrecord.export.lerobot_meta import (
+    FILE_MB,
+    TASK,
+    TIMESTAMP,
+    EpisodeRow,
+    LeRobotMeta,
+    file_name,
+    plan_columns,
+)
+from seqrecord.format.video_pages import parse_video_page
+from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.reading.episode import Episode
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.schema import FeatureSpec
+from seqrecord.storage import local_path
+from seqrecord.writing.dataset_source import DatasetSource
+
+__all__ = ["to_lerobot", "write_mp4"]
+
+_logger = logging.getLogger("seqrecord")
+
+_STEP_BYTES = 64 << 20  # of frames in memory
+_SAME = 1e-4  # seconds: lerobot's tolerance
+_TICKS = 512  # a frame: times are as exact as other writers have them
+
+
+def to_lerobot(
+    dataset: DatasetLike,
+    destination: str | PathLike[str],
+    *,
+    episodes: EpisodeFilter = None,
+    features: Sequence[str] | None = None,
+    fps: float | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
+
+    Video of H.264, HEVC, AV1 and VP9 is copied packet by packet into an MP4 file for each episode
+    and camera; only groups of pictures of which frames are not shown are re-encoded, with a
+    warning. Other images, uint8 [H, W, 3], become PNG, which loses nothing, in the rows; anything
+    else becomes columns. Row i of an episode has the timestamp i / fps; a feature `timestamp` that
+    says otherwise is written as `recorded_timestamp`. A text feature `task`, else the first of the
+    episode's metadata `tasks`, is the task. Statistics are the dataset's own; for images that have
+    none, and for video, those of frames that are drawn by a fixed seed.
+
+    Args:
+        dataset: local path or URL, or an open dataset.
+        destination: a local folder that holds nothing, or is not there.
+        episodes: keys, a glob, or a predicate on metadata; all by default. They are numbered in
+            the dataset's order, and their keys are in `meta/seqrecord.json`.
+        features: names of the features, all by default.
+        fps: frames a second, for a dataset whose episodes do not say it.
+        storage_options: for the filesystem that serves the dataset's URL.
+
+    Raises `DestinationError` for a destination that holds something, `SchemaError` for a feature
+    that LeRobot has no form for (bytes, complex numbers, shapes that vary, its own names), and
+    `ClipError` for an episode of which frames lack a feature, or without a rate.
+    """
+    with opened(dataset, storage_options=storage_options) as reader:
+        numbers = reader.find_episodes(episodes).tolist()
+        chosen = reader.select(features)
+        keys = list(chosen.episodes)
+        writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps)
+        root = local_path(destination, "destination")
+        with disk_errors("the dataset", root):
+            make_empty(root, "the folder")
+            writer.write(root)
+        return root
+
+
+class _Writer:
+    def __init__(self, reader: Dataset, episodes: Sequence[Episode], fps: float | None) -> None:
+        self._reader, self._episodes = reader, episodes
+        self._fps = _rate(episodes, fps)
+        self._columns = [*plan_columns(reader.features, self._keeps_times())]
+        self._meta = LeRobotMeta(self._columns, episodes, self._fps)
+        self._read = [each.feature for each in self._columns if not each.is_video]
+        for episode in episodes:
+            for name in reader.features:
+                if not (present := episode.present(name)).all():
+                    raise ClipError(
+                        "LeRobot has no frames that lack a feature; choose other features",
+                        episode=episode.key,
+                        feature=name,
+                        frame=int(np.argmin(present)),
+                    )
+
+    def write(self, root: Path) -> None:
+        file = _RowFile(root)
+        first = 0
+        for number, episode in enumerate(self._episodes):
+            file.begin_episode()
+            tasks = self._write_rows(file, episode, number, first)
+            for each in self._columns:
+                if each.is_video:
+                    self._write_video(root, each.feature, episode, number)
+            self._meta.rows.append(EpisodeRow(tasks, file.number, first))
+            first += len(episode)
+        file.close()
+        self._meta.write(root, self._reader.statistics)
+
+    def _write_rows(self, file: _RowFile, episode: Episode, number: int, first: int) -> list[str]:
+        """The rows of an episode, from row `first` on; returns its tasks in their order."""
+        specs = [self._reader.features[name] for name in self._read]
+        frame_bytes = sum(spec.nbytes for spec in specs if spec.is_fixed)
+        step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
+        tasks: dict[str, None] = {}
+        default = _default_task(episode)
+        for start in range(0, len(episode), step):
+            numbers = range(start, min(start + step, len(episode)))
+            arrays = episode.read(numbers, features=self._read) if self._read else {}
+            texts = arrays.get(TASK) or [default] * len(numbers)
+            frames = np.array(numbers)
+            tasks.update(dict.fromkeys(texts))
+            columns = {
+                each.name: each.array(arrays[each.feature])
+                for each in self._columns
+                if not each.is_video and each.name != TASK
+            }
+            columns |= {
+                TIMESTAMP: pa.array((frames / float(self._fps)).astype(np.float32)),
+                "frame_index": pa.array(frames),
+                "episode_index": pa.array(np.full(len(frames), number)),
+                "index": pa.array(frames + first),
+                "task_index": pa.array([*map(self._meta.task_number, texts)], pa.int64()),
+            }
+            file.write(pa.table(columns))
+        return list(tasks)
+
+    def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
+        spec = self._reader.features[name]
+        path = root / f"videos/{name}/{file_name(number)}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        gops: list[Gop] = []
+        for page in DatasetSource(self._reader).pages(spec, episode.key):
+            gops += _gops(page.data, len(page.present), name)
+        size = spec.shape[0] or 0, spec.shape[1] or 0
+        shown = _shown_only(gops, spec, f"{episode.key}, {name}")
+        write_mp4(path, spec.codec[0]["codec"], size, shown, self._fps)
+
+    def _keeps_times(self) -> bool:
+        """Whether the dataset's own timestamps are other than those of regular frames."""
+        spec = self._reader.features.get(TIMESTAMP)
+        if spec is None or spec.shape not in ((), (1,)) or spec.dtype.kind != "f":
+            return spec is not None
+        for episode in self._episodes:
+            times = episode.read(range(len(episode)), features=[TIMESTAMP])[TIMESTAMP]
+            regular = np.arange(len(episode)) / float(self._fps)
+            if np.abs(times.reshape(-1).astype(np.float64) - regular).max(initial=0) > _SAME:
+                return True
+        return False
+
+
+class _RowFile:
+    """The open file in `data/`: rows of many episodes a file, whole episodes each."""
+
+    def __init__(self, root: Path) -> None:
+        self.number = -1
+        self._root = self._path = root
+        self._file: Any = None
+
+    def begin_episode(self) -> None:
+        """Begin the next file if this one is full."""
+        if self._file is None or self._path.stat().st_size >= FILE_MB << 20:
+            self.close()
+            self.number += 1
+            self._path = self._root / f"data/{file_name(self.number)}.parquet"
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, table: pa.Table) -> None:
+        import pyarrow.parquet as pq  # here, since it takes long to import
+
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._path, table.schema, compression="snappy")
+        self._file.write_table(table)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+def _default_task(episode: Episode) -> str:
+    found = episode.metadata.get("tasks") or episode.metadata.get("task")
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, str) else ""
+
+
+def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
+    """Frames a second: those given, else those of all episodes."""
+    known = {episode.fps for episode in episodes} if fps is None else {fps}
+    [rate] = known if len(known) == 1 else [None]
+    if rate is None or not 0 < rate < 1e6:
+        raise ClipError(
+            "LeRobot needs one rate for all episodes: give fps (--fps)",
+            expected="frames a second",
+            got=", ".join(map(str, sorted(known, key=str)))[:100],
+        )
+    return Fraction(rate).limit_denominator(1001)
+
+
+def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
+    """The groups of pictures of a page of `count` frames."""
+    table = parse_video_page(data, count, feature)
+    packets = [bytes(data[a:b]) for a, b in pairwise(table.offsets.tolist())]
+    firsts = table.first_frame.tolist()
+    for (start, stop), first in zip(pairwise(table.first_packet.tolist()), firsts, strict=False):
+        order = [-1 if n < 0 else n - first for n in table.order[start:stop].tolist()]
+        yield Gop(tuple(packets[start:stop]), tuple(order))
+
+
+# GOPs back into an MP4 file: packets are copied and get a container and times again.
+
+
+def write_mp4(
+    path: Path, codec: str, size: tuple[int, int], gops: Sequence[Gop], fps: Fraction
+) -> None:
+    """A file whose frame i is shown at `i / fps` seconds.
+
+    Args:
+        path: where it goes.
+        codec: one of `CONTAINED`.
+        size: height and width.
+        gops: all of whose frames are shown.
+        fps: frames a second.
+
+    Raises `ValueError` for GOPs with frames that are not shown, of which a player would know
+    nothing, and `CodecError` for packets that no file can be made of.
+    """
+    if any(-1 in gop.order for gop in gops):
+        raise ValueError("frames that are not shown cannot be put into a file")
+    # Frames are decoded before they are shown: by so many packets at most.
+    delay = max(place - shown for gop in gops for place, shown in enumerate(gop.order))
+    mux_mp4(
+        str(path),
+        codec,
+        size,
+        gops[0].packets,
+        _timed(gops, delay),
+        tick=Fraction(1, 1) / fps / _TICKS,
+        duration=_TICKS,
+        options={"movflags": "faststart"},
+    )
+
+
+def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
+    first = 0
+    for gop in gops:
+        for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
+            pts, dts = (first + shown) * _TICKS, (first + place - delay) * _TICKS
+            yield TimedPacket(data, pts, dts, place == 0)
+        first += gop.num_frames
+
+
+def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]:
+    """The GOPs of a feature; those with frames that are not shown are re-encoded, with a warning
+    that says `where`.
+    """
+    config = VideoConfig.from_json(spec.codec[0])
+    height, width = (n or 0 for n in spec.shape[:2])
+    found, count = [], 0
+    for gop in gops:
+        if -1 in gop.order:
+            count += gop.num_frames
+            gop = encode_gop(config, decode_gop(config, height, width, gop))
+        found.append(gop)
+    if count:
+        _logger.warning(
+            "%s: %d frames were re-encoded: they need frames that are not shown", where, count
+        )
+    return found

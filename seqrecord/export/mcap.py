@@ -1,0 +1,248 @@
+"""export, as recordings of ROS 2 in MCAP files.
+
+::
+
+    DESTINATION/KEY/metadata.yaml     rosbag2 of version 9; an episode is a recording
+    DESTINATION/KEY/NAME.mcap         NAME is the last part of KEY
+
+ROS 2 plays them, Foxglove shows them, and `seqrecord.sources.Mcap` packs them again. Messages are
+those of https://github.com/ros2/common_interfaces, written by the package rosbags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.export.files import disk_errors
+from seqrecord.lazy import required
+from seqrecord.reading.dataset import DatasetLike, opened
+from seqrecord.reading.episode import Episode, values_in_order
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.mcap import LOG_TIME
+from seqrecord.sources.specs import feature_name
+from seqrecord.storage import local_path
+
+__all__ = ["to_mcap"]
+
+_VERSION = 9  # of rosbag2's metadata
+
+_ENCODINGS = {("u1", 3): "rgb8", ("u1", 4): "rgba8", ("u1", 1): "mono8", ("u2", 1): "mono16"}
+_SIGNS = {"u": "U", "i": "S", "f": "F"}
+_IMAGE_SIDE = 8  # pixels; an array of smaller sides is no image
+_POSES = ("pose", None)  # kinds of which seven floats may be a pose
+
+Make = Callable[[Any, int], Any]
+"""Makes a message of a frame's value and its time in ns."""
+
+
+def to_mcap(
+    dataset: DatasetLike,
+    destination: str | PathLike[str],
+    *,
+    episodes: EpisodeFilter = None,
+    features: Sequence[str] | None = None,
+    fps: float | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Write each episode as a rosbag2 folder with an MCAP file; returns the folders.
+
+    A feature is a topic: `camera.left` is `/camera/left`. Arrays [H, W] and [H, W, 1 to 4] are
+    `sensor_msgs/Image` (`rgb8`, `mono8`, `mono16`, else `32FC1` and so on), poses of seven float64
+    are `geometry_msgs/PoseStamped`, text is `std_msgs/String`, a number one of `std_msgs`, and any
+    other array a `std_msgs/…MultiArray`, whose layout has its shape. Nothing is lost, but that
+    `bool` arrays become `uint8`. A frame that lacks a feature has no message of it. The metadata of
+    an episode is in the `custom_data` of `metadata.yaml`, as JSON. Holds 32 frames in memory.
+
+    Messages of frame i are of the time `i / fps`. A feature `log_time` in ns, int64 [], that all
+    frames of an episode have says the times instead, also where `features` leave it out; it is no
+    topic of its own.
+
+    Args:
+        dataset: local path or URL, or an open dataset.
+        destination: a local folder; recordings go to folders of the episodes' keys below it.
+        episodes: keys, a glob, or a predicate on metadata; all by default.
+        features: names of the features, all by default.
+        fps: frames a second, of episodes that do not say it.
+        storage_options: for the filesystem that serves the dataset's URL.
+
+    Raises `DestinationError` for a recording that is there already, `SchemaError` for a feature
+    that no message can hold (bytes, complex numbers, float16) and for two that become one topic,
+    `MissingPackageError` without rosbags, and `DestinationError` for an episode without times.
+    """
+    rosbag2, store = _require_rosbags()
+    root = local_path(destination, "destination")
+    with opened(dataset, features=features, storage_options=storage_options) as reader:
+        names = [
+            str(key)
+            for key in reader.contents.index.keys.take(reader.find_episodes(episodes)).to_pylist()
+        ]
+        topics = _topics(reader.features, store.types)
+        stored = reader.contents.manifest.schema.kept.get(LOG_TIME)
+        clock = reader if stored is None or not _is_clock(stored) else reader.select([LOG_TIME])
+        folders = []
+        for key in names:
+            folder = root / key
+            if folder.exists():
+                raise DestinationError("there is something already", file=str(folder), episode=key)
+            episode = reader.episodes[key]
+            times = _times(clock.episodes[key], fps)
+            with disk_errors("the recording", folder, key):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                _write(rosbag2, store, folder, episode, topics, times)
+            folders.append(folder)
+        return folders
+
+
+def _write(
+    rosbag2: Any,
+    store: Any,
+    folder: Path,
+    episode: Episode,
+    topics: Mapping[str, tuple[str, str, Make]],
+    times: npt.NDArray[np.int64],
+) -> None:
+    bag = rosbag2.Writer(folder, version=_VERSION, storage_plugin=rosbag2.StoragePlugin.MCAP)
+    with bag:
+        bag.set_custom_data("seqrecord", json.dumps(dict(episode.metadata)))
+        connections = {
+            name: bag.add_connection(topic, kind, typestore=store)
+            for name, (topic, kind, _) in topics.items()
+        }
+        frames = range(len(episode))
+        values = {name: values_in_order(episode, name, frames) for name in topics}
+        for time in times.tolist():
+            for name, (_, kind, make) in topics.items():
+                if (value := next(values[name])) is not None:
+                    data = store.serialize_cdr(make(value, time), kind)
+                    bag.write(connections[name], time, data)
+
+
+def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
+    """The frames' times in ns, int64 [T]."""
+    spec = episode.features.get(LOG_TIME)
+    if spec is not None and _is_clock(spec) and episode.present(LOG_TIME).all():
+        read = episode.read(range(len(episode)), features=[LOG_TIME])[LOG_TIME]
+        return np.asarray(read, np.int64)
+    rate = episode.fps or fps
+    if not rate or not 0 < rate < 1e9:
+        raise DestinationError(
+            "messages need times: give fps (--fps), or a feature log_time",
+            episode=episode.key,
+            expected="frames a second",
+            got=rate,
+        )
+    times: npt.NDArray[np.int64] = (np.arange(len(episode)) * (1e9 / rate)).round().astype(np.int64)
+    return times
+
+
+def _is_clock(spec: FeatureSpec) -> bool:
+    return spec.dtype == np.dtype("<i8") and spec.shape == ()
+
+
+def _topics(features: Mapping[str, FeatureSpec], types: Any) -> dict[str, tuple[str, str, Make]]:
+    """Topic, type and what makes messages, by feature."""
+    found: dict[str, tuple[str, str, Make]] = {}
+    for name, spec in features.items():
+        if name == LOG_TIME and _is_clock(spec):
+            continue
+        topic = "/" + feature_name(name).replace(".", "/").replace("-", "_")
+        if other := next((n for n, (known, _, _) in found.items() if known == topic), None):
+            raise SchemaError("two features are one topic", feature=name, got=f"{topic}, {other}")
+        found[name] = (topic, *_message(name, spec, types))
+    return found
+
+
+def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, Make]:
+    """The type of a feature's messages, and what makes one."""
+    dtype = spec.dtype
+    if spec.value == "text":
+        text = types["std_msgs/msg/String"]
+        return "std_msgs/msg/String", lambda value, _: text(data=value)
+    if spec.value == "array" and dtype.kind in "biuf" and dtype != np.dtype("f2"):
+        code = "u1" if dtype.kind == "b" else f"{dtype.kind}{dtype.itemsize}"
+        if encoding := _encoding(code, spec.shape):
+            return "sensor_msgs/msg/Image", partial(_image, types, encoding)
+        if code == "f8" and spec.shape == (7,) and spec.kind in _POSES and "pose" in name:
+            return "geometry_msgs/msg/PoseStamped", partial(_pose, types)
+        if spec.shape == ():
+            number = "Bool" if dtype.kind == "b" else _number(code)
+            scalar = types[f"std_msgs/msg/{number}"]
+            return f"std_msgs/msg/{number}", lambda value, _: scalar(data=value.item())
+        kind = f"std_msgs/msg/{_number(code)}MultiArray"
+        return kind, partial(_array, types, kind, np.dtype(code))
+    raise SchemaError("no message holds this feature", feature=name, got=str(spec))
+
+
+def _number(code: str) -> str:
+    """`f4` is Float32 in std_msgs."""
+    kind = {"f": "Float", "i": "Int", "u": "UInt"}[code[0]]
+    return f"{kind}{8 * int(code[1])}"
+
+
+def _encoding(code: str, shape: tuple[int | None, ...]) -> str | None:
+    """What ROS calls images of such pixels; `None` for what is no image."""
+    sides, channels = shape[:2], shape[2] if len(shape) == 3 else 1
+    if len(shape) not in (2, 3) or any(n is not None and n < _IMAGE_SIDE for n in sides):
+        return None
+    if channels is None or channels > 4 or (len(shape) == 3 and channels == 1):
+        return None
+    if named := _ENCODINGS.get((code, channels)):
+        return named
+    if code in ("u8", "i8"):
+        return None
+    return f"{8 * int(code[1])}{_SIGNS[code[0]]}C{channels}"
+
+
+def _header(types: Any, time: int) -> Any:
+    stamp = types["builtin_interfaces/msg/Time"](sec=time // 10**9, nanosec=time % 10**9)
+    return types["std_msgs/msg/Header"](stamp=stamp, frame_id="")
+
+
+def _image(types: Any, encoding: str, value: npt.NDArray[Any], time: int) -> Any:
+    data = np.ascontiguousarray(value)
+    return types["sensor_msgs/msg/Image"](
+        header=_header(types, time),
+        height=value.shape[0],
+        width=value.shape[1],
+        encoding=encoding,
+        is_bigendian=0,
+        step=data.nbytes // len(data),
+        data=data.view(np.uint8).reshape(-1),
+    )
+
+
+def _pose(types: Any, value: npt.NDArray[Any], time: int) -> Any:
+    x, y, z, *rotation = map(float, value)
+    turned = dict(zip("xyzw", rotation, strict=True))
+    pose = types["geometry_msgs/msg/Pose"](
+        position=types["geometry_msgs/msg/Point"](x=x, y=y, z=z),
+        orientation=types["geometry_msgs/msg/Quaternion"](**turned),
+    )
+    return types["geometry_msgs/msg/PoseStamped"](header=_header(types, time), pose=pose)
+
+
+def _array(types: Any, kind: str, dtype: np.dtype[Any], value: npt.NDArray[Any], _: int) -> Any:
+    strides = [int(np.prod(value.shape[i:])) for i in range(value.ndim)]
+    dimensions = [
+        types["std_msgs/msg/MultiArrayDimension"](label="", size=size, stride=stride)
+        for size, stride in zip(value.shape, strides, strict=True)
+    ]
+    layout = types["std_msgs/msg/MultiArrayLayout"](dim=dimensions, data_offset=0)
+    return types[kind](layout=layout, data=np.ascontiguousarray(value, dtype).reshape(-1))
+
+
+def _require_rosbags() -> tuple[Any, Any]:
+    """The package's rosbag2, and the types of ROS 2."""
+    said = "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
+    typesys = required("rosbags.typesys", said)
+    return required("rosbags.rosbag2", said), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
