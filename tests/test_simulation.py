@@ -1,20 +1,22 @@
-"""Writers on a storage in memory whose calls are interleaved, delayed, lost and broken by a seed."""
+"""Writers on a storage in memory, whose calls are interleaved, delayed and broken by a seed."""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from seqrecord.edit import cleaning
 from seqrecord.errors import ConflictError
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.storage import Storage
-from seqrecord.writing import cleaning, committing, destination, own_files
+from seqrecord.writing import committing, own_files
 from tests.simulation.commands import COMMANDS
-from tests.simulation.histories import Case, Failure, drawn, fails, run, shrunk
+from tests.simulation.histories import BrokenPromiseError, Case, drawn, fails, run, shrunk
 from tests.simulation.model import Client, Server
 from tests.storage_contract import StorageContract
 
@@ -28,7 +30,7 @@ class TestModel(StorageContract):
 
     @pytest.fixture
     def storage(self) -> Storage:
-        return Client(None, None, Server())
+        return Client(None, None, Server(clock=time.time()))
 
 
 def check(case: Case) -> None:
@@ -58,7 +60,7 @@ def test_all_pairs() -> None:
             check(drawn(seed, [one, other]))
 
 
-def found(commands: list[str], most: int = 400) -> Failure:
+def found(commands: list[str], most: int = 400) -> BrokenPromiseError:
     """The first history of these commands that fails."""
     for seed in range(most):
         if failure := fails(drawn(seed, commands)):
@@ -79,23 +81,40 @@ def refused_without_a_look(own: Any, base: Any, manifest: Any, error: Exception)
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any], list[str]]] = {
     "a commit on another base": (
-        committing, "put_manifest", commit_on_whatever_is_there, ["append", "delete"],
+        committing,
+        "put_manifest",
+        commit_on_whatever_is_there,
+        ["append", "delete"],
     ),
     "files go that a manifest may name": (
-        own_files.SmallFiles, "keep", lambda self: None, ["append", "split"],
+        own_files.SmallFiles,
+        "keep",
+        lambda self: None,
+        ["rename", "split"],
     ),
     "a lost answer is a refusal": (
-        committing, "_look", refused_without_a_look, ["append", "rename"],
+        committing,
+        "_look",
+        refused_without_a_look,
+        ["append", "rename"],
     ),
     "half a merge is taken": (own_files, "merges", lambda _: set(), ["merge", "resume"]),
     "what is being removed is recovered": (
-        cleaning, "_condemn", lambda *_: None, ["clean", "only resume"],
+        cleaning,
+        "_condemn",
+        lambda *_: None,
+        ["clean", "only resume"],
     ),
     "clean goes by another clock": (
-        cleaning, "_time_of", lambda storage: 1e9 + 1e6, ["clean old", "append"],
+        cleaning,
+        "_time_of",
+        lambda storage: 1e9 + 1e6,
+        ["clean old", "append"],
     ),
     "a reader does not look again": (
-        committing, "looked_at", lambda storage, look: look(*committing.read_dataset(storage)),
+        committing,
+        "looked_at",
+        lambda storage, look: look(*committing.read_dataset(storage)),
         ["read", "append", "split"],
     ),
 }

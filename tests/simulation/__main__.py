@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.histories import Failure, drawn, run, shrunk
+from tests.simulation.histories import BrokenPromiseError, drawn, run, shrunk
 
 _BLOCK = 50
 
@@ -22,7 +22,7 @@ def _tried(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
         pairs[tuple(sorted(case.commands))] += 1
         try:
             run(case)
-        except Failure as failure:
+        except BrokenPromiseError as failure:
             failures.append(f"seed {seed}: {shrunk(failure)}")
     return pairs, failures
 

@@ -17,23 +17,19 @@ from typing import Any
 from unittest import mock
 
 import seqrecord
-from seqrecord import threads
+from seqrecord.edit import clean
 from seqrecord.errors import (
-    CommitUnknownError,
     ConflictError,
     DestinationError,
-    NotFoundError,
     ResourceError,
     SeqRecordError,
 )
 from seqrecord.format.manifest import MANIFEST, read_manifest
-from seqrecord.writing.cleaning import clean
+from seqrecord.processes import threads
 from tests.simulation.commands import (
     COMMANDS,
-    Content,
     History,
     empty,
-    frames,
     read,
     started,
     storage_of,
@@ -50,7 +46,7 @@ from tests.simulation.model import (
     current_actor,
 )
 
-__all__ = ["Case", "Failure", "drawn", "run", "shrunk", "simulated"]
+__all__ = ["BrokenPromiseError", "Case", "drawn", "run", "shrunk", "simulated"]
 
 
 @dataclass(frozen=True)
@@ -62,15 +58,16 @@ class Case:
     """
 
     commands: tuple[str, ...]
+    begins: tuple[int, ...] = ()  # after how many calls of others each command begins
     choices: tuple[int, ...] = ()
-    faults: tuple[tuple[str, int, Fault], ...] = ()
+    faults: tuple[tuple[str, int, Fault, int], ...] = ()
     jumps: tuple[tuple[int, float], ...] = ()
     in_empty: bool = False
     has_conditions: bool = True
     is_durable: bool = True
 
 
-class Failure(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A promise that a history broke; `steps` are its calls."""
 
     def __init__(self, what: str, case: Case, steps: Sequence[Step]) -> None:
@@ -108,6 +105,7 @@ def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
         choices += [rng.randrange(64)] * rng.randrange(1, stretch + 1)
     return Case(
         tuple(commands),
+        tuple(rng.choice((0, 0, 30, 60)) for _ in commands),
         tuple(choices),
         tuple(_drawn_fault(rng) for _ in range(num_faults)),
         tuple(
@@ -119,10 +117,11 @@ def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
     )
 
 
-def _drawn_fault(rng: random.Random) -> tuple[str, int, Fault]:
-    """Half of them are of the calls that decide: manifests that are put, files that are finished."""
-    name = rng.choice(("", "", "put", "commit"))
-    return name, rng.randrange({"": 70, "put": 3, "commit": 9}[name]), rng.choice(_FAULTS)
+def _drawn_fault(rng: random.Random) -> tuple[str, int, Fault, int]:
+    """Half of them break the calls that decide: a manifest is put, a file is finished."""
+    name = rng.choice(("", "put", "put", "commit"))
+    number = rng.randrange({"": 70, "put": 3, "commit": 9}[name])
+    return name, number, rng.choice(_FAULTS), rng.choice((0, 20, 100))
 
 
 _BEGUN: dict[tuple[bool, bool, bool], tuple[Server, History]] = {}
@@ -195,22 +194,28 @@ class _Run:
             after=self.after,
         )
         self.manifest = self._manifest()
+        begins = {number: after for number, after in enumerate(self.case.begins)}
         actors = [
-            self.world.add(f"{chr(ord('A') + number)}", self._doing(name))
+            self.world.add(chr(ord("A") + number), self._doing(name), after=begins.get(number, 0))
             for number, name in enumerate(self.case.commands)
         ]
         self.by_name = dict(zip((actor.name for actor in actors), self.case.commands, strict=True))
         self.world.run()
         if self.broken is not None:
-            raise Failure(self.broken, self.case, self.world.steps)
+            raise self._failure(self.broken)
         try:
             self.judge(actors)
             self.finish(actors)
         except AssertionError as error:
-            raise Failure(str(error) or traceback.format_exc(), self.case, self.world.steps) from None
+            raise BrokenPromiseError(
+                str(error) or traceback.format_exc(), self.case, self.world.steps
+            ) from None
         except SeqRecordError:
-            raise Failure(traceback.format_exc(), self.case, self.world.steps) from None
+            raise BrokenPromiseError(traceback.format_exc(), self.case, self.world.steps) from None
         return self.world.steps
+
+    def _failure(self, what: str) -> BrokenPromiseError:
+        return BrokenPromiseError(what, self.case, self.world.steps)
 
     def _doing(self, name: str) -> Any:
         command = COMMANDS[name]
@@ -330,21 +335,21 @@ def _is_of(actor: Actor, commit: str) -> bool:
 
 
 def run(case: Case) -> list[Step]:
-    """Run a case; raises `Failure`."""
+    """Run a case; raises `BrokenPromiseError`."""
     server, history = _begun(case)
     with simulated("outside"):
         return _Run(case, server, history).run()
 
 
-def fails(case: Case) -> Failure | None:
+def fails(case: Case) -> BrokenPromiseError | None:
     try:
         run(case)
-    except Failure as failure:
+    except BrokenPromiseError as failure:
         return failure
     return None
 
 
-def shrunk(failure: Failure, most_runs: int = 400) -> Failure:
+def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseError:
     """A shorter case that fails too: fewer commands, faults and changes from one to another."""
     left = most_runs
 
@@ -358,16 +363,22 @@ def shrunk(failure: Failure, most_runs: int = 400) -> Failure:
         failure = found
         return True
 
-    for name in ("faults", "jumps", "commands"):
+    for name in ("faults", "jumps", "begins", "commands"):
         number = 0
-        while number < len(items := getattr(failure.case, name)) and len(items) > (name == "commands"):
+        while number < len(items := getattr(failure.case, name)) and len(items) > (
+            name == "commands"
+        ):
             number += not better(replace(failure.case, **{name: _without(items, number, 1)}))
     length = len(failure.case.choices)
     while length:
         at = 0
         while at < len(failure.case.choices):
             choices = failure.case.choices
-            at += 0 if better(replace(failure.case, choices=_without(choices, at, length))) else length
+            at += (
+                0
+                if better(replace(failure.case, choices=_without(choices, at, length)))
+                else length
+            )
         length //= 2
     for at, choice in enumerate(failure.case.choices):
         for lower in range(min(choice, 3)):

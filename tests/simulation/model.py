@@ -83,16 +83,20 @@ class _Open:
 class Server:
     """What is stored. Its clock goes a second with each call."""
 
-    def __init__(self, *, has_conditions: bool = True, is_durable: bool = True) -> None:
+    def __init__(
+        self, *, has_conditions: bool = True, is_durable: bool = True, clock: float = 1e9
+    ) -> None:
         self.has_conditions, self.is_durable = has_conditions, is_durable
         self.files: dict[str, _File] = {}
         self.uploads: list[_Open] = []
-        self.clock = 1e9
+        self.clock = clock
         self._tags = 0
 
     def copy(self) -> Server:
-        new = Server(has_conditions=self.has_conditions, is_durable=self.is_durable)
-        new.files, new.clock, new._tags = dict(self.files), self.clock, self._tags
+        new = Server(
+            has_conditions=self.has_conditions, is_durable=self.is_durable, clock=self.clock
+        )
+        new.files, new._tags = dict(self.files), self._tags
         new.uploads = [
             _Open(each.path, each.modified, each.data[:], each.checkpoints[:])
             for each in self.uploads
@@ -152,6 +156,7 @@ class Actor:
         self.error: BaseException | None = None
         self.go = threading.Semaphore(0)
         self.call = ("begin", "")
+        self.asleep_until = 0  # that many calls were let go on, if anybody else can
         self.outage = 0  # calls that fail from now on
         self.ids = random.Random(name)
         self.issued: list[str] = []  # ids that it has drawn
@@ -171,7 +176,7 @@ class Actor:
         try:
             self.go.acquire()
             self.do(Client(self.world, self))
-        except BaseException as error:  # noqa: BLE001 - it is judged later
+        except BaseException as error:
             self.error = error
         self.is_done = True
         self.world.baton.release()
@@ -188,8 +193,8 @@ def current_actor() -> Actor | None:
 class World:
     """Runs actors on a server, one call at a time; `choose(n)` draws from 0 to n - 1.
 
-    `faults` says which calls are broken: of which name, or `""` for any, the how many-th, from 0, in
-    which way. `jumps` says by how many seconds the server's clock is moved before which call.
+    `faults` says which calls are broken: of which name, or `""` for any, the how many-th, from 0,
+    in which way, and for how many calls of the others the answer takes. `jumps` says by how many seconds the server's clock is moved before which call.
     `after` is called after each call.
     """
 
@@ -198,13 +203,13 @@ class World:
         server: Server,
         choose: Callable[[int], int],
         *,
-        faults: Sequence[tuple[str, int, Fault]] = (),
+        faults: Sequence[tuple[str, int, Fault, int]] = (),
         jumps: Mapping[int, float] | None = None,
         after: Callable[[Step], None] = lambda step: None,
         most_steps: int = 5000,
     ) -> None:
         self.server, self._choose = server, choose
-        self._faults = {(name, number): fault for name, number, fault in faults}
+        self._faults = {(name, number): (fault, wait) for name, number, fault, wait in faults}
         self._jumps, self._counts = dict(jumps or {}), Counter[str]()
         self._after, self._most = after, most_steps
         self.actors: list[Actor] = []
@@ -212,8 +217,10 @@ class World:
         self.steps: list[Step] = []
         self.baton = threading.Semaphore(0)
 
-    def add(self, name: str, do: Callable[[Client], object]) -> Actor:
+    def add(self, name: str, do: Callable[[Client], object], *, after: int = 0) -> Actor:
+        """An actor that begins after so many calls of others."""
         actor = Actor(self, name, do)
+        actor.asleep_until = after
         self.actors.append(actor)
         return actor
 
@@ -223,7 +230,9 @@ class World:
             actor.start()
         try:
             while True:
-                ready = [actor for actor in self.actors if not actor.is_done]
+                left = [actor for actor in self.actors if not actor.is_done]
+                now = len(self.steps)
+                ready = [actor for actor in left if actor.asleep_until <= now] or left
                 count = len(ready) + len(self.late)
                 if not count:
                     break
@@ -269,8 +278,12 @@ class World:
         if actor.is_killed:
             raise Killed
         number = len(self.steps)
-        fault = self._faults.get(("", number)) or self._faults.get((name, self._counts[name]))
+        nothing = (None, 0)
+        fault, wait = self._faults.get(("", number), nothing)
+        if fault is None:
+            fault, wait = self._faults.get((name, self._counts[name]), nothing)
         self._counts[name] += 1
+        actor.asleep_until = len(self.steps) + wait
         if actor.outage and fault is None and name != "sleep":
             fault, actor.outage = Fault.BUSY, actor.outage - 1
         step = Step(actor.name, name, path, fault)
@@ -357,6 +370,7 @@ class Client:
         return self.call("read", path, read)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        check_path(path)
         if self.has_conditions:
             self.call("put", path, lambda: self._server.put(path, bytes(data), expected))
         else:
@@ -368,17 +382,17 @@ class Client:
             return [
                 FileInfo(path, len(file.data), file.modified)
                 for path, file in sorted(self._server.files.items())
-                if path.rpartition("/")[0] == folder
+                if path.rpartition("/")[0] == folder and not path.startswith(f"{folder}/.")
             ]
 
-        return self.call("list", folder, listed)
+        return self.call("list", check_path(folder), listed)
 
     def unfinished(self, folder: str) -> list[Unfinished]:
         def listed() -> list[Unfinished]:
             found = [each for each in self._server.uploads if each.path.startswith(f"{folder}/")]
             return [_Unfinished(self, each) for each in sorted(found, key=lambda each: each.path)]
 
-        return self.call("unfinished", folder, listed)
+        return self.call("unfinished", check_path(folder), listed)
 
     def create(self, path: str) -> Upload:
         def create() -> _Upload:
@@ -487,5 +501,3 @@ class _Unfinished:
 
     def remove(self) -> None:
         self._client.call("remove", self.path, lambda: self._client._server.end(self._upload))
-
-
