@@ -17,9 +17,9 @@ from seqrecord.lazy import lazy
 from seqrecord.version import __version__
 
 if TYPE_CHECKING:
-    from seqrecord.clips.seconds import Seconds
     from seqrecord.clips.tables import ClipSpec
     from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
+    from seqrecord.clips.windows import Latest, Seconds
     from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         SeqRecordStream,
     )
     from seqrecord.pipes.mix import SeqRecordMix
-    from seqrecord.pipes.options import LoaderOptions
+    from seqrecord.pipes.options import EngineOptions, LoaderOptions
     from seqrecord.reading.reader import Episode, SeqRecordReader
     from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.reading.summary import summarize
@@ -51,12 +51,14 @@ __all__ = [
     "ClipError",
     "ClipSpec",
     "EncodedImage",
+    "EngineOptions",
     "Episode",
     "EpisodeInfo",
     "FeatureSpec",
     "Folders",
     "FormatError",
     "HorizontalFlip",
+    "Latest",
     "LoaderOptions",
     "NotFoundError",
     "RandomCrop",
@@ -98,15 +100,17 @@ _IMPORTED_LATER = {
     "CenterCrop": "clips.transforms",
     "ClipSpec": "clips.tables",
     "EncodedImage": "schema",
+    "EngineOptions": "pipes.options",
     "Episode": "reading.reader",
     "EpisodeInfo": "sources.base",
     "FeatureSpec": "schema",
     "Folders": "sources.folders",
     "HorizontalFlip": "clips.transforms",
+    "Latest": "clips.windows",
     "LoaderOptions": "pipes.options",
     "RandomCrop": "clips.transforms",
     "Schema": "schema",
-    "Seconds": "clips.seconds",
+    "Seconds": "clips.windows",
     "SeqRecordDataset": "pipes.loaders",
     "SeqRecordMix": "pipes.mix",
     "SeqRecordNode": "pipes.loaders",

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
+from seqrecord import EngineOptions
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError
 from tests.blobfile_pool import pool_to
 from tests.datasets import SmallFrame, small_frames, small_schema, write_small
@@ -68,7 +69,13 @@ def empty(azurite: Azurite) -> Place:
 
 def _clips(location: Any, **settings: Any) -> Iterator[dict[str, Any]]:
     # One thread and small blocks: what is compared are the clips, not the speed.
-    settings = {"clip_len": 3, "seed": 5, "features": FEATURES, "num_threads": 2, **settings}
+    settings = {
+        "clip_len": 3,
+        "seed": 5,
+        "features": FEATURES,
+        "engine": EngineOptions(num_threads=2),
+        **settings,
+    }
     yield from seqrecord.SeqRecordPipe(location, **settings)
 
 
@@ -94,7 +101,7 @@ def test_a_pipe_gives_the_same_clips(
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
         options = {"backend": backend, "get_http_pool": partial(pool_to, azurite.host)}
     local = [{**clip} for clip in _clips(place.local)]
-    _assert_same([{**clip} for clip in _clips(url, storage_options=options)], local)
+    _assert_same([{**clip} for clip in _clips(seqrecord.open(url, storage_options=options))], local)
 
 
 def test_pipes_in_worker_processes(place: Place) -> None:
@@ -104,14 +111,17 @@ def test_pipes_in_worker_processes(place: Place) -> None:
         )
         return list(DataLoader(pipe, batch_size=None, num_workers=2))
 
-    remote = batches(place.url, storage_options=place.options)
+    remote = batches(seqrecord.open(place.url, storage_options=place.options))
     _assert_same(remote, batches(place.local))
 
 
 def test_an_epoch_is_resumed(place: Place) -> None:
     def pipe() -> seqrecord.SeqRecordStream:
         return seqrecord.SeqRecordStream(
-            place.url, clip_len=3, seed=5, features=FEATURES, storage_options=place.options
+            seqrecord.open(place.url, storage_options=place.options),
+            clip_len=3,
+            seed=5,
+            features=FEATURES,
         )
 
     whole = [{**clip} for clip in pipe()]
@@ -130,7 +140,7 @@ def test_random_access(place: Place) -> None:
                 _assert_same_frame(episode[i], frame)
         assert dataset.num_frames == 17
     clips = seqrecord.SeqRecordDataset(
-        place.url, clip_len=3, features=FEATURES, storage_options=place.options
+        seqrecord.open(place.url, storage_options=place.options), clip_len=3, features=FEATURES
     )
     assert len(clips) == len(seqrecord.SeqRecordDataset(place.local, clip_len=3, features=FEATURES))
     assert clips[0]["image_left"].shape == (3, 32, 40, 3)
@@ -181,9 +191,8 @@ def test_converted_appended_verified_reindexed(empty: Place, tmp_path: Path) -> 
 
 
 def test_bench(place: Place) -> None:
-    report = seqrecord.bench(
-        place.url, clip_len=3, batch_size=2, max_batches=3, storage_options=place.options
-    )
+    dataset = seqrecord.open(place.url, storage_options=place.options)
+    report = seqrecord.bench(dataset, clip_len=3, batch_size=2, max_batches=3)
     assert place.url in str(report)
 
 

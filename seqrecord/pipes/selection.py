@@ -94,14 +94,7 @@ class ClipSelection:
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
-        self.dataset = reader_of(
-            location,
-            features=options.features,
-            verify=options.verify,
-            storage_options=options.storage_options,
-            cache_dir=options.cache_dir,
-            cache_limit=options.cache_limit,
-        )
+        self.dataset = reader_of(location, features=options.features)
         with located(ClipError, file=self.dataset.url):
             self._select(options)
         self._memory = PerProcess(batch_memory)  # as long as this lives

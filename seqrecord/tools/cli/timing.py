@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import click
 
+from seqrecord.pipes.options import EngineOptions
+from seqrecord.reading.reader import open_dataset
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
@@ -96,8 +100,13 @@ def bench(
         def show(done: int, total: int) -> None:
             bar.show(done, total, f"{done * batch_size / max(bar.seconds, 1e-3):.0f} clips/s")
 
+        begin = perf_counter()
+        dataset = open_dataset(
+            path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
+        )
+        opened = perf_counter() - begin
         report = run_bench(
-            path,
+            dataset,
             clip_len=clip_len,
             stride=stride,
             dilation=dilation,
@@ -107,13 +116,10 @@ def bench(
             batch_size=batch_size,
             memory_limit=memory_limit,
             device=None if device == "cpu" else device,
-            num_threads=threads,
             consumer_seconds=consumer_ms / 1e3,
             max_batches=batches,
-            trace=trace,
             progress=show,
-            storage_options=storage_options,
-            cache_dir=cache_dir,
-            cache_limit=cache_limit,
+            engine=EngineOptions(num_threads=threads, trace=trace),
         )
+    report = replace(report, open_seconds=opened + report.open_seconds)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
