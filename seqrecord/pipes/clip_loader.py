@@ -347,20 +347,23 @@ class ClipLoader:
 
     @cached_property
     def _request(self) -> dict[str, Any]:
-        """What was asked for beside the settings that plans have, as JSON."""
+        """What was asked for beside the settings that plans have, as JSON; features by the names
+        that are stored, for others change no order."""
         selection, dilations = self.selection, self.options.dilations
         is_made = selection.frame_transform is not None
         # How features are padded may change, and with the dataset does.
         arrays = selection.arrays if is_made else selection.stored
+        windows, stored = selection.windows.describe(), selection.dataset.stored_name
         return {
             "clip_len": self.options.clip_len,
             "stride": selection.spec.stride,
             "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
             "reverse": self.options.reverse,
-            "windows": selection.windows.describe(),
+            "windows": {stored(name): window for name, window in windows.items()},
             "pad": self.options.pad,
-            "features": sorted(selection.dataset.features),
-            "frame_transform": {name: str(spec) for name, spec in sorted(arrays.items())},
+            "drop_last_frames": self.options.drop_last_frames,
+            "features": sorted(map(stored, selection.dataset.features)),
+            "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.tuning.shuffle_buffer,
             "clips": selection.chosen_digest,
         }

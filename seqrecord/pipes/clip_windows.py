@@ -60,7 +60,8 @@ class SelectedWindows:
     Attributes:
         asked: offsets and seconds of the argument `windows`.
         latest: those of its features of which clips have the newest values.
-        is_padded: whether clips may have frames beyond the ends of their episodes.
+        pads: whether clips may have frames before the first one of their episode, and behind the
+            last one.
         span: how many frames an episode must have for a clip, at least.
         frames: which frames clips have of each of their features, before anything is drawn.
         stored: which of each stored feature.
@@ -72,7 +73,8 @@ class SelectedWindows:
         self._dataset, self._selected = dataset, selected
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
-        self.is_padded = options.pad is not None
+        self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
+        self.drop_last = options.drop_last_frames
         self._is_transformed = options.frame_transform is not None
         self.asked, self._latest = options.own_windows, options.latest
         step = 1 if options.has_drawn_steps else options.dilations[0]
@@ -87,9 +89,11 @@ class SelectedWindows:
             self.give(dict.fromkeys(dataset.features))
             self.stored = self.frames
         self._reach = np.zeros((len(self._rates), 2), np.int64)
-        for rate in () if self.is_padded else self._rates:
+        for rate in self._rates:
             windows = self.stored.windows.values()
-            self._reach[rate] = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
+            reach = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
+            self._reach[rate] = np.where(self.pads, 0, reach)
+        self._reach[:, 1] = np.maximum(self._reach[:, 1], self.drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
     def _find(self) -> tuple[dict[str, ClipWindow], IntArray]:
@@ -133,7 +137,7 @@ class SelectedWindows:
         self.padded = [
             name
             for name in names
-            if (self.is_padded and (self._all_have or name in self.asked)) or found[name].pads
+            if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
         ]
         self.aged = [name for name in names if isinstance(found[name], KnownWindow)]
         self.frames = self._frames(found)
@@ -187,7 +191,7 @@ class SelectedWindows:
             held = [window.held * dilation for window in windows for dilation in self._dilations]
             is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
             reach = max(window.reach for window in windows)
-            pad = self.is_padded or not is_even
+            pad = any(self.pads) or not is_even
             found.append(Window.around(held, stride, pad=pad, reach=reach))
         return found
 

@@ -373,6 +373,7 @@ def _of_features(
     return replace(
         options,
         features=names,
+        rename=None,
         windows=windows or None,
         clip_len=1 if alone else options.clip_len,
         pad=None if alone else options.pad,

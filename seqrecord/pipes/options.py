@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips.tables import ClipSpec
+from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, is_probability
 from seqrecord.clips.windows import Latest
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse
 from seqrecord.pipes.clip_windows import Windows, check_windows
-from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.filters import EpisodeFilter, is_number
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
@@ -107,6 +107,17 @@ def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
     return tuple(several) if len(several) > 1 else several[0]
 
 
+def _are_new(names: Mapping[str, Any]) -> bool:
+    """Whether features can have these names: the keys are those that are stored."""
+    return are_names(list(names.values())) and len({*names.values()}) == len(names)
+
+
+def _are_episodes(value: Any) -> bool:
+    """Whether these are keys, or numbers."""
+    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
+    return are_names(value) or (is_list and all(map(is_number, value)))
+
+
 def _check_reverse(name: str, value: Any) -> float:
     refuse(not is_probability(value), f"{name} is not a probability", "0 to 1", repr_of(value))
     return float(value)
@@ -154,18 +165,24 @@ class ClipOptions:
             feature that not every frame has, the newest value at or before each frame.
         pad: what to do with clips that have frames before an episode's first one or behind its
             last one. `None` leaves them out. "edge" puts that frame in the place of those that do
-            not exist, so that every frame is a start; then `<feature>_is_pad`, bool [T], says
-            where, of each feature with a window: of all features where `clip_len` is given.
+            not exist, so that every frame is a start; "before" does so for the first frame alone,
+            and "after" for the last one. Then `<feature>_is_pad`, bool [T], says where, of each
+            feature with a window: of all features where `clip_len` is given.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
-        episodes: keys, a glob on keys, or a function of an episode that says whether to take it: a
-            dict of its metadata, with the attributes `key`, `num_frames`, `fps` and `split`.
+        rename: other names of features: a dict such as `{"image_left": "image"}`, of names that
+            are stored, as `features` has them. All other arguments, functions and clips have the
+            new names, and so has `loader.dataset`. A saved state does not depend on it.
+        episodes: keys, numbers in the order of the dataset, a glob on keys, or a function of an
+            episode that says whether to take it: a dict of its metadata, with the attributes
+            `key`, `num_frames`, `fps` and `split`.
         split: only episodes of the split of this name; see `seqrecord split`.
         clips: a table of the clips to give, instead of all: a dict of columns, or an Arrow or
             pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
             out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
             in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
             other episodes.
+        drop_last_frames: no clip starts in so many last frames of an episode. Not with `clips`.
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
@@ -204,19 +221,29 @@ class ClipOptions:
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
     reverse: float = _checked(0.0, _check_reverse)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
-    pad: str | None = _checked(None, one_of("edge"))
+    pad: str | None = _checked(None, one_of("edge", "before", "after"))
     features: Sequence[str] | None = _checked(None, check_names)
+    rename: Mapping[str, str] | None = _checked(
+        None,
+        _such(
+            lambda value: isinstance(value, Mapping) and are_names(value) and _are_new(value),
+            'a dict such as {"image_left": "image"}: no name twice',
+        ),
+    )
     episodes: EpisodeFilter = _checked(
         None,
         _such(
-            lambda value: isinstance(value, str) or callable(value) or are_names(value),
-            "a list of keys, a glob, or a function of an episode's metadata",
+            lambda value: isinstance(value, str) or callable(value) or _are_episodes(value),
+            "a list of keys or of numbers, a glob, or a function of an episode's metadata",
         ),
     )
     split: str | None = _checked(
         None, _such(lambda value: isinstance(value, str), "the name of a split")
     )
     clips: ClipList | None = field(default=None, repr=False)
+    drop_last_frames: int = _checked(
+        0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
+    )
     frame_transform: FrameTransform | None = _checked(
         None, _such(callable, "a function from a dict of arrays to a dict of arrays")
     )
@@ -252,6 +279,12 @@ class ClipOptions:
             "clips has the starts",
             "no stride",
             self.stride,
+        )
+        refuse(
+            self.clips is not None and self.drop_last_frames > 0,
+            "clips has the starts",
+            "no drop_last_frames",
+            self.drop_last_frames,
         )
 
     @property

@@ -137,9 +137,11 @@ class SeqRecordReader:
         *,
         features: Sequence[str] | None = None,
         verify: bool = True,
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        self._names = names or {}  # by stored names, those that the index has
         try:
-            self.features: Schema = manifest.schema.select(features)
+            self.features: Schema = index.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
         self.storage = storage
@@ -169,7 +171,8 @@ class SeqRecordReader:
         """
         if (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.url)
-        return read_statistics(self.storage, file, self.manifest.schema)
+        found, names = read_statistics(self.storage, file, self.manifest.schema), self._names
+        return Statistics(found.num_frames, {names.get(n, n): one for n, one in found.items()})
 
     @cached_property
     def episode_table(self) -> EpisodeTable:
@@ -184,7 +187,30 @@ class SeqRecordReader:
     def select(self, features: Sequence[str] | None) -> SeqRecordReader:
         """The same dataset with only these features, in this order; all of them for `None`."""
         of = self.storage, self.manifest, self.index
-        return SeqRecordReader(*of, features=features, verify=self._verify)
+        return SeqRecordReader(*of, features=features, verify=self._verify, names=self._names)
+
+    def renamed(self, names: Mapping[str, str]) -> SeqRecordReader:
+        """The same dataset with other names of some features, by those that they have here.
+
+        Raises `SchemaError` for a feature that is not there, and a name that is no name, or taken.
+        """
+        features, schema = [names.get(name, name) for name in self.features], self.index.schema.kept
+        schema.select([*names])
+        taken = {*names.values()} & (schema.keys() - names.keys())
+        if wrong := [name for name in names.values() if name in taken or name.startswith("~")]:
+            raise SchemaError(
+                "a feature cannot have this name",
+                file=self.url,
+                expected="a name that no feature has; or another one for that feature, too",
+                got=", ".join(wrong),
+            )
+        stored = {**self._names, **{self.stored_name(old): new for old, new in names.items()}}
+        of = self.storage, self.manifest, self.index.renamed(names)
+        return SeqRecordReader(*of, features=features, verify=self._verify, names=stored)
+
+    def stored_name(self, feature: str) -> str:
+        """The name that a feature is stored by."""
+        return next((old for old, new in self._names.items() if new == feature), feature)
 
     def chunk_reader(self) -> ChunkReader:
         """Reads the chunks of this dataset's features."""
@@ -227,7 +253,7 @@ class SeqRecordReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"features": list(self.features), "verify": self._verify}
-        return _reopen, (self.storage, self.manifest, options)
+        return _reopen, (self.storage, self.manifest, self._names, options)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -280,6 +306,9 @@ class Episodes(Mapping[str, "Episode"]):
         return f"Episodes({len(self)} of {self._url!r})"
 
 
-def _reopen(storage: Storage, manifest: Manifest, options: dict[str, Any]) -> SeqRecordReader:
+def _reopen(
+    storage: Storage, manifest: Manifest, names: Mapping[str, str], options: dict[str, Any]
+) -> SeqRecordReader:
     """A dataset in another process; its index has been verified in the first."""
-    return SeqRecordReader(storage, *load_version(storage, manifest), **options)
+    manifest, index = load_version(storage, manifest)
+    return SeqRecordReader(storage, manifest, index.renamed(names), names=names, **options)
