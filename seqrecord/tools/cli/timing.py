@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from seqrecord.pipes.options import EngineOptions
-from seqrecord.reading.reader import open_dataset
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
@@ -64,7 +64,7 @@ __all__ = ["bench"]
     show_default=True,
     help="How long a training step takes; bench sleeps for it.",
 )
-@click.option("--batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
+@click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
 @click.option(
     "--trace", metavar="FILE", help="Write a timeline, which `seqrecord trace` and Perfetto show."
 )
@@ -86,7 +86,7 @@ def bench(
     threads: int | None,
     device: str,
     consumer_ms: float,
-    batches: int | None,
+    max_batches: int | None,
     trace: str | None,
     cache_dir: str | None,
     cache_limit: int | None,
@@ -117,7 +117,7 @@ def bench(
             memory_limit=memory_limit,
             device=None if device == "cpu" else device,
             consumer_seconds=consumer_ms / 1e3,
-            max_batches=batches,
+            max_batches=max_batches,
             progress=show,
             engine=EngineOptions(num_threads=threads, trace=trace),
         )

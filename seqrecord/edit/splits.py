@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
 from seqrecord.errors import ClipError
+from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.storage import open_storage
+from seqrecord.format.manifest import MAX_SPLITS
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
-from seqrecord.writing.committing import read_indexed
-from seqrecord.writing.edits import check_split_name, commit_splits, split_names
+from seqrecord.writing.edit_files import check_split_name, split_edits
 
-__all__ = ["deal_episodes", "split_dataset"]
+__all__ = ["deal_episodes", "split_dataset", "split_episodes"]
 
 
 def split_dataset(
@@ -60,24 +61,51 @@ def split_dataset(
             got=repr_of(given),
         )
     seed = check_seed(seed)
-    with closing(open_storage(location, storage_options)) as storage:
-        base, manifest, index = read_indexed(storage)
-        names = split_names(manifest, shares, storage.url)
+    with opened_to_edit(location, storage_options) as dataset:
+        index, url = dataset.index, dataset.storage.url
+        names = _names(dataset, shares)
         numbers = [names.index(name) for name in shares]
         old = index.split.astype(np.int64)
         kept = np.isin(old, numbers) & (not anew)
-        units = _units(index, by, storage.url)
+        units = _units(index, by, url)
         new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
         counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
         if empty := [name for name, share in shares.items() if share and not counts[name]]:
             raise ClipError(  # nobody could read it
                 "a split would have no episode; nothing was changed",
-                file=storage.url,
+                file=url,
                 expected="more episodes, or other shares",
                 got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
             )
-        commit_splits(storage, base, manifest, index, new, names)
+        if edits := split_edits(index, new, names):
+            dataset.commit(edits)
         return counts
+
+
+def split_episodes(
+    location: str | PathLike[str],
+    episodes: EpisodeFilter,
+    split: str | None,
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Put episodes into the split of this name, or for `None` into none. Returns their keys.
+
+    `split_dataset` draws them. Raises as `delete_episodes` does, and `ClipError` for what is no
+    name of a split.
+    """
+    if split is not None:
+        check_split_name(split)
+
+    def make(dataset: Opened) -> Change:
+        names = _names(dataset, [] if split is None else [split])
+        number = NO_SPLIT if split is None else names.index(split)
+        found = dataset.find(episodes)
+        chosen = [i for i in found if dataset.index.split[i] != number]
+        return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
+
+    return edit_dataset(location, make, dry_run, storage_options)
 
 
 def _check(shares: object) -> None:
@@ -164,3 +192,13 @@ def deal_episodes(
 
 def _drawn(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
+
+
+def _names(dataset: Opened, more: Iterable[str]) -> tuple[str, ...]:
+    """The names of a dataset's splits, and then those of more."""
+    names = tuple(dict.fromkeys((*dataset.manifest.splits, *more)))
+    if len(names) > MAX_SPLITS:
+        raise ClipError(
+            "too many splits", file=dataset.storage.url, expected=MAX_SPLITS, got=len(names)
+        )
+    return names
