@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord import SeqRecordWriter
+from seqrecord.edit import merge_datasets, rewrite_files
 from seqrecord.format import parse_footer
 from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import Storage, open_storage
-from seqrecord.writing.merging import merge_datasets
-from seqrecord.writing.rewriting import rewrite_files
 from tests.fault_proxy import FaultProxy, Request
 from tests.made_source import MadeSource
 from tests.places import hastened

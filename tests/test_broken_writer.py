@@ -14,9 +14,9 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, convert
+from seqrecord.edit import clean
 from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, StorageError
 from seqrecord.storage import LocalStorage, open_storage
-from seqrecord.writing.cleaning import clean
 from tests.abandoned import abandon, abandonable
 from tests.made_source import MadeSource
 from tests.storage_doubles import FailAt, FaultyStorage

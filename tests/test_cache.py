@@ -239,7 +239,7 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
 
     def read(storage: Storage) -> bytes:
         with seqrecord.open(storage, features=["image_left"]) as dataset:
-            reader = dataset.chunk_reader()
+            reader = dataset.contents.chunks
             pages = reader.pages(nth_chunk(dataset, 0, 0))
             if not straight:
                 return bytes(reader.read(pages)[0])
@@ -299,7 +299,7 @@ def test_an_index_that_is_damaged_is_read_twice_and_refused(tmp_path: Path) -> N
 def test_a_footer_damaged_on_its_way_does_not_stay(at: int, tmp_path: Path) -> None:
     """`at` is the read that is damaged: of the tail, the header, the footer."""
     write_small(tmp_path / "remote")
-    manifest = seqrecord.open(tmp_path / "remote").manifest
+    manifest = seqrecord.open(tmp_path / "remote").contents.manifest
     path = manifest.record_files[0].path
 
     class DamagesOne(StorageWrapper):
@@ -326,7 +326,7 @@ def test_threads_that_see_the_same_damage_all_read_anew(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "remote")
     storage = CachedStorage(_DamagesOnce(local), tmp_path / "cache", "16MiB")
     with seqrecord.open(storage, features=["image_left"]) as dataset:
-        reader = dataset.chunk_reader()
+        reader = dataset.contents.chunks
         pages = reader.pages(nth_chunk(dataset, 0, 0))
         drop = storage.forget
 

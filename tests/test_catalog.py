@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 import seqrecord
+from seqrecord.edit import clean
 from seqrecord.errors import FormatError, NotFoundError, SeqRecordError, StorageError
 from seqrecord.reading.metadata import load
 from seqrecord.storage import LocalStorage, Upload
-from seqrecord.writing.cleaning import clean
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.writer import SeqRecordWriter
 from tests.tiny import KEY, copy_dataset, read_all, same_frames, tiny_frames, write_tiny

@@ -18,6 +18,7 @@ import pytest
 
 import seqrecord
 from seqrecord import convert
+from seqrecord.edit import clean
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
@@ -28,7 +29,6 @@ from seqrecord.errors import (
 )
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
 from seqrecord.writing.convert import Progress
 from seqrecord.writing.convert_workers import Processes, WorkerEnd
 from tests.made_source import EndlessSource, MadeSource, made_frame

@@ -140,11 +140,14 @@ PAGES = [
         "docs/reference/writing.md",
         {"records": "tartanair", "more-records": "more"},
         {"robot": Robot(), "camera": Robot(), "depth": RECORDING[0][1]},
-        {
-            '"records/",\n    features=': '"depth-records/",\n    features=',
-            '"kitchen/*"': '"*/Easy/*"',
-        },
+        {'"records/",\n    features=': '"depth-records/",\n    features='},
     ),
+    Page(
+        "docs/reference/edit.md",
+        {"records": "tartanair", "more-records": "more"},
+        instead={'"kitchen/*"': '"*/Easy/*"'},
+    ),
+    Page("docs/reference/export.md", {"demos": "robot"}),
 ]
 
 

@@ -11,18 +11,18 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import ClipError, FormatError, NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.errors import ConflictError
-from seqrecord.format.manifest import read_manifest
-from seqrecord.reading.filters import EpisodeFacts
-from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import (
+from seqrecord.edit import (
+    clean,
     delete_episodes,
     keep_episodes,
     relabel_episodes,
     rename_episodes,
     split_episodes,
 )
+from seqrecord.errors import ConflictError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.reading.filters import EpisodeFacts
+from seqrecord.storage import LocalStorage
 from tests.command_line import main
 
 

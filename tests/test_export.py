@@ -14,8 +14,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import seqrecord
-from seqrecord import ClipError, EncodedImage, SeqRecordReader, SeqRecordWriter, convert, export
+from seqrecord import ClipError, Dataset, EncodedImage, SeqRecordWriter, convert
 from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.export import to_files
 from seqrecord.sources import Folders
 from tests.datasets import SmallFrame, small_frames, write_small
 
@@ -23,15 +24,15 @@ KEY = "alpha/Easy/P000"
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Iterator[SeqRecordReader]:
+def dataset(tmp_path: Path) -> Iterator[Dataset]:
     write_small(tmp_path / "records")
     with seqrecord.open(tmp_path / "records") as opened:
         yield opened
 
 
-def test_files_and_their_content(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     frames = small_frames(0, 11)
-    files = export(dataset, KEY, tmp_path / "out")
+    files = to_files(dataset, KEY, tmp_path / "out")
     folder = tmp_path / "out" / "alpha" / "Easy" / "P000"
     assert files == sorted(path for path in folder.rglob("*") if path.is_file())
     expected = {"metadata.json", "seqrecord.json", "pose.npy", "step.npy"}
@@ -73,7 +74,7 @@ def test_images_kept_encoded_are_written_as_they_are(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({e: EncodedImage(data) for e, data in original.items()})
     with seqrecord.open(tmp_path / "records") as dataset:
-        export(dataset, "a", tmp_path / "out")
+        to_files(dataset, "a", tmp_path / "out")
     for ending, data in original.items():
         assert (tmp_path / "out" / "a" / ending / f"000000.{ending}").read_bytes() == data
 
@@ -83,7 +84,7 @@ def test_round_trip_through_folders(tmp_path: Path) -> None:
     written = write_small(tmp_path / "records", missing=False)
     with seqrecord.open(tmp_path / "records") as dataset:
         for key in dataset.episodes:
-            export(dataset, key, tmp_path / "tree", features=features)
+            to_files(dataset, key, tmp_path / "tree", features=features)
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
     with seqrecord.open(tmp_path / "again") as again:
         assert list(again.episodes) == list(written)
@@ -102,8 +103,10 @@ def _assert_frame(read: SmallFrame, frame: SmallFrame) -> None:
         assert read[name].tobytes() == array.tobytes(), name
 
 
-def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) -> None:
-    files = export(dataset, KEY, tmp_path, features=["step", "depth_left"], frames=range(2, 11, 4))
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
+    files = to_files(
+        dataset, KEY, tmp_path, features=["step", "depth_left"], frames=range(2, 11, 4)
+    )
     folder = tmp_path / "alpha" / "Easy" / "P000"
     assert [str(path.relative_to(folder)) for path in files] == [
         "depth_left/000002.npy",
@@ -121,7 +124,7 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
         episode.append({"joint_1": np.zeros(2), "action": np.ones(3)})
         episode.append({"joint_1": np.zeros(2)})
     with seqrecord.open(tmp_path / "records") as dataset:
-        files = export(dataset, "a", tmp_path / "out")
+        files = to_files(dataset, "a", tmp_path / "out")
     assert [str(path.relative_to(tmp_path / "out" / "a")) for path in files] == [
         "action/000000.npy",
         "joint_1.npy",
@@ -130,36 +133,34 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_holds_something(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something(dataset: Dataset, tmp_path: Path) -> None:
     folder = tmp_path / "alpha" / "Easy" / "P000"
     folder.mkdir(parents=True)
     (folder / "mine.txt").write_text("precious")
     with pytest.raises(DestinationError, match="not empty"):
-        export(dataset, KEY, tmp_path)
+        to_files(dataset, KEY, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
-def test_a_link_that_leads_out(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_link_that_leads_out(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out" / "alpha").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DestinationError, match="not inside the destination"):
-        export(dataset, KEY, tmp_path / "out")
+        to_files(dataset, KEY, tmp_path / "out")
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.parametrize("frames", [[11], [-1], [3, 2], [2, 2], []])
-def test_frames_that_are_not_there(
-    dataset: SeqRecordReader, tmp_path: Path, frames: list[int]
-) -> None:
+def test_frames_that_are_not_there(dataset: Dataset, tmp_path: Path, frames: list[int]) -> None:
     with pytest.raises(ClipError, match="frames that cannot be exported"):
-        export(dataset, KEY, tmp_path / "out", frames=frames)
+        to_files(dataset, KEY, tmp_path / "out", frames=frames)
 
 
-def test_what_is_not_there(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_what_is_not_there(dataset: Dataset, tmp_path: Path) -> None:
     for key in ("alpha/Easy", "../records", "/etc", ""):
         with pytest.raises(ClipError, match="no such episode"):
-            export(dataset, key, tmp_path / "out")
+            to_files(dataset, key, tmp_path / "out")
     with pytest.raises(SchemaError, match="no such feature"):
-        export(dataset, KEY, tmp_path / "out", features=["nothing"])
+        to_files(dataset, KEY, tmp_path / "out", features=["nothing"])
     assert not (tmp_path / "out").exists()

@@ -22,15 +22,15 @@ from PIL import Image
 import seqrecord
 from seqrecord import (
     ClipError,
+    Dataset,
     EncodedImage,
     FeatureSpec,
     Schema,
-    SeqRecordReader,
     SeqRecordWriter,
     convert,
-    export,
 )
 from seqrecord.errors import DestinationError, SchemaError, SourceError
+from seqrecord.export import to_files
 from seqrecord.sources import Folders, open_source
 from tests.datasets import write_small
 
@@ -112,7 +112,7 @@ def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
                     episode.append(frame)
 
 
-def _assert_same(dataset: SeqRecordReader, again: SeqRecordReader) -> None:
+def _assert_same(dataset: Dataset, again: Dataset) -> None:
     assert sorted(again.episodes) == sorted(dataset.episodes)
     assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
     for key, episode in dataset.episodes.items():
@@ -135,7 +135,7 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
         _write(root / "records", schema, episodes)
         with seqrecord.open(root / "records") as dataset:
             for key in sorted(episodes):
-                files = export(dataset, key, root / "tree")
+                files = to_files(dataset, key, root / "tree")
                 assert files == sorted({path.resolve() for path in files})
             source = open_source(root / "tree", keep_encoded=keep_encoded)
             convert(source, root / "again", codecs=codec, workers=1)
@@ -144,21 +144,21 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> SeqRecordReader:
+def dataset(tmp_path: Path) -> Dataset:
     write_small(tmp_path / "records")
     return seqrecord.open(tmp_path / "records")
 
 
-def test_a_dataset_of_every_kind(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
     for key in dataset.episodes:
-        export(dataset, key, tmp_path / "tree")
+        to_files(dataset, key, tmp_path / "tree")
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     _assert_same(dataset, seqrecord.open(tmp_path / "again"))
 
 
-def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     key, chosen = "alpha/Easy/P000", range(1, 11, 3)
-    export(dataset, key, tmp_path / "tree", features=["note", "step", "mask"], frames=chosen)
+    to_files(dataset, key, tmp_path / "tree", features=["note", "step", "mask"], frames=chosen)
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
     read, episode = seqrecord.open(tmp_path / "again").episodes[key], dataset.episodes[key]
     assert len(read) == len(chosen)
@@ -168,15 +168,13 @@ def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) 
         assert all((read[place][name] == frame[name]).all() for name in frame)
 
 
-def test_frames_with_none_of_the_features_are_left_out(
-    dataset: SeqRecordReader, tmp_path: Path
-) -> None:
+def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
     key = "alpha/Easy/P000"
-    export(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
+    to_files(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
     assert len(seqrecord.open(tmp_path / "again").episodes[key]) == 2
     with pytest.raises(ClipError, match="none of the frames has any of the features"):
-        export(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
+        to_files(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
     assert not (tmp_path / "none").exists()
 
 
@@ -190,7 +188,7 @@ def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
         Schema([FeatureSpec("x", np.dtype("<i8"), ())]),
         {"a": (metadata, [{"x": np.int64(1)}])},
     )
-    export(seqrecord.open(tmp_path / "records"), "a", tmp_path / "tree")
+    to_files(seqrecord.open(tmp_path / "records"), "a", tmp_path / "tree")
     assert Folders(tmp_path / "tree").episodes()[0].metadata == metadata
 
 
@@ -207,7 +205,7 @@ def test_features_whose_files_would_collide(tmp_path: Path) -> None:
         Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()]),
         {"k": ({"m": 1}, [frame])},
     )
-    files = export(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
+    files = to_files(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
     assert [str(path.relative_to(tmp_path / "tree" / "k")) for path in files] == [
         "A~1.npy",
         "a.npy",
@@ -224,7 +222,7 @@ def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str) -> None:
     spec = FeatureSpec("x", np.dtype("<i8"), ())
     _write(tmp_path / "records", Schema([spec]), {key: ({}, [{"x": np.int64(1)}])})
     with pytest.raises(DestinationError) as caught:
-        export(seqrecord.open(tmp_path / "records"), key, tmp_path / "tree")
+        to_files(seqrecord.open(tmp_path / "records"), key, tmp_path / "tree")
     assert caught.value.episode == key
     assert not list(tmp_path.glob("tree/**/*.npy"))
 
@@ -235,24 +233,22 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
     keys = ("a", "a/x.npy/b", "a/metadata.json")
     _write(tmp_path / "records", Schema([spec]), {key: ({}, frames) for key in keys})
     dataset = seqrecord.open(tmp_path / "records")
-    before = export(dataset, "a", tmp_path / "tree")
+    before = to_files(dataset, "a", tmp_path / "tree")
     for key in keys[1:]:
         with pytest.raises(DestinationError, match="cannot be written") as caught:
-            export(dataset, key, tmp_path / "tree")
+            to_files(dataset, key, tmp_path / "tree")
         assert caught.value.episode == key
     assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
 
 
-def test_a_full_disk(
-    dataset: SeqRecordReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         assert length > 11 * 7 * 8  # the pose of all frames
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DestinationError, match="cannot be written: No space left") as caught:
-        export(dataset, "alpha/Easy/P000", tmp_path / "tree", features=["pose", "flow"])
+        to_files(dataset, "alpha/Easy/P000", tmp_path / "tree", features=["pose", "flow"])
     assert caught.value.episode == "alpha/Easy/P000"
     source = Folders(tmp_path / "tree")  # half an episode is not packed
     with pytest.raises(SourceError):
@@ -357,10 +353,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(dataset: SeqRecordReader, tmp_path: Path, name: str) -> None:
+def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
     damage, message, file = BROKEN[name]
     for key in list(dataset.episodes)[:2]:
-        export(dataset, key, tmp_path / "tree")
+        to_files(dataset, key, tmp_path / "tree")
     damage(tmp_path / "tree" / "alpha" / "Easy" / "P000")
     source = open_source(tmp_path / "tree")
     bad, good = source.episodes()
@@ -383,13 +379,13 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
             frame = {"x": np.float32(number), "note": note, "blob": blob}
             episode.append({name: item for name, item in frame.items() if item is not None})
     with seqrecord.open(tmp_path / "records") as dataset:
-        files = export(dataset, "k/é", tmp_path / "tree")
+        files = to_files(dataset, "k/é", tmp_path / "tree")
         names = {path.name for path in files}
         assert {"000000.txt", "000003.txt", "000002.bin", "x.npy"} <= names
         convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
         with seqrecord.open(tmp_path / "again") as again:
             assert again.features == dataset.features
-            assert again.index.fps.tolist() == [12.5]
+            assert again.contents.index.fps.tolist() == [12.5]
             for number, (note, blob) in enumerate(values):
                 frame = again.episodes["k/é"][number]
                 assert (frame.get("note"), frame.get("blob")) == (note, blob)
@@ -406,11 +402,11 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
             with writer.episode(f"e{number}") as episode:
                 episode.append({"x": number})
             writer.close()
-        export(tmp_path / str(number), f"e{number}", tmp_path / "tree")
+        to_files(tmp_path / str(number), f"e{number}", tmp_path / "tree")
     report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
     assert report.written == ("e0", "e1")
     with seqrecord.open(tmp_path / "all") as dataset:
-        assert dataset.index.fps.tolist() == [12.5, 25]
+        assert dataset.contents.index.fps.tolist() == [12.5, 25]
     for fps in (0, float("nan")):
         with pytest.raises(SchemaError, match="frames a second"):
             convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)

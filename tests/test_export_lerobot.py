@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 import seqrecord
 from seqrecord.errors import ClipError, DestinationError, NotFoundError, SchemaError
+from seqrecord.export.lerobot import to_lerobot, write_mp4
 from seqrecord.sources import open_source
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops
-from seqrecord.writing.export_lerobot import export_lerobot, write_mp4
 from tests.command_line import main
 from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes
@@ -48,7 +48,7 @@ def all_frames(path: Path) -> list[dict[str, Any]]:
 
 
 def test_there_and_back(tmp_path: Path, records: Path) -> None:
-    out = export_lerobot(records, tmp_path / "out")
+    out = to_lerobot(records, tmp_path / "out")
     before, after = open_source(tmp_path / "v3"), open_source(out)
     assert {str(s) for s in after.schema().values()} == {str(s) for s in before.schema().values()}
     for one, two in zip(before.episodes(), after.episodes(), strict=True):
@@ -75,7 +75,7 @@ def test_there_and_back(tmp_path: Path, records: Path) -> None:
 
 
 def test_statistics(tmp_path: Path, records: Path) -> None:
-    stats = json.loads((export_lerobot(records, tmp_path / "out") / "meta/stats.json").read_text())
+    stats = json.loads((to_lerobot(records, tmp_path / "out") / "meta/stats.json").read_text())
     rows = [frame for episode in lerobot_episodes() for frame in episode]
     actions = np.stack([row["action"] for row in rows])
     np.testing.assert_allclose(stats["action"]["mean"], actions.mean(0))
@@ -127,7 +127,7 @@ def test_frames_that_are_not_shown_are_not_exported(
     images = with_video(root, ROWS, options=options, forced=False)
     seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
     with caplog.at_level(logging.WARNING):
-        out = export_lerobot(tmp_path / "records", tmp_path / "out", features=[VIDEO])
+        out = to_lerobot(tmp_path / "records", tmp_path / "out", features=[VIDEO])
     assert f"episode_000001, {VIDEO}: 3 frames were re-encoded" in caplog.text
     assert "episode_000000" not in caplog.text
     seqrecord.convert(open_source(out), tmp_path / "again", workers=1)
@@ -154,15 +154,15 @@ def test_what_is_no_video_is_kept_lossless(tmp_path: Path) -> None:
     ]
     records = write(tmp_path / "records", frames, codecs={"camera": "ffv1"})
     with pytest.raises(ClipError, match="give fps"):
-        export_lerobot(write(tmp_path / "slow", frames, None), tmp_path / "out")
-    source = open_source(export_lerobot(records, tmp_path / "out"))
+        to_lerobot(write(tmp_path / "slow", frames, None), tmp_path / "out")
+    source = open_source(to_lerobot(records, tmp_path / "out"))
     for i, frame in enumerate(source.frames(source.episodes()[0])):
         np.testing.assert_array_equal(frame["camera"], images[i])
         np.testing.assert_array_equal(frame["grey"], images[i][..., 0])
         assert frame["timestamp"] == np.float32(i / 10)
         assert frame["recorded_timestamp"] == 0.2 * i
         assert frame["task"] == ""
-    slow = export_lerobot(tmp_path / "slow", tmp_path / "two", fps=5)
+    slow = to_lerobot(tmp_path / "slow", tmp_path / "two", fps=5)
     assert "recorded_timestamp" not in open_source(slow).schema()
 
 
@@ -175,14 +175,14 @@ def test_what_lerobot_has_no_form_for(tmp_path: Path) -> None:
     for number, (one, two, match) in enumerate(cases):
         records = write(tmp_path / f"{number}", [one, two])
         with pytest.raises(SchemaError, match=match):
-            export_lerobot(records, tmp_path / "out")
+            to_lerobot(records, tmp_path / "out")
     gap = write(tmp_path / "gap", [{"x": np.int64(0), "y": np.int64(0)}, {"x": np.int64(1)}])
     with pytest.raises(ClipError, match=r"lack a feature.*feature: y; frame: 1"):
-        export_lerobot(gap, tmp_path / "out")
+        to_lerobot(gap, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot be written"):
-        export_lerobot(gap, tmp_path / "file", features=["x"])
+        to_lerobot(gap, tmp_path / "file", features=["x"])
 
 
 def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path) -
     for path in (records / "records").iterdir():
         path.unlink()
     with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        export_lerobot(records, tmp_path / "out")
+        to_lerobot(records, tmp_path / "out")
 
 
 def test_files_that_cannot_be_made(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, open_source
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError
+from seqrecord.export import to_mcap
 from seqrecord.tools.cli import main
-from seqrecord.writing.export_mcap import export_mcap
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2", reason="pip install rosbags")
 typesys = pytest.importorskip("rosbags.typesys", reason="pip install rosbags")
@@ -80,7 +80,7 @@ def test_packed_again_it_is_the_same(records: Path, tmp_path: Path) -> None:
 
 
 def test_rosbags_reads_it(records: Path, tmp_path: Path) -> None:
-    [folder] = export_mcap(records, tmp_path, episodes="lab")
+    [folder] = to_mcap(records, tmp_path, episodes="lab")
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
     types = {}
     with rosbag2.Reader(folder) as reader:
@@ -121,7 +121,7 @@ def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
         ]
         for number, (dataset, features) in enumerate(ways):
             bags = tmp_path / f"bags{number}"
-            [folder] = export_mcap(dataset, bags, features=features, fps=10)
+            [folder] = to_mcap(dataset, bags, features=features, fps=10)
             with rosbag2.Reader(folder) as bag:
                 assert [(each.topic, time) for each, time, _ in bag.messages()] == [
                     ("/x", time) for time in times
@@ -129,9 +129,9 @@ def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
-    export_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
+    to_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
     with pytest.raises(DestinationError, match="there is something already"):
-        export_mcap(records, tmp_path / "bags", episodes="lab")
+        to_mcap(records, tmp_path / "bags", episodes="lab")
     specs = {
         "complex": FeatureSpec("x", np.dtype("c8"), (3,)),
         "half": FeatureSpec("x", np.dtype("f2"), (3,)),
@@ -141,13 +141,13 @@ def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
         with SeqRecordWriter(tmp_path / name, schema=schema) as writer, writer.episode("a") as one:
             one.append({"x": np.zeros(3, spec.dtype)})
         with pytest.raises(SchemaError, match="no message holds"):
-            export_mcap(tmp_path / name, tmp_path / "out")
+            to_mcap(tmp_path / name, tmp_path / "out")
     with SeqRecordWriter(tmp_path / "twice") as writer, writer.episode("a") as episode:
         episode.append({"a.b": np.zeros(3), "a-b": np.zeros(2), "a_b": np.zeros(2)})
     with pytest.raises(SchemaError, match="one topic"):
-        export_mcap(tmp_path / "twice", tmp_path / "out")
+        to_mcap(tmp_path / "twice", tmp_path / "out")
     with pytest.raises(DestinationError, match="need times"):
-        export_mcap(tmp_path / "twice", tmp_path / "out", features=["a.b"])
+        to_mcap(tmp_path / "twice", tmp_path / "out", features=["a.b"])
     assert not (tmp_path / "out").exists()
 
 
@@ -158,4 +158,4 @@ def test_what_the_dataset_lacks_is_no_fault_of_the_destination(
     for path in (folder / "records").iterdir():
         path.unlink()
     with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        export_mcap(folder, tmp_path / "bags")
+        to_mcap(folder, tmp_path / "bags")

@@ -18,18 +18,19 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter
+from seqrecord.edit import (
+    add_feature,
+    clean,
+    delete_episodes,
+    drop_features,
+    rename_episodes,
+    values_of_dataset,
+    values_of_files,
+)
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.features import (
-    add_feature,
-    drop_features,
-    values_of_dataset,
-    values_of_files,
-)
 from tests.command_line import main
 
 Model = dict[str, list[dict[str, list[float]]]]
@@ -132,7 +133,7 @@ def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
         assert (spec.dtype.str, spec.shape, spec.kind, spec.unit) == ("<f4", (4,), "depth", "m")
         assert {file: file.read_bytes() for file in before} == before
         with seqrecord.open(path) as new:
-            assert new.features["z"].group == old.index.schema.num_groups
+            assert new.features["z"].group == old.contents.index.schema.num_groups
             assert old.statistics
             assert new.statistics
             assert new.statistics["z"].count.tolist() == [7] * 4
@@ -460,7 +461,7 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
     def least() -> list[float]:
         seqrecord.reindex(path)
         with seqrecord.open(path) as dataset:
-            lags = dataset.index.lags
+            lags = dataset.contents.index.lags
             assert lags is not None
             assert lags.least[0, :, 1].tolist() == lags.most[0, :, 1].tolist()
             return [float(x) for x in lags.least[0, :, 1]]  # of two frames

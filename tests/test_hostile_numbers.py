@@ -21,7 +21,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordStream,
 )
-from seqrecord.writing.splits import split_dataset
+from seqrecord.edit import split_dataset
 from tests.datasets import write_small
 
 _HUGE = 10**5000  # too large for a float, and for Python to print

@@ -18,6 +18,15 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter
+from seqrecord.edit import (
+    add_feature,
+    clean,
+    delete_episodes,
+    merge_datasets,
+    rename_episodes,
+    rewrite_files,
+    split_dataset,
+)
 from seqrecord.errors import (
     AccessError,
     CommitUnknownError,
@@ -29,13 +38,7 @@ from seqrecord.errors import (
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.features import add_feature
-from seqrecord.writing.merging import merge_datasets
-from seqrecord.writing.rewriting import rewrite_files
-from seqrecord.writing.splits import split_dataset
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon, abandonable
 from tests.storage_doubles import Between, FailAt, FaultyStorage, LosesAnswer
 from tests.test_edits import write
@@ -78,7 +81,7 @@ def features(path: Path) -> set[str]:
 
 def splits(path: Path) -> int:
     with seqrecord.open(path) as dataset:
-        return len(dataset.manifest.splits)
+        return len(dataset.contents.manifest.splits)
 
 
 def column(where: Any) -> None:

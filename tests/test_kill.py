@@ -17,9 +17,9 @@ import pytest
 
 import seqrecord
 from seqrecord import convert
+from seqrecord.edit import clean
 from seqrecord.errors import DestinationError, NotFoundError
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.cleaning import clean
 from seqrecord.writing.destination import WriteMode, begin
 from tests.killed_at import killed_at
 from tests.made_source import MadeSource

@@ -14,10 +14,8 @@ import pytest
 
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
+from seqrecord.edit import clean, delete_episodes, merge_datasets, rename_episodes, split_episodes
 from seqrecord.errors import ConflictError, DestinationError
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes, split_episodes
-from seqrecord.writing.merging import merge_datasets
 from tests.killed_at import killed_at
 from tests.test_edits import check, content, write
 from tests.test_merge import state

@@ -9,12 +9,9 @@ import pytest
 
 import seqrecord
 from seqrecord import NotFoundError
+from seqrecord.edit import clean, delete_episodes, merge_datasets, rename_episodes, rewrite_files
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import open_storage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes, rename_episodes
-from seqrecord.writing.merging import merge_datasets
-from seqrecord.writing.rewriting import rewrite_files
 from tests.fault_proxy import FaultProxy, Request
 from tests.killed_writer import Killer, Writers
 from tests.places import Place
@@ -126,7 +123,7 @@ def test_rewriting_killed_at_every_other_change(
             clean(url, older_than=0, storage_options=straight)
             assert content(url, straight) == expected
             with seqrecord.open(url, storage_options=straight) as dataset:
-                names = {file.path for file in read_manifest(dataset.storage).record_files}
+                names = {file.path for file in read_manifest(dataset.contents.storage).record_files}
             storage = open_storage(url, straight)
             assert {file.path for file in storage.files("records")} == names
             assert len(names) == 2

@@ -18,17 +18,17 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.errors import DestinationError, SchemaError, StorageError
-from seqrecord.reading.metadata import read_footer
-from seqrecord.storage import copy_on_server, open_storage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import (
+from seqrecord.edit import (
+    clean,
     delete_episodes,
+    merge_datasets,
     relabel_episodes,
     rename_episodes,
     split_episodes,
 )
-from seqrecord.writing.merging import merge_datasets
+from seqrecord.errors import DestinationError, SchemaError, StorageError
+from seqrecord.reading.metadata import read_footer
+from seqrecord.storage import copy_on_server, open_storage
 from tests.command_line import main
 from tests.places import CLOUDS, Place
 from tests.test_edits import check, content, write
@@ -269,7 +269,7 @@ def test_the_command_for_what_is_stored_otherwise(tmp_path: Path) -> None:
         seqrecord.reindex(made)
 
 
-def everything(dataset: seqrecord.SeqRecordReader) -> dict[str, Any]:
+def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
     """All frames, metadata and rates, by key."""
     return {
         key: (

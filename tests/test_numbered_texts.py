@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
+from seqrecord.edit import merge_datasets, rename_episodes
 from seqrecord.errors import SchemaError, SourceError
+from seqrecord.export import to_lerobot
 from seqrecord.sources import open_source
-from seqrecord.writing.edits import rename_episodes
-from seqrecord.writing.export_lerobot import export_lerobot
-from seqrecord.writing.merging import merge_datasets
 from tests.test_sources_lerobot import edit_info, rewrite, unpack
 
 ROWS = "data/chunk-000/file-000.parquet"
@@ -41,7 +40,7 @@ def with_column(root: Path, name: str, numbers: list[int]) -> None:
     edit_info(root, features={**features, name: number})
 
 
-def texts(dataset: seqrecord.SeqRecordReader, name: str) -> dict[str, list[str]]:
+def texts(dataset: seqrecord.Dataset, name: str) -> dict[str, list[str]]:
     """What each frame of each episode says."""
     return {key: list(episode[:][name]) for key, episode in dataset.episodes.items()}
 
@@ -73,7 +72,7 @@ def test_merged_data_sets_keep_their_tasks(
         merged = texts(dataset, "task")
         assert merged == packed["cube"] | packed["towel"]
     # An export numbers the tasks of both anew.
-    exported = export_lerobot(tmp_path / "all", tmp_path / "exported")
+    exported = to_lerobot(tmp_path / "all", tmp_path / "exported")
     table = pq.read_table(exported / "meta/tasks.parquet").to_pydict()
     [column] = [name for name in table if name != "task_index"]
     assert set(table[column]) == {*CUBE.values(), *TOWEL.values()}
@@ -147,5 +146,5 @@ def test_a_number_of_a_task_is_not_exported(tmp_path: Path) -> None:
     ):
         episode.append({"task_index": np.int64(3), "x": np.float32(0)})
     with pytest.raises(SchemaError, match="it is a column of LeRobot's own"):
-        export_lerobot(tmp_path / "records", tmp_path / "out")
-    export_lerobot(tmp_path / "records", tmp_path / "out", features=["x"])
+        to_lerobot(tmp_path / "records", tmp_path / "out")
+    to_lerobot(tmp_path / "records", tmp_path / "out", features=["x"])

@@ -16,8 +16,8 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter
+from seqrecord.edit import clean
 from seqrecord.errors import NotFoundError
-from seqrecord.writing.cleaning import clean
 from tests.abandoned import abandon, abandonable
 from tests.power_loss import Call, Choice, Disk, Record, State, write_state
 

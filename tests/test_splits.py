@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
+from seqrecord.edit.splits import deal_episodes, split_dataset
 from seqrecord.errors import ConflictError
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.reading.filters import EpisodeFacts
-from seqrecord.writing.splits import deal_episodes, split_dataset
 from tests.clip_data import LENGTHS, names, write_numbered
 from tests.command_line import main
 

@@ -160,7 +160,9 @@ def test_an_error_does_not_wait_for_loads_that_are_tried_again(path: Path) -> No
         settings = effective({**PIPE, "shuffle": False})
         settings["memory_limit"] = "64MiB"  # several loads at a time
         pipe = SeqRecordPipe(dataset, frame_transform=transform, **settings)
-        gone.start = int(dataset.index.groups[0].offset[1])  # the second chunk's; there is one file
+        gone.start = int(
+            dataset.contents.index.groups[0].offset[1]
+        )  # the second chunk's; there is one file
         with soon(), pytest.raises(ZeroDivisionError, match="mine") as caught:
             list(pipe)
         del caught, pipe

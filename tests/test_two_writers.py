@@ -19,6 +19,14 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, reindex, verify
+from seqrecord.edit import (
+    add_feature,
+    clean,
+    delete_episodes,
+    drop_features,
+    rewrite_files,
+    split_dataset,
+)
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
@@ -31,12 +39,7 @@ from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Unfinished
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.writing.cleaning import clean
-from seqrecord.writing.edits import delete_episodes
-from seqrecord.writing.features import add_feature, drop_features
-from seqrecord.writing.rewriting import rewrite_files
-from seqrecord.writing.splits import split_dataset
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon, abandonable
 from tests.storage_doubles import Between, CountingStorage
 

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
+from seqrecord.edit import clean
 from seqrecord.errors import LocationError
 from seqrecord.sources import open_source
 from seqrecord.storage import parse_location
-from seqrecord.writing.cleaning import clean
 from tests.command_line import main
 from tests.datasets import write_small
 
@@ -158,7 +158,7 @@ def _write(path: Any) -> None:
 
 def _export(path: Any) -> None:
     with seqrecord.open("dataset") as dataset:
-        seqrecord.export(dataset, "alpha/Easy/P000", path)
+        seqrecord.export.to_files(dataset, "alpha/Easy/P000", path)
 
 
 _TAKES_A_LOCATION: dict[str, Callable[[Any], Any]] = {

@@ -11,6 +11,7 @@ import pytest
 
 import seqrecord
 from seqrecord.codecs import CODEC_NAMES
+from seqrecord.edit import clean
 from seqrecord.errors import (
     ConflictError,
     DestinationError,
@@ -22,7 +23,6 @@ from seqrecord.errors import (
 )
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
 from seqrecord.storage import LocalStorage, open_storage
-from seqrecord.writing.cleaning import clean
 from seqrecord.writing.writer import SeqRecordWriter
 from tests.made_source import made_frame
 from tests.storage_doubles import FailAt, FaultyStorage

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -51,7 +51,7 @@ class Folders(Originals):
     in which the first frames of two episodes differ is variable. `features` are the names to read,
     in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
 
-    An episode that `seqrecord.export` has written says what it holds in `seqrecord.json`: its
+    An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
     features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
     lack some, and it may say how many frames it has a second.
 

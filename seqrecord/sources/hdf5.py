@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value, read_rows
@@ -49,7 +49,7 @@ class Hdf5(Originals):
     `obs.agentview_image`. robomimic's `next_obs` are left out unless `features` names them. DROID's
     cameras are called `wrist`, `ext1` and `ext2` instead of their serial numbers where its metadata
     names these. Its videos, `recordings/MP4/SERIAL.mp4`, are `observation.image.wrist` and so on,
-    kept as they are (see `seqrecord.sources.video_streams`); frame i of each is of row i, so one of
+    kept as they are; frame i of each is of row i, so one of
     another number of frames is refused. `without_video` leaves them out.
 
     `features` are the names to read, in that order, by default all. A feature that an episode lacks

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.storage.cache_folder import (
     MIN_LIMIT,

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import NotFoundError, StorageError
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
+from seqrecord.processes.threads import start
 from seqrecord.storage.base import (
     FileInfo,
     Unfinished,
@@ -32,7 +33,6 @@ from seqrecord.storage.base import (
     short_read,
 )
 from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
-from seqrecord.threads import start
 
 __all__ = [
     "PARTS",

@@ -13,7 +13,7 @@ from seqrecord.errors import (
     NotFoundError,
     StorageError,
 )
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, tag_of
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from seqrecord.errors import DestinationError, ResourceError
-from seqrecord.threads import check_room
+from seqrecord.processes.threads import check_room
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy, write_job
 
 __all__ = ["Meter", "Processes", "Progress", "WorkerEnd", "Workers", "given_workers", "run_jobs"]

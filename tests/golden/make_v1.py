@@ -30,17 +30,14 @@ from seqrecord.codecs import resolve
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
+from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, rewrite_files
 from seqrecord.errors import ConflictError
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
-from seqrecord.writing.cleaning import clean
 from seqrecord.writing.commits import reindex
-from seqrecord.writing.edits import delete_episodes
-from seqrecord.writing.features import add_feature, drop_features
-from seqrecord.writing.rewriting import rewrite_files
 from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]

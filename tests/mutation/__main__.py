@@ -24,7 +24,7 @@ from tests.mutation.trees import copy_tree, digest, project_files, restore
 from tests.mutation.trying import PATIENCE, Trial, control, identity, read_results, try_mutants
 
 ROOT = Path(__file__).parents[2]
-ROOMS = "engine,pipes,sampling,reading,writing"
+ROOMS = "engine,pipes,sampling,reading,writing,edit,export"
 
 
 def main(arguments: Sequence[str]) -> None:

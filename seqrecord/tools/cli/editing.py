@@ -8,28 +8,26 @@ from typing import Any
 
 import click
 
+from seqrecord.edit import (
+    add_feature,
+    delete_episodes,
+    drop_features,
+    keep_episodes,
+    merge_datasets,
+    relabel_episodes,
+    rename_episodes,
+    split_episodes,
+    values_of_dataset,
+    values_of_files,
+)
+from seqrecord.edit.features import spec_of_dataset
+from seqrecord.reading.dataset import opened
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import opened
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import common
 from seqrecord.tools.cli.terminal import Group
 from seqrecord.units import format_size
-from seqrecord.writing.edits import (
-    delete_episodes,
-    keep_episodes,
-    relabel_episodes,
-    rename_episodes,
-    split_episodes,
-)
-from seqrecord.writing.features import (
-    add_feature,
-    drop_features,
-    spec_of_dataset,
-    values_of_dataset,
-    values_of_files,
-)
-from seqrecord.writing.merging import merge_datasets
 
 __all__ = ["edit", "merge"]
 

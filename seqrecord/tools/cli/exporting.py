@@ -7,12 +7,10 @@ from typing import Any
 
 import click
 
-from seqrecord.reading.reader import open_dataset
+from seqrecord.export import to_files, to_lerobot, to_mcap
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
-from seqrecord.writing.export import export as export_episode
-from seqrecord.writing.export_lerobot import export_lerobot
-from seqrecord.writing.export_mcap import export_mcap
 
 __all__ = ["export"]
 
@@ -57,16 +55,16 @@ def export(
         if kind != "frames" and frames is not None:
             raise click.UsageError(f"--frames is for single episodes, not for --format {kind}")
         if kind == "mcap":
-            for folder in export_mcap(dataset, dest, episodes=key, features=features, fps=fps):
+            for folder in to_mcap(dataset, dest, episodes=key, features=features, fps=fps):
                 click.echo(str(folder))
             return
         if kind == "lerobot":
-            root = export_lerobot(dataset, dest, episodes=key, features=features, fps=fps)
+            root = to_lerobot(dataset, dest, episodes=key, features=features, fps=fps)
             click.echo(f"{root}: {counted(len(dataset.find_episodes(key)), 'episode')}")
             return
         if fps is not None:
             raise click.UsageError("--fps is for --format lerobot and mcap")
         dataset.find_episodes([key])
         chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]
-        files = export_episode(dataset, key, dest, features=features, frames=chosen)
+        files = to_files(dataset, key, dest, features=features, frames=chosen)
     click.echo(f"{Path(dest) / key}: {counted(len(files), 'file')}")

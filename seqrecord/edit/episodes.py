@@ -1,4 +1,4 @@
-"""Changes episodes of a dataset: which there are, their keys, their metadata, their splits.
+"""Changes episodes of a dataset: which there are, their keys, their metadata.
 
 Record files stay as they are. What changes is kept in a file of edits that the manifest names, so
 that a lost index is rebuilt with it, and index and manifest are written anew, in one commit.
@@ -7,63 +7,29 @@ that a lost index is rebuilt with it, and index and manifest are written anew, i
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import ClipError, FormatError, NotFoundError
 from seqrecord.format import Footer
-from seqrecord.format.edits import (
-    Delete,
-    Edit,
-    Edits,
-    Relabel,
-    Rename,
-    Split,
-    encode_edit,
-)
-from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import EDITS, MAX_SPLITS, SPLIT_NAME, IndexFile, Manifest
+from seqrecord.format.edits import Delete, Edit, Edits, Relabel, Rename
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
-from seqrecord.storage import Storage, open_storage
-from seqrecord.text import repr_of
-from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
-from seqrecord.writing.committing import Base, read_indexed
+from seqrecord.storage import Storage
+from seqrecord.writing.commits import Opened, opened_to_edit, put_version, rebuilt
+from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, of_merges
 
-__all__ = [
-    "check_split_name",
-    "commit_splits",
-    "delete_episodes",
-    "edit_path",
-    "gathered",
-    "keep_episodes",
-    "next_number",
-    "put_edits",
-    "put_splits",
-    "relabel_episodes",
-    "rename_episodes",
-    "split_episodes",
-    "split_names",
-]
+__all__ = ["delete_episodes", "keep_episodes", "relabel_episodes", "rename_episodes"]
 
-_NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
-
-_UIDS_AT_ONCE = 500_000  # in one file
-_TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
-
-_T = TypeVar("_T")
 Location: TypeAlias = str | PathLike[str]
 _Change: TypeAlias = tuple[Sequence[int], list[Edit]]  # numbers of episodes, and what is edited
 
@@ -163,34 +129,6 @@ def relabel_episodes(
     return _edit(location, make, dry_run, storage_options)
 
 
-def split_episodes(
-    location: Location,
-    episodes: EpisodeFilter,
-    split: str | None,
-    *,
-    dry_run: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Put episodes into the split of this name, or for `None` into none. Returns their keys.
-
-    `split_dataset` draws them. Raises as `delete_episodes` does, and `ClipError` for what is no
-    name of a split.
-    """
-    if split is not None:
-        check_split_name(split)
-    with closing(open_storage(location, storage_options)) as storage:
-        base, manifest, index = read_indexed(storage)
-        names = split_names(manifest, [] if split is None else [split], storage.url)
-        number = NO_SPLIT if split is None else names.index(split)
-        found = find_episodes(index, manifest.splits, episodes, url=storage.url)
-        chosen = found[index.split[found] != number]
-        new = index.split.astype(np.int64)
-        new[chosen] = number
-        if not dry_run:
-            commit_splits(storage, base, manifest, index, new, names)
-        return [index.key(i) for i in chosen.tolist()]
-
-
 def _find(dataset: Opened, episodes: EpisodeFilter) -> list[int]:
     """The numbers of the episodes that a filter selects; see `find_episodes`."""
     found: list[int] = find_episodes(
@@ -273,117 +211,3 @@ def _others(storage: Storage, named: Mapping[str, int]) -> dict[str, Footer]:
 def _is_used(footer: Footer, deleted: frozenset[str]) -> bool:
     """Whether a record file has any part of an episode that was not deleted."""
     return any(part.uid not in deleted for part in footer.episodes)
-
-
-def check_split_name(name: object) -> None:
-    """`ClipError` for what is no name of a split."""
-    if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
-        raise ClipError(
-            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
-        )
-
-
-def split_names(manifest: Manifest, more: Iterable[str], url: str) -> tuple[str, ...]:
-    """The names of a dataset's splits, and then those of more."""
-    names = tuple(dict.fromkeys((*manifest.splits, *more)))
-    if len(names) > MAX_SPLITS:
-        raise ClipError("too many splits", file=url, expected=MAX_SPLITS, got=len(names))
-    return names
-
-
-def commit_splits(
-    storage: Storage,
-    base: Base,
-    manifest: Manifest,
-    index: Index,
-    new: npt.NDArray[np.int64],
-    names: tuple[str, ...],
-) -> None:
-    """Commit that episodes are in other splits than before; see `put_splits`."""
-    if (new != index.split).any():
-        version = Version(
-            *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
-            *(names, manifest.statistics, manifest.edits),
-        )
-        with SmallFiles(storage) as own:
-            put_version(own, base, put_splits(own, version, new, names))
-
-
-def put_splits(
-    own: SmallFiles, version: Version, new: npt.NDArray[np.int64], names: tuple[str, ...]
-) -> Version:
-    """The version in which episodes are in the splits `new`, int64 [episodes]: places in `names`,
-    or `NO_SPLIT`. Writes the edits that say so."""
-    index = version.index
-    changed = np.flatnonzero(new != index.split)
-    edits = [
-        Split(
-            None if number == NO_SPLIT else names[number],
-            tuple(index.uid(i) for i in changed[new[changed] == number].tolist()),
-        )
-        for number in np.unique(new[changed]).tolist()
-    ]
-    files = put_edits(own, edits, len(version.edits))
-    return replace(
-        version,
-        index=replace(index, split=new.astype(np.uint16)),
-        splits=names,
-        edits=(*version.edits, *files),
-    )
-
-
-def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[IndexFile]:
-    """Write files of edits; their names ascend, and come after `number` others.
-
-    They come after what is there, too, and be it of an edit that was interrupted: where the
-    manifest is lost, what was committed last counts.
-    """
-    number = max(number, next_number(own.storage))
-    pieces = (piece for edit in edits for piece in _pieces(edit))
-    return [
-        own.put(edit_path(i, own.writer), encode_edit([edit]))
-        for i, edit in enumerate(pieces, number)
-    ]
-
-
-def edit_path(number: int, writer: str) -> str:
-    """The path of a writer's file of edits."""
-    return f"{EDITS}/{number:08d}-{writer}.json"
-
-
-def next_number(storage: Storage) -> int:
-    """The number of a file of edits whose name comes after all that are there."""
-    known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
-    return max((int(match[1]) + 1 for match in known if match), default=0)
-
-
-def _pieces(edit: Edit) -> Iterator[Edit]:
-    """The same as edits of which each goes into one file."""
-    if isinstance(edit, Delete | Split):
-        for i in range(0, len(edit.uids), _UIDS_AT_ONCE):
-            yield replace(edit, uids=edit.uids[i : i + _UIDS_AT_ONCE])
-    elif isinstance(edit, Rename):
-        yield from (Rename(dict(some)) for some in _parts(edit.keys))
-    elif isinstance(edit, Relabel):
-        yield from (Relabel(dict(some)) for some in _parts(edit.metadata))
-    else:
-        yield edit
-
-
-def _parts(texts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    return gathered(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
-
-
-def gathered(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
-    """The items in lists that come to at most so much each, or of one item that is larger."""
-    some: list[_T] = []
-    total = 0
-    for item in items:
-        size = size_of(item)
-        if some and total + size > most:
-            yield some
-            some, total = [], 0
-        some.append(item)
-        total += size
-    if some:
-        yield some

@@ -28,15 +28,8 @@ from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import ClipError
-from seqrecord.format.video_pages import parse_video_page
-from seqrecord.reading.episode import Episode
-from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
-from seqrecord.schema import FeatureSpec
-from seqrecord.storage import local_path
-from seqrecord.writing.dataset_source import DatasetSource
-from seqrecord.writing.export import disk_errors, make_empty
-from seqrecord.writing.lerobot_meta import (
+from seqrecord.export.files import disk_errors, make_empty
+from seqrecord.export.lerobot_meta import (
     FILE_MB,
     TASK,
     TIMESTAMP,
@@ -45,8 +38,15 @@ from seqrecord.writing.lerobot_meta import (
     file_name,
     plan_columns,
 )
+from seqrecord.format.video_pages import parse_video_page
+from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.reading.episode import Episode
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.schema import FeatureSpec
+from seqrecord.storage import local_path
+from seqrecord.writing.dataset_source import DatasetSource
 
-__all__ = ["export_lerobot", "write_mp4"]
+__all__ = ["to_lerobot", "write_mp4"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -55,7 +55,7 @@ _SAME = 1e-4  # seconds: lerobot's tolerance
 _TICKS = 512  # a frame: times are as exact as other writers have them
 
 
-def export_lerobot(
+def to_lerobot(
     dataset: DatasetLike,
     destination: str | PathLike[str],
     *,
@@ -100,9 +100,7 @@ def export_lerobot(
 
 
 class _Writer:
-    def __init__(
-        self, reader: SeqRecordReader, episodes: Sequence[Episode], fps: float | None
-    ) -> None:
+    def __init__(self, reader: Dataset, episodes: Sequence[Episode], fps: float | None) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
         self._columns = [*plan_columns(reader.features, self._keeps_times())]

@@ -30,18 +30,17 @@ from seqrecord.errors import (
 from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Features
 from seqrecord.format.manifest import RecordFile
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_footers, record_sizes
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
-from seqrecord.writing.edits import put_edits
+from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -49,6 +48,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
+from seqrecord.writing.stored_statistics import stored_statistics
 
 __all__ = [
     "Values",
@@ -177,7 +177,7 @@ def drop_features(
 
 @dataclass(frozen=True)
 class _Dataset(Opened):
-    reader: SeqRecordReader
+    reader: Dataset
     statistics: Statistics  # of no frames, where the dataset has none
 
 
@@ -186,7 +186,7 @@ def _opened(
     location: str | PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> Iterator[_Dataset]:
     with opened_to_edit(location, storage_options) as found:
-        reader = SeqRecordReader(found.storage, found.manifest, found.index)
+        reader = Dataset(found.storage, found.manifest, found.index)
         # Now: others who commit twice before this does remove them.
         statistics = stored_statistics(found.storage, found.manifest) or Statistics(0, {})
         yield _Dataset(**vars(found), reader=reader, statistics=statistics)
@@ -271,7 +271,7 @@ def _commit(
         every = {**dataset.footers, **footers}
         lengths = {file.path: file.size for file in changed.record_files}
         version = rebuilt(storage, replace(base, manifest=changed), every, lengths)
-        if not np.array_equal(version.index.uids, dataset.reader.index.uids):
+        if not np.array_equal(version.index.uids, dataset.reader.contents.index.uids):
             raise FormatError(
                 "the record files do not give the episodes of the index; see `seqrecord verify`",
                 file=storage.url,
@@ -311,7 +311,7 @@ def _without_dropped(version: Version, footers: Mapping[str, Footer]) -> Version
     return replace(version, record_files=tuple(file for file in files if file.path in kept))
 
 
-def spec_of_dataset(dataset: SeqRecordReader, feature: str) -> FeatureSpec:
+def spec_of_dataset(dataset: Dataset, feature: str) -> FeatureSpec:
     """The feature of another dataset, to be stored as it is there.
 
     Raises `SchemaError` for one that is not there, and for one whose codec loses data: encoding its
@@ -337,7 +337,7 @@ def loses_data(spec: FeatureSpec) -> bool:
     )
 
 
-def values_of_dataset(dataset: SeqRecordReader, feature: str) -> Values:
+def values_of_dataset(dataset: Dataset, feature: str) -> Values:
     """The values of a feature of another dataset, of episodes with the same keys and lengths.
 
     Frames that lack the feature there lack it. The function raises `NotFoundError` for an episode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from typing import Any
@@ -18,13 +18,17 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.storage import open_storage
+from seqrecord.format.manifest import MAX_SPLITS, Manifest
+from seqrecord.reading.filters import EpisodeFilter, find_episodes
+from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
-from seqrecord.writing.committing import read_indexed
-from seqrecord.writing.edits import check_split_name, commit_splits, split_names
+from seqrecord.writing.commits import Version, put_version
+from seqrecord.writing.committing import Base, read_indexed
+from seqrecord.writing.edit_files import check_split_name, put_splits
+from seqrecord.writing.own_files import SmallFiles
 
-__all__ = ["deal_episodes", "split_dataset"]
+__all__ = ["deal_episodes", "split_dataset", "split_episodes"]
 
 
 def split_dataset(
@@ -78,6 +82,34 @@ def split_dataset(
             )
         commit_splits(storage, base, manifest, index, new, names)
         return counts
+
+
+def split_episodes(
+    location: str | PathLike[str],
+    episodes: EpisodeFilter,
+    split: str | None,
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Put episodes into the split of this name, or for `None` into none. Returns their keys.
+
+    `split_dataset` draws them. Raises as `delete_episodes` does, and `ClipError` for what is no
+    name of a split.
+    """
+    if split is not None:
+        check_split_name(split)
+    with closing(open_storage(location, storage_options)) as storage:
+        base, manifest, index = read_indexed(storage)
+        names = split_names(manifest, [] if split is None else [split], storage.url)
+        number = NO_SPLIT if split is None else names.index(split)
+        found = find_episodes(index, manifest.splits, episodes, url=storage.url)
+        chosen = found[index.split[found] != number]
+        new = index.split.astype(np.int64)
+        new[chosen] = number
+        if not dry_run:
+            commit_splits(storage, base, manifest, index, new, names)
+        return [index.key(i) for i in chosen.tolist()]
 
 
 def _check(shares: object) -> None:
@@ -164,3 +196,29 @@ def deal_episodes(
 
 def _drawn(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
+
+
+def split_names(manifest: Manifest, more: Iterable[str], url: str) -> tuple[str, ...]:
+    """The names of a dataset's splits, and then those of more."""
+    names = tuple(dict.fromkeys((*manifest.splits, *more)))
+    if len(names) > MAX_SPLITS:
+        raise ClipError("too many splits", file=url, expected=MAX_SPLITS, got=len(names))
+    return names
+
+
+def commit_splits(
+    storage: Storage,
+    base: Base,
+    manifest: Manifest,
+    index: Index,
+    new: npt.NDArray[np.int64],
+    names: tuple[str, ...],
+) -> None:
+    """Commit that episodes are in other splits than before; see `put_splits`."""
+    if (new != index.split).any():
+        version = Version(
+            *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
+            *(names, manifest.statistics, manifest.edits),
+        )
+        with SmallFiles(storage) as own:
+            put_version(own, base, put_splits(own, version, new, names))

@@ -29,7 +29,7 @@ from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.commits import Opened, put_version, rebuilt
 from seqrecord.writing.committing import read_base, read_indexed
-from seqrecord.writing.edits import gathered
+from seqrecord.writing.edit_files import gathered
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes

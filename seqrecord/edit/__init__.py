@@ -1,0 +1,63 @@
+"""Changes datasets that are there: their episodes, features and splits; merges them; frees bytes.
+
+Record files never change. What becomes of them later lies in small files beside them, and index and
+manifest are written anew, in one commit: a reader sees either all of an edit or nothing of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from seqrecord.lazy import lazy
+
+if TYPE_CHECKING:
+    from seqrecord.edit.cleaning import clean
+    from seqrecord.edit.episodes import (
+        delete_episodes,
+        keep_episodes,
+        relabel_episodes,
+        rename_episodes,
+    )
+    from seqrecord.edit.features import (
+        Values,
+        add_feature,
+        drop_features,
+        values_of_dataset,
+        values_of_files,
+    )
+    from seqrecord.edit.merging import MergeReport, merge_datasets
+    from seqrecord.edit.rewriting import RewriteProgress, RewriteReport, rewrite_files
+    from seqrecord.edit.splits import split_dataset, split_episodes
+
+__all__ = [
+    "MergeReport",
+    "RewriteProgress",
+    "RewriteReport",
+    "Values",
+    "add_feature",
+    "clean",
+    "delete_episodes",
+    "drop_features",
+    "keep_episodes",
+    "merge_datasets",
+    "relabel_episodes",
+    "rename_episodes",
+    "rewrite_files",
+    "split_dataset",
+    "split_episodes",
+    "values_of_dataset",
+    "values_of_files",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy(
+        __name__,
+        {
+            **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
+            **dict.fromkeys(["RewriteProgress", "RewriteReport", "rewrite_files"], "rewriting"),
+            **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
+            **dict.fromkeys(["values_of_dataset", "values_of_files"], "features"),
+            "clean": "cleaning",
+            **dict.fromkeys(["delete_episodes", "keep_episodes"], "episodes"),
+            **dict.fromkeys(["relabel_episodes", "rename_episodes"], "episodes"),
+            **dict.fromkeys(["split_dataset", "split_episodes"], "splits"),
+        },
+    )
