@@ -510,15 +510,6 @@ def test_forks_while_threads_read(tmp_path: Path) -> None:
     _check_sound(tmp_path)
 
 
-def test_two_caches_of_one_folder_in_one_process(tmp_path: Path) -> None:
-    first, second = Cached(tmp_path), Cached(tmp_path)
-    first.check(0, 1000)
-    assert second.check(0, 1000) == 0
-    del second  # collected, with uses to note, while the other one works
-    assert first.check(0, 1000) == 0
-    first.storage.close()
-
-
 # Damage
 
 
