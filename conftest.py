@@ -136,6 +136,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(folder / "records", codecs="raw", shape=LARGE)
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of `tests.datasets.write_small`, written once."""
+    from tests.datasets import write_small
+
+    folder = tmp_path_factory.mktemp("small") / "records"
+    write_small(folder)
+    return folder
+
+
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether to try every case there is, which is a slow test, or a part of them.
