@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
-from seqrecord.checksum import Buffer
 from seqrecord.errors import (
     DestinationError,
     FrameError,
@@ -27,12 +26,13 @@ from seqrecord.errors import (
     SchemaError,
     StorageError,
 )
-from seqrecord.storage import LocalStorage, Upload
+from seqrecord.storage import LocalStorage, Storage
 from seqrecord.writing.frame_queue import WhenFull
 from tests.datasets import EPISODES, small_schema, write_small
 from tests.killed_recorder import EPISODE_FRAMES, made_frame
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
+from tests.storage_doubles import Failure, FaultyStorage, Gate, Operation
 
 NBYTES = 1 << 20
 LARGE = Schema([FeatureSpec("x", np.dtype(np.float32), (NBYTES // 4,))])
@@ -43,47 +43,17 @@ def large(number: int) -> dict[str, Any]:
     return {"x": np.full(NBYTES // 4, number, np.float32)}
 
 
-class Gate(LocalStorage):
-    """A storage that holds back who writes the first record file until it is opened."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.opened = threading.Event()
-        self.reached = threading.Event()
-
-    def create(self, path: str) -> Upload:
-        if path.startswith("records/"):
-            self.reached.set()
-            assert self.opened.wait(60)
-        return super().create(path)
-
-
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "d")
+    gate = Gate()
     yield gate
     gate.opened.set()
 
 
-class Burning(LocalStorage):
-    """A storage that takes so many pages and then no more."""
-
-    pages = 3
-
-    def create(self, path: str) -> Upload:
-        upload = super().create(path)
-        if path.startswith("records/"):
-            setattr(upload, "write", self._counted(upload.write))  # noqa: B010
-        return upload
-
-    def _counted(self, write: Callable[[Buffer], None]) -> Callable[[Buffer], None]:
-        def counted(data: Buffer) -> None:
-            self.pages -= len(memoryview(data)) == 24
-            if self.pages < 0:
-                raise StorageError("the disk burns", file=self.url)
-            write(data)
-
-        return counted
+@pytest.fixture
+def gated(tmp_path: Path, gate: Gate) -> FaultyStorage:
+    """A storage that takes nothing until the gate is opened."""
+    return FaultyStorage(LocalStorage(tmp_path / "d"), gate)
 
 
 def recorder_threads() -> list[threading.Thread]:
@@ -198,11 +168,11 @@ def test_bytes_of_any_kind_are_recorded_as_bytes(tmp_path: Path, kind: type) -> 
     assert recorded == [b"abc", b"", b"defg"]
 
 
-def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate) -> None:
+def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate, gated: Storage) -> None:
     """The thread stands still while frames come; arrays may be filled again at once."""
     array = np.zeros(100)
     schema = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
-    with SeqRecordRecorder(gate, schema=schema, when_full="raise", chunk_frames=1) as recorder:
+    with SeqRecordRecorder(gated, schema=schema, when_full="raise", chunk_frames=1) as recorder:
         with recorder.episode("a") as episode:
             for number in range(50):
                 array[:] = number
@@ -218,11 +188,11 @@ def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate) -> None:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], np.arange(50))
 
 
-def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate) -> None:
+def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate, gated: Storage) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
     recorder = SeqRecordRecorder(
-        gate, schema=LARGE, queue_size=8 * NBYTES, spill_folder=spill, chunk_frames=1
+        gated, schema=LARGE, queue_size=8 * NBYTES, spill_folder=spill, chunk_frames=1
     )
     with recorder, recorder.episode("a") as episode:
         for number in range(40):
@@ -239,9 +209,11 @@ def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate) -> Non
 
 
 @pytest.mark.parametrize("when_full", ["raise", "drop"])
-def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, when_full: WhenFull) -> None:
+def test_a_queue_that_is_full(
+    tmp_path: Path, gate: Gate, gated: Storage, when_full: WhenFull
+) -> None:
     recorder = SeqRecordRecorder(
-        gate, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
+        gated, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
     )
     taken: list[bool] = []
     with recorder, recorder.episode("a") as episode:
@@ -253,18 +225,28 @@ def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, when_full: WhenFull) -
                 taken.append(False)
         stats = recorder.stats()
         gate.opened.set()
+        wait_for(lambda: recorder.stats().queued_bytes == 0)
+        assert episode.append(large(3)), "what was written makes room"
     assert taken == [number < 3 for number in range(10)]
     assert stats.recorded_frames == 3
     assert stats.dropped_frames == (7 if when_full == "drop" else 0)
     with seqrecord.open(tmp_path / "d") as dataset:
-        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 5], np.arange(3))
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 5], np.arange(4))
 
 
 def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path) -> None:
-    recorder = SeqRecordRecorder(Burning(tmp_path / "d"), codecs="raw", chunk_frames=1)
+    burning = threading.Event()
+
+    def fault(operation: Operation, path: str, number: int) -> Failure:
+        is_due = operation == "write" and burning.is_set()
+        return StorageError("the disk burns", file=path) if is_due else None
+
+    storage = FaultyStorage(LocalStorage(tmp_path / "d"), fault)
+    recorder = SeqRecordRecorder(storage, codecs="raw", chunk_frames=1)
     with recorder.episode("a") as episode:
         for _ in range(3):
             episode.append({"x": np.zeros(3)})
+    burning.set()
     episode = recorder.episode("b")
     episode.append({"x": np.zeros(3)})
     with pytest.raises(DestinationError, match=r"the disk burns.*resume"):
