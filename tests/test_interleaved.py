@@ -38,7 +38,7 @@ from seqrecord.errors import (
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon, abandonable
 from tests.storage_doubles import Between, FailAt, FaultyStorage, LosesAnswer
 from tests.test_edits import write
@@ -81,7 +81,7 @@ def features(path: Path) -> set[str]:
 
 def splits(path: Path) -> int:
     with seqrecord.open(path) as dataset:
-        return len(dataset.manifest.splits)
+        return len(dataset.contents.manifest.splits)
 
 
 def column(where: Any) -> None:

@@ -37,7 +37,7 @@ from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Unfinished
 from seqrecord.storage.base import FileInfo
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon
 from tests.numbered import LENGTHS, add, contents, frame, keys_of
 from tests.numbered import writer_of as writer

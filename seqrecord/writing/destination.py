@@ -14,10 +14,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.forks import cached_property
 from seqrecord.format import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
+from seqrecord.processes.forks import cached_property
 from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import (
     load_index,
@@ -34,7 +34,7 @@ from seqrecord.writing.committing import read_base
 from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, own_sizes, tidy
 from seqrecord.writing.recovery import recover
-from seqrecord.writing.statistics import statistics_of
+from seqrecord.writing.stored_statistics import statistics_of
 
 __all__ = ["Destination", "WriteMode", "check_mode"]
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, QueueFullError, StorageError
+from seqrecord.processes.threads import start
 from seqrecord.schema import EncodedImage, Frame
-from seqrecord.threads import start
 
 __all__ = ["FrameBuffers", "FrameQueue", "QueueStats", "Task", "WhenFull"]
 

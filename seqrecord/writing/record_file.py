@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FrameError, located
-from seqrecord.forks import cached_property
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.video_pages import PassthroughPage
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage

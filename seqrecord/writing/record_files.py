@@ -31,9 +31,9 @@ from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import aligned
 from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
 from seqrecord.format.text import truncated_metadata
+from seqrecord.processes.threads import ThreadPool
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
-from seqrecord.threads import ThreadPool
 from seqrecord.writing.chunking import StoredChunk
 
 __all__ = ["LEAVE_SECONDS", "EpisodeLags", "OpenFile", "RecordFiles"]

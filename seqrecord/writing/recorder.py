@@ -16,10 +16,10 @@ from typing import Any, get_args
 from seqrecord.errors import DestinationError, FrameError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.processes.threads import start
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
-from seqrecord.threads import start
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.frame_queue import FrameQueue, Task, WhenFull

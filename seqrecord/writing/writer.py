@@ -75,7 +75,7 @@ class SeqRecordWriter:
             most; in a group of small features as many as fit 1 MiB, 1024 at most. Where the shape
             of a feature varies, an episode's first frames decide for the episode.
         record_bytes: bytes, or text such as "1GiB", at which a record file is full.
-        statistics: keep statistics of the features, which `SeqRecordReader.statistics` has then.
+        statistics: keep statistics of the features, which `Dataset.statistics` has then.
             Where there are episodes that they leave out, there are none: of a dataset that was
             without, or that resume found; `seqrecord stats` computes them.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
