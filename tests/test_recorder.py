@@ -33,6 +33,7 @@ from tests.killed_recorder import EPISODE_FRAMES, made_frame
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 from tests.storage_doubles import Failure, FaultyStorage, Gate, Operation
+from tests.tiny import read_all, same_frames
 
 NBYTES = 1 << 20
 LARGE = Schema([FeatureSpec("x", np.dtype(np.float32), (NBYTES // 4,))])
@@ -75,18 +76,11 @@ def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
                 for frame in written[key]:
                     assert episode.append(frame)
     assert recorder_threads() == []
-    with (
-        seqrecord.open(tmp_path / "written") as one,
-        seqrecord.open(tmp_path / "recorded") as two,
-    ):
-        assert list(one.episodes) == list(two.episodes)
+    one, two = seqrecord.open(tmp_path / "written"), seqrecord.open(tmp_path / "recorded")
+    with one, two:
         for key, recorded in two.episodes.items():
             assert recorded.metadata == one.episodes[key].metadata
-            for number, frame in enumerate(written[key]):
-                got = recorded[number]
-                assert set(got) == set(frame)
-                for name, array in frame.items():
-                    np.testing.assert_array_equal(got[name], array)
+    assert same_frames(read_all(tmp_path / "written"), read_all(tmp_path / "recorded"))
 
 
 def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
@@ -352,34 +346,22 @@ def test_one_that_is_not_closed_leaves_no_thread_and_no_file_of_its_own(
         assert list(dataset.episodes) == ["a"]
 
 
-def check_recorded(folder: Path, told: list[list[str]], mode: str) -> int:
-    """Compare what a resume finds with what was told; frames of the episode that was cut."""
+def check_recorded(folder: Path, told: list[list[str]], mode: str) -> None:
+    """Compare what a resume finds with what was told."""
     ended = [words[1] for words in told if words[0] == "ended"]
     safe = {words[1]: int(words[2]) for words in told if words[0] == "safe"}
-    cut = 0
     with seqrecord.open(folder) as dataset:
-        for key in ended:
-            assert len(dataset.episodes[key]) == EPISODE_FRAMES
-        for key, count in safe.items():
-            if key not in ended and count:
-                assert len(dataset.episodes[key]) >= count
-        for key, episode in dataset.episodes.items():
-            if not key.startswith(f"{mode}/"):
-                continue
-            number = int(key.split("/")[1])
+        lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
+        assert {lengths[key] for key in ended} <= {EPISODE_FRAMES}
+        assert all(lengths.get(key, 0) >= count for key, count in safe.items())
+        for key in (key for key in lengths if key.startswith(f"{mode}/")):
+            episode, number = dataset.episodes[key], int(key.split("/")[1])
             assert episode.metadata["episode"] == number
-            is_cut = key not in ended
-            if len(episode) < EPISODE_FRAMES:
-                assert is_cut
-                assert episode.metadata["truncated"] is True
-                cut = len(episode)
-            elif not is_cut:
-                assert "truncated" not in episode.metadata
+            assert (key in ended) <= ("truncated" not in episode.metadata)
+            assert (lengths[key] < EPISODE_FRAMES) <= episode.metadata.get("truncated", False)
             for at in range(len(episode)):
-                frame = episode[at]
                 for name, array in made_frame(number, at).items():
-                    np.testing.assert_array_equal(frame[name], array)
-    return cut
+                    np.testing.assert_array_equal(episode[at][name], array)
 
 
 @pytest.mark.parametrize("seed", range(4))
