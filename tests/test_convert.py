@@ -30,7 +30,6 @@ from seqrecord.errors import (
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.convert import Progress
-from seqrecord.writing.convert_workers import Processes, WorkerEnd
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 
@@ -110,23 +109,6 @@ def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
     assert frames == sorted(frames)
     assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
     assert len(seen) < 54
-
-
-def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
-    """A worker must hear `stop` however long its parent has not looked."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    stop = context.RawValue("b", False)
-    with receiver, sender:
-        os.set_blocking(sender.fileno(), False)
-        worker = WorkerEnd(sender, stop)
-        for _ in range(50_000):
-            worker.advance(1)
-        processes = Processes(1, ProcessPoolExecutor(1), receiver, stop)
-        first = processes.take()
-        worker.advance(1)
-        assert first < 50_000
-        assert first + processes.take() == 50_001
 
 
 # Bad episodes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.edit.splits import deal_episodes, split_dataset
+from seqrecord.edit.episodes import deal_episodes, split_dataset
 from seqrecord.errors import ConflictError
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.reading.filters import EpisodeFacts
