@@ -23,10 +23,10 @@ from PIL.PngImagePlugin import PngInfo
 import seqrecord
 from seqrecord import (
     ClipError,
+    Dataset,
     EncodedImage,
     FeatureSpec,
     Schema,
-    SeqRecordReader,
     SeqRecordWriter,
     convert,
 )
@@ -115,7 +115,7 @@ def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
                     episode.append(frame)
 
 
-def _assert_same(dataset: SeqRecordReader, again: SeqRecordReader) -> None:
+def _assert_same(dataset: Dataset, again: Dataset) -> None:
     assert sorted(again.episodes) == sorted(dataset.episodes)
     assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
     for key, episode in dataset.episodes.items():
@@ -150,19 +150,19 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> SeqRecordReader:
+def dataset(tmp_path: Path) -> Dataset:
     write_small(tmp_path / "records")
     return seqrecord.open(tmp_path / "records")
 
 
-def test_a_dataset_of_every_kind(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
     for key in dataset.episodes:
         to_files(dataset, key, tmp_path / "tree")
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     _assert_same(dataset, seqrecord.open(tmp_path / "again"))
 
 
-def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     names = ["note", "step", "mask", "depth_left"]
     files = to_files(dataset, KEY, tmp_path / "tree", features=names, frames=range(2, 11, 4))
     folder = tmp_path / "tree" / KEY
@@ -177,9 +177,7 @@ def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) 
         _assert_frame(read[place], {n: a for n, a in episode[number].items() if n in names})
 
 
-def test_frames_with_none_of_the_features_are_left_out(
-    dataset: SeqRecordReader, tmp_path: Path
-) -> None:
+def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
     key = "alpha/Easy/P000"
     to_files(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
@@ -203,7 +201,7 @@ def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
     assert Folders(tmp_path / "tree").episodes()[0].metadata == metadata
 
 
-def test_files_and_their_content(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     frames = small_frames(0, 11)
     files = to_files(dataset, KEY, tmp_path / "out")
     folder = tmp_path / "out" / "alpha" / "Easy" / "P000"
@@ -266,7 +264,7 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_holds_something(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something(dataset: Dataset, tmp_path: Path) -> None:
     folder = tmp_path / "alpha" / "Easy" / "P000"
     folder.mkdir(parents=True)
     (folder / "mine.txt").write_text("precious")
@@ -275,7 +273,7 @@ def test_a_folder_that_holds_something(dataset: SeqRecordReader, tmp_path: Path)
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
-def test_a_link_that_leads_out(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_link_that_leads_out(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out" / "alpha").symlink_to(tmp_path / "elsewhere")
@@ -285,14 +283,12 @@ def test_a_link_that_leads_out(dataset: SeqRecordReader, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("frames", [[11], [-1], [3, 2], [2, 2], []])
-def test_frames_that_are_not_there(
-    dataset: SeqRecordReader, tmp_path: Path, frames: list[int]
-) -> None:
+def test_frames_that_are_not_there(dataset: Dataset, tmp_path: Path, frames: list[int]) -> None:
     with pytest.raises(ClipError, match="frames that cannot be exported"):
         to_files(dataset, KEY, tmp_path / "out", frames=frames)
 
 
-def test_what_is_not_there(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_what_is_not_there(dataset: Dataset, tmp_path: Path) -> None:
     for key in ("alpha/Easy", "../records", "/etc", ""):
         with pytest.raises(ClipError, match="no such episode"):
             to_files(dataset, key, tmp_path / "out")
@@ -350,9 +346,7 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
     assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
 
 
-def test_a_full_disk(
-    dataset: SeqRecordReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         assert length > 11 * 7 * 8  # the pose of all frames
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -441,7 +435,7 @@ BROKEN |= {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(dataset: SeqRecordReader, tmp_path: Path, name: str) -> None:
+def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
     damage, message, file = BROKEN[name]
     for key in list(dataset.episodes)[:2]:
         to_files(dataset, key, tmp_path / "tree")
@@ -473,7 +467,7 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
         convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
         with seqrecord.open(tmp_path / "again") as again:
             assert again.features == dataset.features
-            assert again.index.fps.tolist() == [12.5]
+            assert again.contents.index.fps.tolist() == [12.5]
             for number, (note, blob) in enumerate(values):
                 frame = again.episodes["k/é"][number]
                 assert (frame.get("note"), frame.get("blob")) == (note, blob)
@@ -494,7 +488,7 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
     report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
     assert report.written == ("e0", "e1")
     with seqrecord.open(tmp_path / "all") as dataset:
-        assert dataset.index.fps.tolist() == [12.5, 25]
+        assert dataset.contents.index.fps.tolist() == [12.5, 25]
     for fps in (0, float("nan")):
         with pytest.raises(SchemaError, match="frames a second"):
             convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)

@@ -29,15 +29,14 @@ from seqrecord.errors import (
 )
 from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.record_file import RecordFileWriter
-from seqrecord.writing.statistics import stored_statistics
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -45,6 +44,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
+from seqrecord.writing.stored_statistics import stored_statistics
 
 __all__ = [
     "Values",
@@ -101,7 +101,7 @@ def add_feature(
                 file=storage.url,
                 feature=name,
             )
-        episodes = SeqRecordReader(storage, manifest, dataset.index).episodes
+        episodes = Dataset(storage, manifest, dataset.index).episodes
         # Now: others who commit twice before this does remove them.
         known = stored_statistics(storage, manifest)
         said = {"kind": kind, "unit": unit}
@@ -226,7 +226,7 @@ def _wrong_length(episode: Episode, got: object, name: str) -> FrameError:
     )
 
 
-def spec_of_dataset(dataset: SeqRecordReader, feature: str) -> FeatureSpec:
+def spec_of_dataset(dataset: Dataset, feature: str) -> FeatureSpec:
     """The feature of another dataset, to be stored as it is there.
 
     Raises `SchemaError` for one that is not there, and for one whose codec loses data: encoding its
@@ -252,7 +252,7 @@ def loses_data(spec: FeatureSpec) -> bool:
     )
 
 
-def values_of_dataset(dataset: SeqRecordReader, feature: str) -> Values:
+def values_of_dataset(dataset: Dataset, feature: str) -> Values:
     """The values of a feature of another dataset, of episodes with the same keys and lengths.
 
     Frames that lack the feature there lack it. The function raises `NotFoundError` for an episode

@@ -37,8 +37,8 @@ from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edit_files import edit_path, next_number
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
-from seqrecord.writing.statistics import merged, stored_statistics
 from seqrecord.writing.stored_schema import is_passthrough
+from seqrecord.writing.stored_statistics import merged, stored_statistics
 
 __all__ = ["MergeReport", "merge_datasets"]
 

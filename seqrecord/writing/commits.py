@@ -21,7 +21,7 @@ from seqrecord.format.manifest import (
     RecordFile,
     check_record_path,
 )
-from seqrecord.format.statistics import encode_statistics
+from seqrecord.format.statistics_file import encode_statistics
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import (
     all_edits,

@@ -25,13 +25,12 @@ from seqrecord.errors import (
     SourceError,
 )
 from seqrecord.format.text import encode_metadata
+from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.storage.spooled import Hold
-from seqrecord.threads import check_room
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
@@ -449,12 +448,12 @@ def _interrupts_blocked() -> Iterator[None]:
 
 # In a worker process
 
-_worker: tuple[_Shared, Hold]  # jobs have storages of their own, one by one
+_shared: _Shared
 
 
 def _start_worker(shared: _Shared) -> None:
-    global _worker
-    _worker = shared, Hold()
+    global _shared
+    _shared = shared
     shared.begun.value = True
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
@@ -468,7 +467,7 @@ def _die_with_parent() -> None:
 
 
 def _write_in_pool(number: int, job: Job) -> Written:
-    shared, _ = _worker
+    shared = _shared
 
     def advance(frames: int) -> None:
         if shared.stop.value:
