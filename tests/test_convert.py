@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -91,14 +90,6 @@ def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
         report = convert(MadeSource(), tmp_path, executor=executor, **SMALL)
     assert report.manifest.fingerprint == expected
     check(tmp_path, MadeSource())
-
-
-def test_into_memory() -> None:
-    source = MadeSource((3, 2))
-    with ThreadPoolExecutor(2) as executor:
-        convert(source, "memory://convert/threads", executor=executor, chunk_frames=1)
-    with seqrecord.open("memory://convert/threads") as dataset:
-        assert dataset.num_frames == 5
 
 
 @BY_ONE_AND_TWO
@@ -521,8 +512,3 @@ print(status("VmHWM") - before)
         cwd=Path(__file__).parent.parent,
     ).stdout
     assert 0 < int(out) < 8 * 6_000_000
-
-
-def test_reports_and_errors_cross_processes() -> None:
-    error = SourceError("x", episode="e", frame=3)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)

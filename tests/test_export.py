@@ -30,8 +30,8 @@ from seqrecord import (
     SeqRecordWriter,
     convert,
 )
-from seqrecord.errors import DestinationError, SchemaError, SourceError
-from seqrecord.export import to_files
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
+from seqrecord.export import to_files, to_lerobot, to_mcap
 from seqrecord.sources import Folders, open_source
 from tests.datasets import SmallFrame, small_frames, write_small
 
@@ -493,3 +493,21 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
         with pytest.raises(SchemaError, match="frames a second"):
             convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("way", ["files", "lerobot", "mcap"])
+def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path, way: str) -> None:
+    if way == "mcap":
+        pytest.importorskip("rosbags", reason="pip install rosbags")
+    path = tmp_path / "records"
+    with SeqRecordWriter(path, fps=10) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.int64(0)})
+    for file in (path / "records").iterdir():
+        file.unlink()
+    ways: dict[str, Callable[[], object]] = {
+        "files": lambda: to_files(path, "a", tmp_path / "out"),
+        "lerobot": lambda: to_lerobot(path, tmp_path / "out"),
+        "mcap": lambda: to_mcap(path, tmp_path / "out"),
+    }
+    with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
+        ways[way]()

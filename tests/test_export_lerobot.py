@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import seqrecord
-from seqrecord.errors import ClipError, DestinationError, NotFoundError, SchemaError
+from seqrecord.errors import ClipError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from seqrecord.sources import open_source
 from seqrecord.sources.video_files import VideoFile
@@ -183,11 +183,3 @@ def test_what_lerobot_has_no_form_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot be written"):
         to_lerobot(gap, tmp_path / "file", features=["x"])
-
-
-def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path) -> None:
-    records = write(tmp_path / "records", [{"x": np.int64(0)}, {"x": np.int64(1)}])
-    for path in (records / "records").iterdir():
-        path.unlink()
-    with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        to_lerobot(records, tmp_path / "out")
