@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError, SourceError
-from seqrecord.forks import cached_property
 from seqrecord.lazy import required
+from seqrecord.processes.forks import cached_property
 from seqrecord.sources.files import first_line, is_file, on_disk, open_file, size_of
 from seqrecord.sources.originals import find_files, key_of, natural_order
 

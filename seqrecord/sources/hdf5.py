@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value, read_rows
+from seqrecord.sources.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
 from seqrecord.sources.hdf5_files import (
     encoded_row,
@@ -27,6 +27,7 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
+from seqrecord.sources.images import image_format
 from seqrecord.sources.originals import Originals, find_files, has_file, key_of
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
@@ -49,7 +50,7 @@ class Hdf5(Originals):
     `obs.agentview_image`. robomimic's `next_obs` are left out unless `features` names them. DROID's
     cameras are called `wrist`, `ext1` and `ext2` instead of their serial numbers where its metadata
     names these. Its videos, `recordings/MP4/SERIAL.mp4`, are `observation.image.wrist` and so on,
-    kept as they are (see `seqrecord.sources.video_streams`); frame i of each is of row i, so one of
+    kept as they are; frame i of each is of row i, so one of
     another number of frames is refused. `without_video` leaves them out.
 
     `features` are the names to read, in that order, by default all. A feature that an episode lacks
@@ -203,7 +204,7 @@ class Hdf5(Originals):
 
     def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
-        return order == "bgr" and embedded_format(data, path) == "jpeg"
+        return order == "bgr" and image_format(data, path) == "jpeg"
 
     def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
         num_frames = _num_frames(one)

@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
@@ -60,10 +60,10 @@ class LeRobot(Originals):
     `episode_index`, its number in this dataset, `tasks`, `robot_type`, `split`, and `names` of what
     has names.
 
-    Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
+    Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
     The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
     lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
-    [H, W], see `seqrecord.sources.lerobot_videos`. `without_video` leaves both out. With
+    [H, W], by a `DepthScale`. `without_video` leaves both out. With
     `keep_encoded` RGB images stay PNG or JPEG.
     """
 

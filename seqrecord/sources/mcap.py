@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.aligning import ALIGNMENTS, AlignedMessages
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recordings

@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
@@ -33,7 +33,7 @@ class Videos(Originals):
         ROOT/…/NAME.mp4              an episode `…/NAME` with the feature `image`
         ROOT/…/EPISODE/CAMERA.mp4    with `by_folder`: an episode `…/EPISODE`, a feature a file
 
-    Packets of H.264, HEVC, AV1 and VP9 are kept as they are, see `seqrecord.sources.video_streams`.
+    Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
     `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
     where there are several, which must have as many frames. Frames are not turned, whatever the
     file says of that. All videos of a feature have one codec, pixel format and size.

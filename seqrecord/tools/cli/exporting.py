@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from seqrecord.export import to_files, to_lerobot, to_mcap
-from seqrecord.reading.reader import open_dataset
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
 
@@ -24,7 +24,6 @@ __all__ = ["export"]
     "kind",
     type=click.Choice(["frames", "lerobot", "mcap"]),
     default="frames",
-    show_default=True,
     help="Files of one episode; or, of all episodes that KEY fits, a LeRobot dataset (v3.0) or "
     "rosbag2 recordings in MCAP.",
 )
