@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.lerobot_data import FPS, write_dataset
 from tests.lerobot_video_data import declare_video
 
 __all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth"]
 
 DEPTH = ("observation.images.log", "observation.images.linear")
 LENGTHS = (4, 6)
-FPS = 10
 _HEIGHT, _WIDTH = 32, 48
 INFO: Mapping[str, Any] = {
     "is_depth_map": True,
@@ -85,25 +85,18 @@ def main(root: Path) -> None:
         info = {"is_depth_map": True}
         feature = {"dtype": "video", "shape": shape, "names": names, "info": info}
         place = root / name.rpartition(".")[2]
-        dataset = LeRobotDataset.create(
-            "a/test",
-            fps=FPS,
-            root=place,
-            features={name: feature},
-            # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
-            depth_encoder=DepthEncoderConfig(
-                use_log=use_log,
-                depth_max=8.0,
-                extra_options={"x265-params": "lossless=1:bframes=0"},
-            ),
-        )
-        for number, length in enumerate(LENGTHS):
-            for i in range(length):
-                # From 0, which stands for nothing seen, to more than the scale has.
-                depth = (x * y / 150 + 0.1 * i + 0.4 * number * (x > 9)).astype(np.float32)
-                dataset.add_frame({name: depth[..., None], "task": "look"})
-            dataset.save_episode()
-        dataset.finalize()
+        # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
+        lossless = {"x265-params": "lossless=1:bframes=0"}
+        encoder = DepthEncoderConfig(use_log=use_log, depth_max=8.0, extra_options=lossless)
+        # From 0, which stands for nothing seen, to more than the scale has.
+        recorded = [
+            [
+                {name: (x * y / 150 + 0.1 * i + 0.4 * n * (x > 9)).astype("f4")[..., None]}
+                for i in range(k)
+            ]
+            for n, k in enumerate(LENGTHS)
+        ]
+        write_dataset(place, {name: feature}, recorded, depth_encoder=encoder)
         read = LeRobotDataset("a/test", root=place, depth_output_unit="m")
         frames[name] = np.concatenate([read[i][name].numpy() for i in range(len(read))])
     np.savez_compressed(root / "frames.npz", **frames)

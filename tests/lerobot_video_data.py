@@ -8,7 +8,6 @@ environment with lerobot: `python -m tests.lerobot_video_data FOLDER`, then zip 
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 import zipfile
@@ -19,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.lerobot_data import FPS, write_dataset
+
 __all__ = ["CAMERAS", "LENGTHS", "block_means", "declare_video", "unpack", "with_video"]
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 LENGTHS = (5, 4, 7)
-FPS = 10
 BLOCK = 8
 _HEIGHT, _WIDTH = 32, 48
 _NAMES = ["height", "width", "channels"]
@@ -105,26 +105,22 @@ def declare_video(
     return paths
 
 
+def _frame(number: int, i: int) -> dict[str, Any]:
+    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
+    frame: dict[str, Any] = {"observation.state": np.array([number, i], np.float32)}
+    for camera, name in enumerate(CAMERAS):
+        colours = [40 * number + 3 * x, 30 * i + 2 * y, 120 * camera + x + y]
+        frame[name] = np.clip(np.stack(colours, -1), 0, 255).astype(np.uint8)
+    return frame
+
+
 def main(root: Path) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     image = {"dtype": "video", "shape": (_HEIGHT, _WIDTH, 3), "names": _NAMES}
     state = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
     features = {**dict.fromkeys(CAMERAS, image), "observation.state": state}
-    dataset = LeRobotDataset.create("a/test", fps=FPS, root=root, features=features)
-    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
-    takes_task = "task" in inspect.signature(dataset.add_frame).parameters  # 0.3
-    for number, length in enumerate(LENGTHS):
-        for i in range(length):
-            frame: dict[str, Any] = {"observation.state": np.array([number, i], np.float32)}
-            for camera, name in enumerate(CAMERAS):
-                colours = [40 * number + 3 * x, 30 * i + 2 * y, 120 * camera + x + y]
-                frame[name] = np.clip(np.stack(colours, -1), 0, 255).astype(np.uint8)
-            more = {"task": "look"}
-            dataset.add_frame(frame, **more) if takes_task else dataset.add_frame(frame | more)
-        dataset.save_episode()
-    if hasattr(dataset, "finalize"):
-        dataset.finalize()
+    write_dataset(root, features, ([_frame(n, i) for i in range(k)] for n, k in enumerate(LENGTHS)))
     dataset = LeRobotDataset("a/test", root=root, video_backend="pyav")
     rows = [dataset[i] for i in range(len(dataset))]
     means: dict[str, Any] = {

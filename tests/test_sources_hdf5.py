@@ -18,8 +18,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, convert
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, open_source
-from seqrecord.sources.hdf5 import Hdf5
+from seqrecord.sources import Hdf5, Source, open_source
 from tests.bags import jpeg
 from tests.video_file_data import of_file, pictures, write_video
 

@@ -12,8 +12,7 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import SourceError
-from seqrecord.sources import open_source
-from seqrecord.sources.lerobot_videos import NUM_CODES, DepthScale
+from seqrecord.sources import DepthScale, open_source
 from tests.lerobot_data import episodes
 from tests.lerobot_depth_data import DEPTH, INFO, LENGTHS, codes_of, with_depth
 from tests.lerobot_video_data import unpack, with_video
@@ -49,7 +48,7 @@ def exact(scale: DepthScale) -> list[float]:
 )
 def test_metres_of_codes(scale: DepthScale) -> None:
     metres, wanted = scale.metres(), np.array(exact(scale))
-    assert metres.shape == (NUM_CODES,)
+    assert metres.shape == (4096,)
     assert metres.dtype == np.float32
     # Five roundings of float32, of numbers that are as large as the largest.
     largest = scale.depth_max + max(scale.shift, 0.0)

@@ -10,8 +10,6 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord.codecs.video.config import VideoConfig
-from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
 from seqrecord.writing.convert_jobs import KEPT_COST, frame_work
@@ -19,7 +17,7 @@ from tests.lerobot_data import episodes
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, unpack, with_video
 from tests.test_sources_lerobot import at, column, edit_info, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
-from tests.video_file_data import HEIGHT, WIDTH, hide_first, pictures, write_video
+from tests.video_file_data import HEIGHT, WIDTH, hide_first, of_gops, pictures, write_video
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, episodes()))
@@ -27,12 +25,7 @@ ROWS = tuple(map(len, episodes()))
 
 def frames_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uint8]:
     """The frames of one episode's video."""
-    spec = source.schema()[name]
-    config = VideoConfig.from_json(spec.codec[0])
-    height, width = spec.shape[:2]
-    gops = source.videos(source.episodes()[number])[name]
-    parts = [decode_gop(config, height, width, gop) for gop in gops]
-    return np.concatenate([np.empty((0, *spec.shape), np.uint8), *parts])
+    return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
 @pytest.mark.parametrize("version", ["v3", "v21"])

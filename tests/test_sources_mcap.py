@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2
 from mcap.writer import CompressionType, IndexType
 
 import seqrecord
@@ -35,6 +35,7 @@ from tests.bags import (
     write_raw,
 )
 from tests.command_line import main
+from tests.tf_records import messages_of
 
 START = 1_790_000_000_000_000_000
 MS = 1_000_000
@@ -187,9 +188,7 @@ def test_messages_out_of_order_in_the_file(tmp_path: Path) -> None:
     write(tmp_path / "sorted", messages, "rosbag2")
     one = frames_of(open_source(tmp_path / "run.mcap", clock=CAMERA))
     two = frames_of(open_source(tmp_path / "sorted", clock=CAMERA))
-    for a, b in zip(one, two, strict=True):
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
+    np.testing.assert_equal(one, two)
     write_mcap(tmp_path / "plain.mcap", shuffled, use_chunking=False)
     source = open_source(tmp_path / "plain.mcap", clock=CAMERA)
     with pytest.raises(SourceError, match=r"timestamps that go back, in a file without an index"):
@@ -211,9 +210,7 @@ def test_a_recording_of_several_files(tmp_path: Path) -> None:
     assert (info.key, info.num_frames) == ("run", 30)
     assert info.metadata["files"] == [f"run_{i}.mcap" for i in range(12)]
     assert info.metadata["topics"] == whole.episodes()[0].metadata["topics"]
-    for a, b in zip(frames_of(split), frames_of(whole), strict=True):
-        for name in b:
-            np.testing.assert_array_equal(a[name], b[name])
+    np.testing.assert_equal(frames_of(split), frames_of(whole))
     (folder / "run_3.mcap").rename(folder / "run_13.mcap")
     with pytest.raises(SourceError, match=r"go back from one file to the next; .*run_13.*episode"):
         frames_of(open_source(tmp_path / "bags", clock=CAMERA))
@@ -373,25 +370,21 @@ def test_images_of_foxglove_in_json(tmp_path: Path) -> None:
 
 def test_images_of_foxglove_in_protocol_buffers(tmp_path: Path) -> None:
     """By Google's library, with fields numbered otherwise than Foxglove does: the file says how."""
-    file = descriptor_pb2.FileDescriptorProto(name="raw.proto", package="foxglove", syntax="proto3")
-    raw = file.message_type.add(name="RawImage")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    fields = {
-        "frame_id": (7, kinds.TYPE_STRING), "width": (20, kinds.TYPE_UINT32),
-        "height": (3, kinds.TYPE_UINT32), "encoding": (4, kinds.TYPE_STRING),
-        "step": (5, kinds.TYPE_UINT32), "data": (16, kinds.TYPE_BYTES),
-        "more": (31, kinds.TYPE_DOUBLE),
-    }  # fmt: skip
-    for name, (number, kind) in fields.items():
-        raw.field.add(name=name, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    build = message_factory.GetMessageClass(pool.FindMessageTypeByName("foxglove.RawImage"))
+    fields = (
+        *(("frame_id", 7, "STRING"), ("width", 20, "UINT32"), ("height", 3, "UINT32")),
+        *(("encoding", 4, "STRING"), ("step", 5, "UINT32"), ("data", 16, "BYTES")),
+        ("more", 31, "DOUBLE"),
+    )
+    said = " ".join(f'field {{ name: "{n}" number: {i} type: TYPE_{t} }}' for n, i, t in fields)
+    file = f'name: "a.proto" package: "foxglove" message_type {{ name: "RawImage" {said} }}'
+    build = messages_of(file)["RawImage"]
     picture = pictures(1)[0]
     data = build(
         frame_id="a", width=8, height=6, encoding="rgb8", step=24, data=picture.tobytes(), more=0.5
     ).SerializeToString()
-    described = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    files = descriptor_pb2.FileDescriptorSet()
+    files.file.add().ParseFromString(build.DESCRIPTOR.file.serialized_pb)
+    described = files.SerializeToString()
     messages = [("/raw", "foxglove.RawImage", 5, data)]
     path = write_raw(tmp_path / "a.mcap", messages, "protobuf", "protobuf", described)
     [frame] = frames_of(open_source(path))
