@@ -23,8 +23,7 @@ import pytest
 import seqrecord
 from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, open_source
-from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources import EpisodeInfo, Source, open_source
 from tests.bags import write_bag, write_mcap
 from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
 from tests.test_sources_mcap import CAMERA, recording
@@ -204,7 +203,7 @@ def read_all(source: Source, info: EpisodeInfo) -> None:
 
 def test_it_is_found_and_listed(case: Set, root: Path) -> None:
     source = opened(case, root)
-    assert type(source).__name__ == case.source
+    assert type(source) is getattr(seqrecord.sources, case.source)
     assert isinstance(source, Source)
     infos = source.episodes()
     assert len({info.key for info in infos}) == len(infos) > 1
