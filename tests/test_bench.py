@@ -65,8 +65,8 @@ def test_an_epoch(dataset: Path) -> None:
             for key, length in zip(records.episodes, lengths, strict=True)
             for start in range(length - 3)
         ]
-        columns = [records.index.schema.position(name) for name in names]
-        pages = int(records.index.groups[0].page_length[:, columns].sum())
+        columns = [records.contents.index.schema.position(name) for name in names]
+        pages = int(records.contents.index.groups[0].page_length[:, columns].sum())
     image, depths = HEIGHT * WIDTH * 3, [a.nbytes for clip in clips for a in clip["range"]]
     numbers = 8 * 14  # `start` is delivered as well
     assert report.clip_bytes == 56 * image + sum(depths) + numbers
@@ -233,7 +233,7 @@ def test_advice_on_bursts(median: float, bursts: int) -> None:
 def test_the_command(dataset: Path) -> None:
     options = ["--clip-len", 4, "--batch-size", 2, "--features", "image_left,flow", "--stride", 2]
     options += ["--dilation", 2, "--memory-limit", "1GB", "--no-shuffle", "--seed", 3]
-    result = run("bench", dataset, *options, "--threads", 1, "--batches", 2, "--consumer-ms", 5)
+    result = run("bench", dataset, *options, "--threads", 1, "--max-batches", 2, "--consumer-ms", 5)
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{dataset}: 2 batches, 4 clips in ")
     [waiting] = [line for line in lines if line.startswith("  waiting for data ")]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat

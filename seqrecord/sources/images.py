@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.images import SIGNATURES, ImageHeader
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.files import first_line, opened, read_bytes
 

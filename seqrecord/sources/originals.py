@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from seqrecord.errors import SourceError
-from seqrecord.forks import cached_property
+from seqrecord.errors import SourceError, located
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
@@ -21,6 +21,7 @@ from seqrecord.sources.specs import chosen_schema
 
 __all__ = [
     "MAX_DEPTH",
+    "FirstError",
     "Originals",
     "Scan",
     "ScannedSource",
@@ -68,6 +69,31 @@ class Originals:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
+
+
+class FirstError:
+    """The first error of several originals, of which the broken ones must not hide the others.
+
+    ::
+
+        errors = FirstError()
+        for path in paths:
+            with errors.skipped(file=str(path)):
+                return read(path)
+        raise errors.first or SourceError("no file")
+    """
+
+    def __init__(self) -> None:
+        self.first: SourceError | None = None
+
+    @contextmanager
+    def skipped(self, **facts: Any) -> Iterator[None]:
+        """Ends the block at a `SourceError`, which gets the facts that it does not know yet."""
+        try:
+            with located(SourceError, **facts):
+                yield
+        except SourceError as error:
+            self.first = self.first or error
 
 
 @dataclass

@@ -26,7 +26,7 @@ from typing import Any, TypeGuard
 from seqrecord.checksum import Buffer
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
 from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of, open_storage

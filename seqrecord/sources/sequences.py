@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value

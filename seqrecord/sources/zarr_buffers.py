@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows

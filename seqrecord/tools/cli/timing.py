@@ -60,7 +60,7 @@ __all__ = ["bench"]
     show_default=True,
     help="How long a training step takes; bench sleeps for it.",
 )
-@click.option("--batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
+@click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
 @click.option(
     "--trace", metavar="FILE", help="Write a timeline, which `seqrecord trace` and Perfetto show."
 )
@@ -82,7 +82,7 @@ def bench(
     threads: int | None,
     device: str,
     consumer_ms: float,
-    batches: int | None,
+    max_batches: int | None,
     trace: str | None,
     cache_dir: str | None,
     cache_limit: int | None,
@@ -109,7 +109,7 @@ def bench(
             device=None if device == "cpu" else device,
             num_threads=threads,
             consumer_seconds=consumer_ms / 1e3,
-            max_batches=batches,
+            max_batches=max_batches,
             trace=trace,
             progress=show,
             storage_options=storage_options,
