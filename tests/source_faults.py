@@ -91,12 +91,16 @@ def line(name: str, number: int, text: str) -> Damage:
     return edit(name, change)
 
 
-def save(name: str, array: npt.ArrayLike) -> Damage:
+def save(name: str, array: Any) -> Damage:
     return lambda folder: np.save(folder / name, np.asarray(array), allow_pickle=True)
 
 
 def remove(*names: str) -> Damage:
-    return lambda folder: [(folder / name).unlink() for name in names]
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
 
 
 def encoded(pixels: npt.NDArray[Any], mode: str | None = None, kind: str = "png") -> bytes:
