@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import hypothesis
 import pytest
 
@@ -270,3 +272,13 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mo
             return made
 
         yield make
+
+
+@pytest.fixture
+def memory_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty folder of the filesystem in memory that fsspec has."""
+    url = f"memory://{re.sub(r'[^a-z0-9_]', '_', request.node.name)}"
+    yield url
+    memory = fsspec.filesystem("memory")
+    if memory.exists(url):
+        memory.rm(url, recursive=True)
