@@ -17,7 +17,7 @@ from seqrecord.lazy import lazy
 from seqrecord.version import __version__
 
 if TYPE_CHECKING:
-    from seqrecord import edit, export
+    from seqrecord import edit, export, sources, statistics, storage, types
     from seqrecord.clips.seconds import Seconds
     from seqrecord.clips.tables import ClipSpec
     from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
@@ -31,25 +31,26 @@ if TYPE_CHECKING:
     )
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import LoaderOptions
-    from seqrecord.reading.reader import Episode, SeqRecordReader
-    from seqrecord.reading.reader import open_dataset as open  # noqa: A004 - as `gzip.open`
+    from seqrecord.reading.dataset import Dataset, Episode
+    from seqrecord.reading.dataset import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.reading.summary import summarize
     from seqrecord.reading.verify import verify
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
     from seqrecord.tools.bench import bench
-    from seqrecord.tools.drawing import draw_timeline, view
+    from seqrecord.tools.drawing import draw_timeline, view, view_rerun
     from seqrecord.writing.commits import reindex
     from seqrecord.writing.convert import convert
     from seqrecord.writing.recorder import SeqRecordRecorder
-    from seqrecord.writing.statistics import add_statistics
+    from seqrecord.writing.stored_statistics import add_statistics
     from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = [
     "CenterCrop",
     "ClipError",
     "ClipSpec",
+    "Dataset",
     "EncodedImage",
     "Episode",
     "EpisodeInfo",
@@ -67,7 +68,6 @@ __all__ = [
     "SeqRecordMix",
     "SeqRecordNode",
     "SeqRecordPipe",
-    "SeqRecordReader",
     "SeqRecordRecorder",
     "SeqRecordStream",
     "SeqRecordWriter",
@@ -90,16 +90,22 @@ __all__ = [
     "open_source",
     "prefetch_to_device",
     "reindex",
+    "sources",
+    "statistics",
+    "storage",
     "summarize",
+    "types",
     "verify",
     "view",
+    "view_rerun",
 ]
 
 _IMPORTED_LATER = {
     "CenterCrop": "clips.transforms",
     "ClipSpec": "clips.tables",
+    "Dataset": "reading.dataset",
     "EncodedImage": "schema",
-    "Episode": "reading.reader",
+    "Episode": "reading.dataset",
     "EpisodeInfo": "sources.base",
     "FeatureSpec": "schema",
     "Folders": "sources.folders",
@@ -112,26 +118,26 @@ _IMPORTED_LATER = {
     "SeqRecordMix": "pipes.mix",
     "SeqRecordNode": "pipes.loaders",
     "SeqRecordPipe": "pipes.loaders",
-    "SeqRecordReader": "reading.reader",
     "SeqRecordRecorder": "writing.recorder",
     "SeqRecordStream": "pipes.loaders",
     "SeqRecordWriter": "writing.writer",
     "Source": "sources.base",
     "TartanAir": "sources.tartanair",
-    "add_statistics": "writing.statistics",
+    "add_statistics": "writing.stored_statistics",
     "bench": "tools.bench",
     "cache_info": "storage",
     "clear_cache": "storage",
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
-    "open": "reading.reader:open_dataset",
+    "open": "reading.dataset:open_dataset",
     "open_source": "sources.registry",
     "prefetch_to_device": "engine.device.prefetch",
     "reindex": "writing.commits",
     "summarize": "reading.summary",
     "verify": "reading.verify",
     "view": "tools.drawing",
+    "view_rerun": "tools.drawing",
 }
 
 

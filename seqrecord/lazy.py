@@ -13,19 +13,23 @@ __all__ = ["is_installed", "lazy", "required"]
 
 
 def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package, https://peps.python.org/pep-0562. Its modules are there, too.
+    """The `__getattr__` of a package or module, https://peps.python.org/pep-0562.
+
+    A package's own modules are there, too.
 
     Args:
         package: its name.
-        modules: by the names it offers where they are, below it: `"reading.reader"`, or
-            `"reading.reader:open_dataset"` for a name that is another one there.
+        modules: by the names it offers where they are, below it: `"reading.dataset"`, or
+            `"reading.dataset:open_dataset"` for a name that is another one there. One that begins
+            with `seqrecord.` is the module's whole name.
     """
 
     def found(name: str) -> Any:
         if name in modules:
             module, _, other = modules[name].partition(":")
-            return getattr(importlib.import_module(f"{package}.{module}"), other or name)
-        if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            full = module if module.startswith("seqrecord.") else f"{package}.{module}"
+            return getattr(importlib.import_module(full), other or name)
+        if not name.startswith("_") and is_installed(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
@@ -44,8 +48,8 @@ def required(module: str, said: str, file: str | None = None) -> Any:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package of the index, such as `azure-storage-blob`, can be imported."""
+    """Whether a package of the index, such as `azure-storage-blob`, or a module can be imported."""
     try:
         return importlib.util.find_spec(package.replace("-", ".")) is not None
-    except (ImportError, ValueError):  # of a package whose parent is missing, or half gone
+    except (ImportError, ValueError):  # of one whose parent is missing, half gone, or no package
         return False

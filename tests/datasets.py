@@ -13,7 +13,7 @@ from PIL import Image
 
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.reading.chunks import Chunk
-from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.dataset import Dataset
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_schema import Codecs
 
@@ -119,10 +119,10 @@ def write_small(
     return written
 
 
-def nth_chunk(dataset: SeqRecordReader, episode: int, number: int, *, group: int = 0) -> Chunk:
+def nth_chunk(dataset: Dataset, episode: int, number: int, *, group: int = 0) -> Chunk:
     """A chunk of an episode, both counted from 0."""
-    row = int(dataset.index.groups[group].first_chunk[episode]) + number
-    return dataset.chunk_reader().chunk_at(group, row, episode)
+    row = int(dataset.contents.index.groups[group].first_chunk[episode]) + number
+    return dataset.contents.chunks.chunk_at(group, row, episode)
 
 
 def _png(image: npt.NDArray[Any]) -> EncodedImage:

@@ -22,7 +22,7 @@ __all__ = ["stuck_children", "watch"]
 PATIENCE = 30.0  # seconds in which a child does what takes a moment
 _PAUSE = 5.0  # … for which a lock is held at most; a fork waits for some, and then has them free
 _PACKAGE = str(Path(__file__).parents[1] / "seqrecord")
-_BY_PROCESS = str(Path(_PACKAGE, "forks.py"))  # makes locks for others
+_BY_PROCESS = str(Path(_PACKAGE, "processes", "forks.py"))  # makes locks for others
 _DEPTH = 5  # calls between the package and a lock of it: of a condition, a dataclass
 
 _parent = os.getpid()

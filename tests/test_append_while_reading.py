@@ -34,7 +34,7 @@ def _clips(root: Path) -> Any:
 
 def _frames(opened: Any) -> list[Any]:
     """All that it gives, in the order of episodes and frames."""
-    if isinstance(opened, seqrecord.SeqRecordReader):
+    if isinstance(opened, seqrecord.Dataset):
         return [
             (key, i, frame["raw"].tolist())
             for key, episode in opened.episodes.items()
@@ -69,12 +69,12 @@ def test_without_its_index_it_is_read_from_the_record_files(
     dataset = seqrecord.open(root)
     for key in ("env/A", "env/B"):
         _append(root, key)
-    assert not any((root / file.path).exists() for file in dataset.manifest.index.values())
+    assert not any((root / file.path).exists() for file in dataset.contents.manifest.index.values())
     with caplog.at_level(logging.INFO, "seqrecord"):
         copy = pickle.loads(pickle.dumps(dataset))
     assert "record files" in caplog.text
-    for name, table in dataset.index.encode().items():
-        assert bytes(table) == bytes(copy.index.encode()[name]), name
+    for name, table in dataset.contents.index.encode().items():
+        assert bytes(table) == bytes(copy.contents.index.encode()[name]), name
 
 
 def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
@@ -115,5 +115,5 @@ def test_the_copy_knows_its_features_and_verifies(tmp_path: Path) -> None:
     _append(root, "env/P1")
     copy = pickle.loads(pickle.dumps(dataset))
     assert list(copy.features) == ["raw"]
-    assert copy.manifest == dataset.manifest
+    assert copy.contents.manifest == dataset.contents.manifest
     assert np.array_equal(copy.episodes[KEY][1]["raw"], dataset.episodes[KEY][1]["raw"])

@@ -65,8 +65,8 @@ def test_an_epoch(dataset: Path) -> None:
             for key, length in zip(records.episodes, lengths, strict=True)
             for start in range(length - 3)
         ]
-        columns = [records.index.schema.position(name) for name in names]
-        pages = int(records.index.groups[0].page_length[:, columns].sum())
+        columns = [records.contents.index.schema.position(name) for name in names]
+        pages = int(records.contents.index.groups[0].page_length[:, columns].sum())
     image, depths = HEIGHT * WIDTH * 3, [a.nbytes for clip in clips for a in clip["range"]]
     numbers = 8 * 14  # `start` is delivered as well
     assert report.clip_bytes == 56 * image + sum(depths) + numbers

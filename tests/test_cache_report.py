@@ -51,7 +51,7 @@ def fill(location: Any, cache: Path) -> None:
 def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": 1 << 24}
     with seqrecord.open(remote, **cache) as dataset:
-        assert isinstance(dataset.storage, CachedStorage)
+        assert isinstance(dataset.contents.storage, CachedStorage)
     makers: list[Callable[..., Any]] = [
         seqrecord.SeqRecordPipe,
         seqrecord.SeqRecordStream,
@@ -60,12 +60,12 @@ def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
     ]
     for make in makers:
         loader = make(remote, clip_len=2, features=["pose"], **cache)
-        assert isinstance(loader.dataset.storage, CachedStorage), make
+        assert isinstance(loader.dataset.contents.storage, CachedStorage), make
 
 
 def test_off_by_default(remote: str) -> None:
     with seqrecord.open(remote) as dataset:
-        assert not isinstance(dataset.storage, CachedStorage)
+        assert not isinstance(dataset.contents.storage, CachedStorage)
 
 
 def test_a_state_does_not_depend_on_the_cache(remote: str, tmp_path: Path) -> None:
@@ -294,10 +294,10 @@ def test_all_is_cleared_while_it_is_used(remote: str, tmp_path: Path) -> None:
         assert (info.entries, info.datasets, info.oldest_use) == (0, (), None)
         assert {path.name for path in cache.iterdir()} == {"CACHEDIR.TAG", "taken"}
         assert _poses(dataset) == before
-        assert dataset.storage.counters()["cache_failures"] == 0
+        assert dataset.contents.storage.counters()["cache_failures"] == 0
 
 
-def _poses(dataset: seqrecord.SeqRecordReader) -> list[bytes]:
+def _poses(dataset: seqrecord.Dataset) -> list[bytes]:
     frames = dataset.select(["pose"]).episodes["alpha/Easy/P001"].read(range(3))
     return [pose.tobytes() for pose in frames["pose"]]
 
@@ -339,7 +339,7 @@ def test_the_second_epoch_from_azure_makes_no_request(
     epochs = []
     for _ in range(2):
         clips = {(c["episode"], c["start"]): c["pose"].tolist() for c in pipe}
-        epochs.append((clips, pipe.dataset.storage.counters()))
+        epochs.append((clips, pipe.dataset.contents.storage.counters()))
     (first, before), (second, after) = epochs
     assert first == second
     assert before["requests"] == after["requests"] > 5

@@ -277,6 +277,6 @@ def test_an_epoch_is_read_through_a_cache_that_is_held(tmp_path: Path) -> None:
         )
         with CacheFolder(tmp_path / "cache").locked():
             assert len(list(pipe)) == len(pipe)
-        assert pipe.dataset.storage.counters()["cache_busy"] >= 1
+        assert pipe.dataset.contents.storage.counters()["cache_busy"] >= 1
     finally:
         fsspec.filesystem("memory").store.clear()

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, summarize
-from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.dataset import Dataset
 from seqrecord.sources import EpisodeInfo
 from seqrecord.writing import chunking, writer
 from tests.command_line import main
@@ -52,12 +52,15 @@ def check(folder: Path, episodes: Sequence[Sequence[int]]) -> list[int]:
             for i, count in enumerate(points):
                 for name, array in lidar(count, i % 256).items():
                     np.testing.assert_array_equal(episode[i][name], array, strict=True)
-        assert [list(group.schema) for group in dataset.index.groups] == [["state"], ["lidar"]]
+        assert [list(group.schema) for group in dataset.contents.index.groups] == [
+            ["state"],
+            ["lidar"],
+        ]
         return first_chunks(dataset, 1)
 
 
-def first_chunks(dataset: SeqRecordReader, group: int) -> list[int]:
-    rows = dataset.index.groups[group]
+def first_chunks(dataset: Dataset, group: int) -> list[int]:
+    rows = dataset.contents.index.groups[group]
     length: list[int] = rows.num_frames[rows.first_chunk].tolist()
     return length
 

@@ -91,7 +91,7 @@ def test_write_chooses(tree: Path, tmp_path: Path) -> None:
     with seqrecord.open(tmp_path / "d") as dataset:
         assert list(dataset.features) == ["depth_left", "image_left", "pose_left"]
         assert list(dataset.episodes) == ["cave/Hard/P000"]
-        assert dataset.index.groups[0].chunk_frames.tolist() == [1]
+        assert dataset.contents.index.groups[0].chunk_frames.tolist() == [1]
         depth = dataset.features["depth_left"]
         assert [c["id"] for c in dataset.features["image_left"].codec] == []
         assert depth.codec == () or depth.nbytes < 1024

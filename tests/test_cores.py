@@ -10,7 +10,7 @@ import pytest
 
 import seqrecord
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.threads import usable_cores, usable_memory
+from seqrecord.processes.machine import usable_cores, usable_memory
 from tests.torch_workers import be_worker
 
 CGROUP = "sys/fs/cgroup"
@@ -180,7 +180,7 @@ def test_nothing_else_counts_cores() -> None:
         for path in package.rglob("*.py")
         if "sched_getaffinity" in path.read_text() or "cpu_count" in path.read_text()
     }
-    assert found == {"threads.py"}
+    assert found == {"machine.py"}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hypothesis import given
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, SeqRecordReader, convert
+from seqrecord import Dataset, EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.edit import (
     add_feature,
@@ -42,7 +42,7 @@ from tests.web_server import WebFolder
 PNG = ({"id": "seqrecord.image", "format": "png"},)
 
 
-def frames_of(dataset: SeqRecordReader) -> dict[str, Any]:
+def frames_of(dataset: Dataset) -> dict[str, Any]:
     """All that the episodes say and hold, with dtypes and shapes."""
     return {
         key: (
@@ -74,8 +74,8 @@ def assert_same(path: Path | str, again: Path | str) -> None:
 def pages_of(path: Path, feature: str) -> list[bytes]:
     """The bytes of all pages of a feature, episode by episode."""
     with seqrecord.open(path, features=[feature]) as dataset:
-        reader, [group] = dataset.chunk_reader(), {s.group for s in dataset.features.values()}
-        rows = range(len(dataset.index.groups[group].first_frame))
+        reader, [group] = dataset.contents.chunks, {s.group for s in dataset.features.values()}
+        rows = range(len(dataset.contents.index.groups[group].first_frame))
         pages = [page for row in rows for page in reader.pages(reader.chunk_at(group, row))]
         return [bytes(reader.read([page])[0]) for page in pages if page.num_present]
 
@@ -83,7 +83,7 @@ def pages_of(path: Path, feature: str) -> list[bytes]:
 def blobs_of(path: Path, feature: str) -> list[bytes]:
     """The images of a feature, as they are encoded."""
     with seqrecord.open(path, features=[feature]) as dataset:
-        source = open_source(dataset.storage, features=[feature])
+        source = open_source(dataset.contents.storage, features=[feature])
         found = [frame for info in source.episodes() for frame in source.frames(info)]
     images = [frame[feature] for frame in found if frame]
     return [image.data for image in images if isinstance(image, EncodedImage)]
@@ -285,7 +285,7 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
     def splits() -> dict[str, set[str]]:
         with seqrecord.open(a) as dataset:
             keys = np.array(list(dataset.episodes))
-            names = dataset.manifest.splits
+            names = dataset.contents.manifest.splits
             return {name: set(keys[dataset.find_episodes(None, name)]) for name in names}
 
     # What was there stays in no split, or in its own.

@@ -62,9 +62,9 @@ def test_what_is_read_are_wanted_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("frame", "is_wanted"), [(16, True), (15, False)])
 def test_checksums_are_those_of_parts(tmp_path: Path, frame: int, is_wanted: bool) -> None:
     path = write(tmp_path, [])
-    reader = seqrecord.open(path, features=["image"]).chunk_reader()
+    reader = seqrecord.open(path, features=["image"]).contents.chunks
     dataset = seqrecord.open(path)
-    chunk = reader.chunk_at(0, int(dataset.index.groups[0].first_chunk[3]))
+    chunk = reader.chunk_at(0, int(dataset.contents.index.groups[0].first_chunk[3]))
     (page,) = reader.pages(chunk)
     file = path / chunk.path
     data = bytearray(file.read_bytes())

@@ -137,7 +137,7 @@ def test_a_damaged_page_ends_the_iteration_after_the_batches_before_it(
     pipe = make(damaged, 4, shuffle=False, batch_size=1)
     good = [digest(batch) for batch in pipe]
     chunk = nth_chunk(pipe.dataset, 0, 3)
-    page = pipe.dataset.chunk_reader().pages(chunk)[0]
+    page = pipe.dataset.contents.chunks.pages(chunk)[0]
     file = damaged / chunk.path
     data = bytearray(file.read_bytes())
     data[page.start + 5] ^= 1
@@ -152,7 +152,7 @@ def test_a_damaged_page_ends_the_iteration_after_the_batches_before_it(
 def test_what_is_read_is_the_page_to_the_byte(path: Path) -> None:
     pipe = make(path, 4, shuffle=False)
     list(pipe)
-    reader, index = pipe.dataset.chunk_reader(), pipe.dataset.index
+    reader, index = pipe.dataset.contents.chunks, pipe.dataset.contents.index
     expected = 0
     for key, start in possible_clips(FIXED, 4, 4):
         episode = index.positions[key]

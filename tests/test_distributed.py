@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, SeqRecordStream
 from seqrecord.pipes.distributed import Ranks, worker_threads
+from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
-from seqrecord.threads import usable_cores
 from tests.clip_data import names
 from tests.rank_jobs import PATIENCE, check_once, finish, start
 from tests.torch_workers import be_worker

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordPipe, SeqRecordReader, SeqRecordStream
+from seqrecord import ClipError, Dataset, SeqRecordPipe, SeqRecordStream
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
@@ -362,10 +362,10 @@ class Wrapper:
         self._inner.read_ranges(path, ranges, buffers)
 
 
-def wrapped(path: Path, at_read: Callable[[int], None]) -> SeqRecordReader:
+def wrapped(path: Path, at_read: Callable[[int], None]) -> Dataset:
     dataset = seqrecord.open(path)
-    storage: Any = Wrapper(dataset.storage, at_read)
-    return SeqRecordReader(storage, dataset.manifest, dataset.index)
+    storage: Any = Wrapper(dataset.contents.storage, at_read)
+    return Dataset(storage, dataset.contents.manifest, dataset.contents.index)
 
 
 def test_an_error_in_the_storage(path: Path) -> None:
@@ -388,9 +388,9 @@ def test_an_error_in_the_storage(path: Path) -> None:
 def test_a_broken_page(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "records", codecs="raw")
     dataset = seqrecord.open(path)
-    index = dataset.index
+    index = dataset.contents.index
     row = int(index.groups[0].first_chunk[3]) + 2
-    file = path / dataset.manifest.record_files[int(index.groups[0].file[row])].path
+    file = path / dataset.contents.manifest.record_files[int(index.groups[0].file[row])].path
     data = bytearray(file.read_bytes())
     data[int(index.groups[0].offset[row]) + 5] ^= 1
     file.write_bytes(data)
@@ -507,7 +507,7 @@ def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:
     """However long it takes: nothing here is said of the engine's speed."""
     reads: list[int] = []
     too_far = threading.Event()
-    num_chunks = len(seqrecord.open(path).index.groups[0].file)
+    num_chunks = len(seqrecord.open(path).contents.index.groups[0].file)
 
     def at_read(number: int) -> None:
         reads.append(number)

@@ -58,10 +58,10 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_chunks_of_groups_differ(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "records", **KINDS["long chunks"])
-    lengths = [group.num_frames.tolist() for group in seqrecord.open(path).index.groups]
+    lengths = [group.num_frames.tolist() for group in seqrecord.open(path).contents.index.groups]
     assert lengths == [[23, 9, 3, 32, 8], [23, 9, 3, 40], [23, 9, 3, 32, 8]]
     path = write_numbered(tmp_path / "uneven", **KINDS["uneven chunks"])
-    for group in seqrecord.open(path).index.groups:
+    for group in seqrecord.open(path).contents.index.groups:
         assert group.num_frames[:5].tolist() == [3, 4, 2, 1, 4]
 
 
@@ -173,9 +173,9 @@ def test_a_broken_page_of_a_small_group(tmp_path: Path) -> None:
         tmp_path / "records", codecs="raw", groups={"image": 0, "flow": 1, "note": 1, "id": 1}
     )
     dataset = seqrecord.open(path)
-    group = dataset.index.groups[1]
+    group = dataset.contents.index.groups[1]
     row = int(group.first_chunk[3]) + 2
-    file = path / dataset.manifest.record_files[int(group.file[row])].path
+    file = path / dataset.contents.manifest.record_files[int(group.file[row])].path
     data = bytearray(file.read_bytes())
     data[int(group.offset[row]) + 5] ^= 1
     file.write_bytes(data)

@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import seqrecord
-from seqrecord import ClipError, EncodedImage, SeqRecordReader, SeqRecordWriter, convert
+from seqrecord import ClipError, Dataset, EncodedImage, SeqRecordWriter, convert
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export import to_files
 from seqrecord.sources import Folders
@@ -24,13 +24,13 @@ KEY = "alpha/Easy/P000"
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Iterator[SeqRecordReader]:
+def dataset(tmp_path: Path) -> Iterator[Dataset]:
     write_small(tmp_path / "records")
     with seqrecord.open(tmp_path / "records") as opened:
         yield opened
 
 
-def test_files_and_their_content(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     frames = small_frames(0, 11)
     files = to_files(dataset, KEY, tmp_path / "out")
     folder = tmp_path / "out" / "alpha" / "Easy" / "P000"
@@ -103,7 +103,7 @@ def _assert_frame(read: SmallFrame, frame: SmallFrame) -> None:
         assert read[name].tobytes() == array.tobytes(), name
 
 
-def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     files = to_files(
         dataset, KEY, tmp_path, features=["step", "depth_left"], frames=range(2, 11, 4)
     )
@@ -133,7 +133,7 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_holds_something(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something(dataset: Dataset, tmp_path: Path) -> None:
     folder = tmp_path / "alpha" / "Easy" / "P000"
     folder.mkdir(parents=True)
     (folder / "mine.txt").write_text("precious")
@@ -142,7 +142,7 @@ def test_a_folder_that_holds_something(dataset: SeqRecordReader, tmp_path: Path)
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
-def test_a_link_that_leads_out(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_link_that_leads_out(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out" / "alpha").symlink_to(tmp_path / "elsewhere")
@@ -152,14 +152,12 @@ def test_a_link_that_leads_out(dataset: SeqRecordReader, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("frames", [[11], [-1], [3, 2], [2, 2], []])
-def test_frames_that_are_not_there(
-    dataset: SeqRecordReader, tmp_path: Path, frames: list[int]
-) -> None:
+def test_frames_that_are_not_there(dataset: Dataset, tmp_path: Path, frames: list[int]) -> None:
     with pytest.raises(ClipError, match="frames that cannot be exported"):
         to_files(dataset, KEY, tmp_path / "out", frames=frames)
 
 
-def test_what_is_not_there(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_what_is_not_there(dataset: Dataset, tmp_path: Path) -> None:
     for key in ("alpha/Easy", "../records", "/etc", ""):
         with pytest.raises(ClipError, match="no such episode"):
             to_files(dataset, key, tmp_path / "out")

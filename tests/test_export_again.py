@@ -22,10 +22,10 @@ from PIL import Image
 import seqrecord
 from seqrecord import (
     ClipError,
+    Dataset,
     EncodedImage,
     FeatureSpec,
     Schema,
-    SeqRecordReader,
     SeqRecordWriter,
     convert,
 )
@@ -112,7 +112,7 @@ def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
                     episode.append(frame)
 
 
-def _assert_same(dataset: SeqRecordReader, again: SeqRecordReader) -> None:
+def _assert_same(dataset: Dataset, again: Dataset) -> None:
     assert sorted(again.episodes) == sorted(dataset.episodes)
     assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
     for key, episode in dataset.episodes.items():
@@ -144,19 +144,19 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> SeqRecordReader:
+def dataset(tmp_path: Path) -> Dataset:
     write_small(tmp_path / "records")
     return seqrecord.open(tmp_path / "records")
 
 
-def test_a_dataset_of_every_kind(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
     for key in dataset.episodes:
         to_files(dataset, key, tmp_path / "tree")
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     _assert_same(dataset, seqrecord.open(tmp_path / "again"))
 
 
-def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     key, chosen = "alpha/Easy/P000", range(1, 11, 3)
     to_files(dataset, key, tmp_path / "tree", features=["note", "step", "mask"], frames=chosen)
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
@@ -168,9 +168,7 @@ def test_some_frames_of_some_features(dataset: SeqRecordReader, tmp_path: Path) 
         assert all((read[place][name] == frame[name]).all() for name in frame)
 
 
-def test_frames_with_none_of_the_features_are_left_out(
-    dataset: SeqRecordReader, tmp_path: Path
-) -> None:
+def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
     key = "alpha/Easy/P000"
     to_files(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
     convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
@@ -243,9 +241,7 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
     assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
 
 
-def test_a_full_disk(
-    dataset: SeqRecordReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, length: int) -> None:
         assert length > 11 * 7 * 8  # the pose of all frames
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -357,7 +353,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(dataset: SeqRecordReader, tmp_path: Path, name: str) -> None:
+def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
     damage, message, file = BROKEN[name]
     for key in list(dataset.episodes)[:2]:
         to_files(dataset, key, tmp_path / "tree")
@@ -389,7 +385,7 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
         convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
         with seqrecord.open(tmp_path / "again") as again:
             assert again.features == dataset.features
-            assert again.index.fps.tolist() == [12.5]
+            assert again.contents.index.fps.tolist() == [12.5]
             for number, (note, blob) in enumerate(values):
                 frame = again.episodes["k/é"][number]
                 assert (frame.get("note"), frame.get("blob")) == (note, blob)
@@ -410,7 +406,7 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
     report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
     assert report.written == ("e0", "e1")
     with seqrecord.open(tmp_path / "all") as dataset:
-        assert dataset.index.fps.tolist() == [12.5, 25]
+        assert dataset.contents.index.fps.tolist() == [12.5, 25]
     for fps in (0, float("nan")):
         with pytest.raises(SchemaError, match="frames a second"):
             convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)

@@ -133,7 +133,7 @@ def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
         assert (spec.dtype.str, spec.shape, spec.kind, spec.unit) == ("<f4", (4,), "depth", "m")
         assert {file: file.read_bytes() for file in before} == before
         with seqrecord.open(path) as new:
-            assert new.features["z"].group == old.index.schema.num_groups
+            assert new.features["z"].group == old.contents.index.schema.num_groups
             assert old.statistics
             assert new.statistics
             assert new.statistics["z"].count.tolist() == [7] * 4
@@ -461,7 +461,7 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
     def least() -> list[float]:
         seqrecord.reindex(path)
         with seqrecord.open(path) as dataset:
-            lags = dataset.index.lags
+            lags = dataset.contents.index.lags
             assert lags is not None
             assert lags.least[0, :, 1].tolist() == lags.most[0, :, 1].tolist()
             return [float(x) for x in lags.least[0, :, 1]]  # of two frames

@@ -57,7 +57,7 @@ def test_a_flush_ends_the_chunks_that_are_open(tmp_path: Path) -> None:
         episode.flush()
         append(episode, 14, 24)
     with seqrecord.open(tmp_path) as dataset:
-        for group in dataset.index.groups:
+        for group in dataset.contents.index.groups:
             assert group.num_frames.tolist() == [3, 8, 3, 8, 2]
     check(tmp_path, {"a": 24})
 

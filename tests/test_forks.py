@@ -8,7 +8,7 @@ from tests.torch_process import run_code
 
 HOOKS = """
 import os, sys
-from seqrecord.forks import at_fork, check_fork
+from seqrecord.processes.forks import at_fork, check_fork
 from seqrecord.errors import SeqRecordError
 
 when, said = sys.argv[1:], []

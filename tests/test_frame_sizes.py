@@ -21,7 +21,7 @@ def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
         tmp_path / "r", groups=GROUPS, chunk_frames=None if not flush_at else 4, flush_at=flush_at
     )
     dataset = seqrecord.open(path)
-    reader, groups = dataset.chunk_reader(), dataset.index.groups
+    reader, groups = dataset.contents.chunks, dataset.contents.index.groups
     sizes = [chunk_bytes(group, ["image", "note", "id"]) for group in groups]
     chunks = [[reader.chunk_at(g, row) for row in range(len(s))] for g, s in enumerate(sizes)]
     for some, nbytes in zip(chunks, sizes, strict=True):

@@ -126,7 +126,7 @@ def test_a_chunk_that_many_cursors_need_is_read_once(
     storage: Any = CountingStorage(LocalStorage(path)) if remote else path
     options: dict[str, Any] = {**CLIPS, "num_cursors": 30, "shuffle_buffer": 60}
     pipe = SeqRecordPipe(storage, **options, device=device)
-    groups = seqrecord.open(path, features=FEATURES).index.groups
+    groups = seqrecord.open(path, features=FEATURES).contents.index.groups
     pages = sum(
         int(group.page_length[:, group.schema.position(name)].sum())
         for group in groups

@@ -96,7 +96,7 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert max(table.gaps["word"].max(initial=0) for table in groups.groups) > 0
     with seqrecord.open(GOLDEN / "groups") as dataset:
         assert [episode.fps for episode in dataset.episodes.values()] == [12.5, None, None]
-        assert (dataset.manifest.splits, dataset.index.split.tolist()) == (
+        assert (dataset.contents.manifest.splits, dataset.contents.index.split.tolist()) == (
             ("train", "val"),
             [0, 1, NO_SPLIT],
         )
@@ -117,7 +117,7 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert [part.key for part in footer.episodes] == ["a", "bb"]
     assert [len(rows) > 0 for rows in footer.chunks] == [True, True]
     assert not footer.chunks[1]["pages"]["length"].any()
-    lags = seqrecord.open(GOLDEN / "timed").index.lags
+    lags = seqrecord.open(GOLDEN / "timed").contents.index.lags
     assert lags is not None
     assert lags.least.shape == (3, 2, 2)
     assert np.isnan(lags.least[1]).all(), "an episode of one frame"

@@ -137,11 +137,14 @@ def test_each_group_has_chunks_of_its_own(
     write(tmp_path, 200, **options)
     check(tmp_path, 200)
     with seqrecord.open(tmp_path) as dataset:
-        assert [list(group.schema) for group in dataset.index.groups] == [
+        assert [list(group.schema) for group in dataset.contents.index.groups] == [
             ["image"],
             ["pose", "note"],
         ]
-        assert [group.num_frames.tolist() for group in dataset.index.groups] == [image, small]
+        assert [group.num_frames.tolist() for group in dataset.contents.index.groups] == [
+            image,
+            small,
+        ]
 
 
 def test_a_long_episode_of_small_features_alone(tmp_path: Path) -> None:
@@ -149,7 +152,7 @@ def test_a_long_episode_of_small_features_alone(tmp_path: Path) -> None:
         for number in range(2500):
             episode.append({"x": np.float64(number)} if number % 100 else {"y": number})
     with seqrecord.open(tmp_path) as dataset:
-        (group,) = dataset.index.groups
+        (group,) = dataset.contents.index.groups
         assert group.num_frames.tolist() == [1024, 1024, 452]
         read = dataset.episodes["a"]
         assert np.flatnonzero(read.present("y")).tolist() == list(range(0, 2500, 100))
@@ -170,7 +173,7 @@ def test_chunks_that_take_no_room(tmp_path: Path) -> None:
                         frame["image"] = np.full(5000, number, "u1")
                     episode.append(frame if number // 32 != 6 else {"image": frame["image"]})
     with seqrecord.open(tmp_path) as dataset:
-        image, _ = dataset.index.groups
+        image, _ = dataset.contents.index.groups
         assert image.num_frames.tolist() == [32, 32, 32, 32, 32, 32, 8] * 2
         assert len(set(image.offset.tolist())) < 14
         for read in dataset.episodes.values():
@@ -271,7 +274,7 @@ def test_frames_a_second(tmp_path: Path) -> None:
             with pytest.raises(SchemaError, match=r"fps|frames a second"):
                 writer.episode("d", fps=fps)  # type: ignore[arg-type]
     with seqrecord.open(tmp_path) as dataset:
-        assert dataset.index.fps.tolist() == [10, 29.97, 0.5]
+        assert dataset.contents.index.fps.tolist() == [10, 29.97, 0.5]
     with pytest.raises(SchemaError):
         SeqRecordWriter(tmp_path / "new", fps=-3)
     assert not (tmp_path / "new").exists()

@@ -16,7 +16,7 @@ import seqrecord
 from seqrecord import ClipError, FeatureSpec, Schema, SeqRecordDataset, SeqRecordWriter
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
-from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.dataset import Dataset
 from seqrecord.storage import LocalStorage
 from tests.storage_doubles import CountingStorage
 
@@ -64,7 +64,7 @@ class Counting(CountingStorage):
 
 
 @pytest.fixture(params=["verified", "unverified"])
-def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordReader]:
+def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
     storage, verify = Counting(LocalStorage(root)), request.param == "verified"
     with seqrecord.open(storage, verify=verify) as dataset:
         yield dataset
@@ -82,14 +82,14 @@ def check(clips: SeqRecordDataset, numbers: list[int], step: int = 1) -> None:
 @given(st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_frames_are_the_right_ones_and_each_is_read_once(
-    opened: SeqRecordReader, data: st.DataObject
+    opened: Dataset, data: st.DataObject
 ) -> None:
     name = data.draw(st.sampled_from(NAMES))
     step = data.draw(st.integers(1, 5))
     clips = SeqRecordDataset(
         opened, features=[name], clip_len=data.draw(st.integers(1, 9)), dilation=step
     )
-    storage = opened.storage
+    storage = opened.contents.storage
     assert isinstance(storage, Counting)
     storage.reset()
     numbers = st.integers(0, len(clips) - 1)
@@ -143,7 +143,7 @@ def test_many_threads(root: Path) -> None:
 def test_what_is_damaged_is_not_kept(tmp_path: Path) -> None:
     folder = write(tmp_path / "records")
     with seqrecord.open(folder, features=["big"]) as dataset:
-        reader, table = dataset.chunk_reader(), dataset.index.group_of("big")
+        reader, table = dataset.contents.chunks, dataset.contents.index.group_of("big")
         row = int(table.first_chunk[3])
         [page] = reader.pages(reader.chunk_at(SCHEMA["big"].group, row))
     assert slice_frames(SCHEMA["big"]) == 1
@@ -182,9 +182,9 @@ def test_what_fits_is_kept(root: Path) -> None:
             for _ in range(2):
                 storage.reset()
                 check(clips, list(range(len(clips))))
-            reader = dataset.chunk_reader()
+            reader = dataset.contents.chunks
             for name in names:
-                table, group = dataset.index.group_of(name), SCHEMA[name].group
+                table, group = dataset.contents.index.group_of(name), SCHEMA[name].group
                 for row in range(len(table.num_frames)):
                     pages = reader.pages(reader.chunk_at(group, row))
                     [page] = [page for page in pages if page.feature == name]
@@ -222,7 +222,7 @@ def test_a_limit_that_is_none(root: Path) -> None:
 def test_damage_is_named_where_a_clip_has_it_and_nowhere_else(tmp_path: Path) -> None:
     folder = write(tmp_path / "records")
     with seqrecord.open(folder, features=["big"]) as dataset:
-        reader, table = dataset.chunk_reader(), dataset.index.group_of("big")
+        reader, table = dataset.contents.chunks, dataset.contents.index.group_of("big")
         row = int(table.first_chunk[3]) + 1
         [page] = reader.pages(reader.chunk_at(SCHEMA["big"].group, row))
     frame = 10

@@ -123,7 +123,7 @@ def test_rewriting_killed_at_every_other_change(
             clean(url, older_than=0, storage_options=straight)
             assert content(url, straight) == expected
             with seqrecord.open(url, storage_options=straight) as dataset:
-                names = {file.path for file in read_manifest(dataset.storage).record_files}
+                names = {file.path for file in read_manifest(dataset.contents.storage).record_files}
             storage = open_storage(url, straight)
             assert {file.path for file in storage.files("records")} == names
             assert len(names) == 2

@@ -102,7 +102,7 @@ def test_a_frame_without_a_time() -> None:
 
 
 def _bounds(path: Path) -> list[list[int]]:
-    lags = seqrecord.open(path).index.lags
+    lags = seqrecord.open(path).contents.index.lags
     assert lags is not None
     found: npt.NDArray[np.int64] = np.stack(lags.frames_within(np.arange(3), 0, 0.55))
     rows: list[list[int]] = found.tolist()
@@ -122,13 +122,13 @@ def test_the_index_keeps_them(tmp_path: Path) -> None:
                         episode.flush()
     wanted = [[5, 0, 16], [5, 0, 16]]
     assert _bounds(path) == wanted
-    assert len(seqrecord.open(path).manifest.record_files) > 1
-    before = seqrecord.open(path).index.encode()
+    assert len(seqrecord.open(path).contents.manifest.record_files) > 1
+    before = seqrecord.open(path).contents.index.encode()
     for file in (path / "index").glob("*.arrow"):
         file.unlink()
     reindex(path)
     assert _bounds(path) == wanted
-    assert seqrecord.open(path).index.encode() == before
+    assert seqrecord.open(path).contents.index.encode() == before
     assert not seqrecord.verify(path).problems
     merged = tmp_path / "merged"
     merge_datasets([path], merged)

@@ -303,7 +303,7 @@ def test_each_chunk_is_read_once(path: Path, has: Has) -> None:
     used = {key for key, _ in Expected(has, {"say": None}, **options).clips()}
     pipe = SeqRecordPipe(path, **options, batch_size=4, shuffle=False)
     assert len(list(pipe)) > 3
-    index = pipe.dataset.index
+    index = pipe.dataset.contents.index
     chunks = sum(
         int(index.groups[group].num_chunks[index.positions[key]])
         for group in (0, 2)

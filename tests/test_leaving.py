@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from seqrecord import SeqRecordWriter
-from seqrecord.threads import ThreadPool
+from seqrecord.processes.threads import ThreadPool
 from tests.own_threads import own_threads
 from tests.torch_process import run_code
 
@@ -62,7 +62,7 @@ class Slow(LocalStorage):
         super().read_ranges(path, ranges, buffers)
 
 dataset = seqrecord.open(Slow(path))
-held_from = int(dataset.index.groups[0].offset[FREE])  # there is one record file
+held_from = int(dataset.contents.index.groups[0].offset[FREE])  # there is one record file
 pipe = SeqRecordPipe(
     dataset, clip_len=2, shuffle=False, num_threads=NUM_THREADS, batch_size=1
 )

@@ -15,9 +15,9 @@ from tqdm import tqdm
 import seqrecord
 from seqrecord import (
     ClipError,
+    Dataset,
     SeqRecordDataset,
     SeqRecordPipe,
-    SeqRecordReader,
     SeqRecordStream,
     SeqRecordWriter,
 )
@@ -229,11 +229,11 @@ def test_a_progress_bar_of_an_epoch_that_is_resumed(path: Path) -> None:
     assert (bar.n, bar.total) == (15, 15)
 
 
-def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], SeqRecordReader]]:
+def counted(path: Path) -> tuple[CountingStorage, Callable[[list[str]], Dataset]]:
     dataset = seqrecord.open(path)
-    storage = CountingStorage(dataset.storage)
-    return storage, lambda features: SeqRecordReader(
-        storage, dataset.manifest, dataset.index, features=features
+    storage = CountingStorage(dataset.contents.storage)
+    return storage, lambda features: Dataset(
+        storage, dataset.contents.manifest, dataset.contents.index, features=features
     )
 
 
@@ -242,7 +242,7 @@ def test_stats_agree_with_the_storage(path: Path, features: list[str]) -> None:
     storage, opened = counted(path)
     dataset = opened(features)
     pipe = SeqRecordPipe(dataset, clip_len=3, batch_size=4, shuffle=False)
-    index = dataset.index
+    index = dataset.contents.index
     columns = [index.schema.position(name) for name in features]
     used = {
         int(index.groups[0].first_chunk[int(key[4:])]) + (start + i) // 4

@@ -159,9 +159,9 @@ root, what = sys.argv[1:]
 dataset = seqrecord.open(root)
 pipe = seqrecord.SeqRecordPipe(root, clip_len=2, shuffle=False)
 if what == "index":
-    paths = [file.path for file in dataset.manifest.index.values()]
+    paths = [file.path for file in dataset.contents.manifest.index.values()]
 else:
-    paths = [file.path for file in dataset.manifest.record_files]
+    paths = [file.path for file in dataset.contents.manifest.record_files]
 for path in paths:
     os.truncate(os.path.join(root, path), 0)
 for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):

@@ -269,7 +269,7 @@ def test_the_command_for_what_is_stored_otherwise(tmp_path: Path) -> None:
         seqrecord.reindex(made)
 
 
-def everything(dataset: seqrecord.SeqRecordReader) -> dict[str, Any]:
+def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
     """All frames, metadata and rates, by key."""
     return {
         key: (

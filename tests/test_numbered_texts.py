@@ -40,7 +40,7 @@ def with_column(root: Path, name: str, numbers: list[int]) -> None:
     edit_info(root, features={**features, name: number})
 
 
-def texts(dataset: seqrecord.SeqRecordReader, name: str) -> dict[str, list[str]]:
+def texts(dataset: seqrecord.Dataset, name: str) -> dict[str, list[str]]:
     """What each frame of each episode says."""
     return {key: list(episode[:][name]) for key, episode in dataset.episodes.items()}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import ClipError, ClipSpec, SeqRecordReader, SeqRecordWriter
+from seqrecord import ClipError, ClipSpec, Dataset, SeqRecordWriter
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reader(path: Path) -> Iterator[SeqRecordReader]:
+def reader(path: Path) -> Iterator[Dataset]:
     with seqrecord.open(path) as reader:
         yield reader
 
@@ -57,7 +57,7 @@ NAMES = ["summarize", "verify", "view", "export", "SeqRecordStream", "SeqRecordD
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
 def test_a_path_and_an_open_dataset_give_the_same(
-    function: Callable[..., object], path: Path, reader: SeqRecordReader, tmp_path: Path
+    function: Callable[..., object], path: Path, reader: Dataset, tmp_path: Path
 ) -> None:
     expected = function(path, tmp_path)
     assert function(reader, tmp_path) == expected
@@ -66,13 +66,13 @@ def test_a_path_and_an_open_dataset_give_the_same(
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
 def test_options_of_the_storage_beside_an_open_dataset(
-    function: Callable[..., object], reader: SeqRecordReader, tmp_path: Path
+    function: Callable[..., object], reader: Dataset, tmp_path: Path
 ) -> None:
     with pytest.raises(ClipError, match="storage_options does not go with an open dataset"):
         function(reader, tmp_path, storage_options={"deadline": 3})
 
 
-def test_a_summary_of_some_features(path: Path, reader: SeqRecordReader) -> None:
+def test_a_summary_of_some_features(path: Path, reader: Dataset) -> None:
     for dataset in (path, reader):
         summary = seqrecord.summarize(dataset, features=["y"])
         assert [feature.spec.name for feature in summary.features] == ["y"]

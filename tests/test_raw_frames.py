@@ -17,8 +17,8 @@ from seqrecord import FeatureSpec, Schema, SeqRecordWriter, verify
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import slice_frames
 from seqrecord.reading.chunks import Page
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.raw_frames import frame_runs
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
@@ -77,18 +77,18 @@ class Remote(StorageWrapper):
 
 
 @pytest.fixture(params=["local", "remote", "unverified"])
-def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[SeqRecordReader]:
+def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
     storage: Storage = LocalStorage(root)
     storage = CountingStorage(Remote(storage) if request.param == "remote" else storage)
     with seqrecord.open(storage, verify=request.param != "unverified") as dataset:
         yield dataset
 
 
-def pages_of(dataset: SeqRecordReader, number: int = 0) -> dict[str, Page]:
+def pages_of(dataset: Dataset, number: int = 0) -> dict[str, Page]:
     """The pages of an episode's chunks of this number, of all groups."""
-    reader = dataset.chunk_reader()
+    reader = dataset.contents.chunks
     found = {}
-    for group, table in enumerate(dataset.index.groups):
+    for group, table in enumerate(dataset.contents.index.groups):
         chunk = reader.chunk_at(group, int(table.first_chunk[0]) + number)
         found.update({page.feature: page for page in reader.pages(chunk)})
     return found
@@ -96,14 +96,14 @@ def pages_of(dataset: SeqRecordReader, number: int = 0) -> dict[str, Page]:
 
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_rows_are_the_frames(opened: SeqRecordReader, data: st.DataObject) -> None:
+def test_rows_are_the_frames(opened: Dataset, data: st.DataObject) -> None:
     """Any frames in any order, some of them twice; those that lack a feature leave their rows."""
     frames = data.draw(st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=40))
     first, count, step = (data.draw(st.integers(*b)) for b in ((0, 600), (0, 99), (1, 3)))
     frames += [frame for frame in range(first, first + count * step, step) if frame < FRAMES]
     rows = data.draw(st.permutations(range(len(frames))))
-    reader = opened.chunk_reader()
-    for group, table in enumerate(opened.index.groups):
+    reader = opened.contents.chunks
+    for group, table in enumerate(opened.contents.index.groups):
         names = [spec.name for spec in SCHEMA.values() if spec.group == group]
         names = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
         arrays = {
@@ -163,10 +163,10 @@ def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
         assert storage.bytes_read == 8
 
 
-def test_no_frame_is_no_read(opened: SeqRecordReader) -> None:
+def test_no_frame_is_no_read(opened: Dataset) -> None:
     nothing = np.zeros(0, np.int64)
     runs = frame_runs(nothing, nothing, nothing)
-    assert opened.chunk_reader().raw[0].read(runs, {"big": np.zeros((0, 5000), np.uint8)}) == 0
+    assert opened.contents.chunks.raw[0].read(runs, {"big": np.zeros((0, 5000), np.uint8)}) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 99)), max_size=20))

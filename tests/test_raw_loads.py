@@ -70,8 +70,8 @@ def test_any_frames_of_chunks_go_to_any_rows(path: Path, step: int, ring: int) -
         assert isinstance(arena, Arena)
         stats = EngineStats()
         loader = ChunkLoader(dataset, buffers, {group: step}, group, None, 1, stats)
-        reader = dataset.chunk_reader()
-        count = len(dataset.index.groups[group].file)
+        reader = dataset.contents.chunks
+        count = len(dataset.contents.index.groups[group].file)
         frames = 0
         for _ in range(30):
             loads, places, expected = [], [], []
@@ -197,7 +197,7 @@ def test_slices_are_checked(sounds: Path, tmp_path: Path, frame: int, is_wanted:
     shutil.copytree(sounds, path)
     with seqrecord.open(path) as dataset:
         chunk = nth_chunk(dataset, 3, 0)
-        page = next(p for p in dataset.chunk_reader().pages(chunk) if p.feature == "sound")
+        page = next(p for p in dataset.contents.chunks.pages(chunk) if p.feature == "sound")
         file = path / chunk.path
     data = bytearray(file.read_bytes())
     data[page.start + frame * 3200 + 7] ^= 1
@@ -227,8 +227,8 @@ def test_small_raw_chunks_need_no_decoding(path: Path) -> None:
 
 def test_bytes_are_counted_once(path: Path) -> None:
     with seqrecord.open(path, features=FIXED) as dataset:
-        reader = dataset.chunk_reader()
-        rows = range(len(dataset.index.groups[0].file))
+        reader = dataset.contents.chunks
+        rows = range(len(dataset.contents.index.groups[0].file))
         pages = [page for row in rows for page in reader.pages(reader.chunk_at(0, row))]
         frames = int(dataset.num_frames)
     pipe = SeqRecordPipe(path, clip_len=1, batch_size=4, features=["image", "id"], shuffle=False)
@@ -243,7 +243,7 @@ def test_a_damaged_page_is_named(tmp_path: Path, feature: str) -> None:
     path = write_numbered(tmp_path / "records", codecs="raw")
     with seqrecord.open(path) as dataset:
         chunk = nth_chunk(dataset, 3, 2)
-        reader = dataset.chunk_reader()
+        reader = dataset.contents.chunks
         page = next(page for page in reader.pages(chunk) if page.feature == feature)
     file = path / chunk.path
     data = bytearray(file.read_bytes())

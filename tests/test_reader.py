@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord import ClipError, FeatureSpec, NotFoundError, Schema, SeqRecordReader, StorageError
+from seqrecord import ClipError, Dataset, FeatureSpec, NotFoundError, Schema, StorageError
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, SchemaError
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Written]:
 
 
 @pytest.fixture
-def dataset(written: tuple[Path, Written]) -> Iterator[SeqRecordReader]:
+def dataset(written: tuple[Path, Written]) -> Iterator[Dataset]:
     with seqrecord.open(written[0]) as dataset:
         yield dataset
 
@@ -105,9 +105,7 @@ def test_slices_are_those_of_a_list(
                 assert got["photo"].shape == (0, 32, 40, 3)
 
 
-def test_frames_in_any_order_and_twice(
-    dataset: SeqRecordReader, written: tuple[Path, Written]
-) -> None:
+def test_frames_in_any_order_and_twice(dataset: Dataset, written: tuple[Path, Written]) -> None:
     key = "alpha/Easy/P000"
     wanted = [10, 0, 3, 3, 9, 4]
     got = dataset.select(["pose", "range"]).episodes[key].read(wanted)
@@ -123,28 +121,26 @@ def test_frames_in_any_order_and_twice(
 
 
 @pytest.mark.parametrize("frame", [11, -12, 10**30])
-def test_a_frame_outside_is_an_index_error(dataset: SeqRecordReader, frame: int) -> None:
+def test_a_frame_outside_is_an_index_error(dataset: Dataset, frame: int) -> None:
     with pytest.raises(IndexError, match="11 frames"):
         dataset.episodes["alpha/Easy/P000"][frame]
 
 
-def test_numpy_numbers_are_frames(dataset: SeqRecordReader) -> None:
+def test_numpy_numbers_are_frames(dataset: Dataset) -> None:
     episode = dataset.episodes["alpha/Easy/P000"]
     same(episode[np.int64(3)]["pose"], episode[3]["pose"])
     with pytest.raises(TypeError):
         episode["pose"]  # type: ignore[index]
 
 
-def test_a_slice_over_a_missing_feature_says_which(dataset: SeqRecordReader) -> None:
+def test_a_slice_over_a_missing_feature_says_which(dataset: Dataset) -> None:
     with pytest.raises(ClipError, match="flow") as caught:
         dataset.select(["flow"]).episodes["alpha/Easy/P000"][:]
     assert (caught.value.episode, caught.value.frame) == ("alpha/Easy/P000", 10)
     assert len(dataset.select(["flow"]).episodes["alpha/Easy/P000"][:10]["flow"]) == 10
 
 
-def test_which_frames_have_a_feature(
-    dataset: SeqRecordReader, written: tuple[Path, Written]
-) -> None:
+def test_which_frames_have_a_feature(dataset: Dataset, written: tuple[Path, Written]) -> None:
     for key, frames in written[1].items():
         for name in dataset.features:
             got = dataset.episodes[key].present(name)
@@ -157,7 +153,7 @@ def test_which_frames_have_a_feature(
 # The dataset
 
 
-def test_it_tells_what_it_holds(dataset: SeqRecordReader) -> None:
+def test_it_tells_what_it_holds(dataset: Dataset) -> None:
     assert dict(zip(dataset.episodes, map(len, dataset.episodes.values()), strict=True)) == EPISODES
     assert dataset.num_frames == 17
     assert [str(spec) for spec in dataset.features.values()] == [
@@ -230,7 +226,7 @@ def _cells(html: str) -> list[list[str]]:
     return [re.findall(r"<t[dh]>([^<]*)<", row) for row in rows]
 
 
-def test_episodes_are_found(dataset: SeqRecordReader) -> None:
+def test_episodes_are_found(dataset: Dataset) -> None:
     assert dataset.find_episodes(None).tolist() == [0, 1, 2]
     assert dataset.find_episodes("alpha/*").tolist() == [0, 1]
     assert dataset.find_episodes(["beta/Hard/P000", "alpha/Easy/P000"]).tolist() == [0, 2]
@@ -275,10 +271,10 @@ def test_an_append_is_seen_by_the_next_open(tmp_path: Path) -> None:
 # What is read
 
 
-def needed(dataset: SeqRecordReader, key: str, chunks: range) -> int:
+def needed(dataset: Dataset, key: str, chunks: range) -> int:
     """Bytes of the pages of a dataset's features in some chunks of an episode."""
-    reader = dataset.chunk_reader()
-    number = dataset.index.positions[key]
+    reader = dataset.contents.chunks
+    number = dataset.contents.index.positions[key]
     pages = [page for c in chunks for page in reader.pages(nth_chunk(dataset, number, c))]
     return sum(page.stop - page.start for page in pages)
 
@@ -333,7 +329,7 @@ def test_without_verify_only_the_frame_is_read(written: tuple[Path, Written]) ->
 def test_a_flipped_byte_is_an_error_only_where_it_is_read(tmp_path: Path) -> None:
     write_small(tmp_path)
     with seqrecord.open(tmp_path) as dataset:
-        reader = dataset.chunk_reader()
+        reader = dataset.contents.chunks
         chunk = nth_chunk(dataset, 0, 1)
         page = next(page for page in reader.pages(chunk) if page.feature == "pose")
     file = tmp_path / chunk.path
@@ -366,9 +362,7 @@ def test_faults_are_errors_and_never_wrong_data(written: tuple[Path, Written]) -
         seqrecord.open(FaultyStorage(LocalStorage(written[0]), FailAt("read")))
 
 
-def test_many_threads_read_one_dataset(
-    dataset: SeqRecordReader, written: tuple[Path, Written]
-) -> None:
+def test_many_threads_read_one_dataset(dataset: Dataset, written: tuple[Path, Written]) -> None:
     keys = list(written[1])
     barrier = threading.Barrier(6)
 
@@ -486,8 +480,8 @@ def _memory(address: int) -> tuple[str, int]:
     return file, dirty
 
 
-def _mapped(dataset: SeqRecordReader) -> list[tuple[str, int]]:
-    index = dataset.index
+def _mapped(dataset: Dataset) -> list[tuple[str, int]]:
+    index = dataset.contents.index
     arrays: list[npt.NDArray[Any]] = [
         index.groups[0].page_length,
         index.groups[0].page_crc32c,
@@ -500,7 +494,7 @@ def _mapped(dataset: SeqRecordReader) -> list[tuple[str, int]]:
     return [_memory(array.ctypes.data) for array in arrays]
 
 
-def _send_mapped(connection: Any, dataset: SeqRecordReader) -> None:
+def _send_mapped(connection: Any, dataset: Dataset) -> None:
     connection.send(_mapped(dataset))
 
 

@@ -95,7 +95,7 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
     written = write(tmp_path, seed)
     rng = random.Random(seed)
     with seqrecord.open(tmp_path, verify=verified) as dataset:
-        assert len(dataset.index.groups) == 3
+        assert len(dataset.contents.index.groups) == 3
         lacking = {name: set[tuple[int, int]]() for name in SCHEMA}
         for number, (key, frames) in enumerate(written.items()):
             episode = dataset.episodes[key]
@@ -125,7 +125,7 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
             with pytest.raises(IndexError):
                 episode.read([len(frames)])
         for names in (["image"], ["task", "points"], list(SCHEMA)):
-            missing = dataset.select(names).missing_frames()
+            missing = dataset.select(names).contents.missing_frames()
             runs = zip(missing.episode, missing.start, missing.stop, strict=True)
             some = {(int(e), i) for e, start, stop in runs for i in range(start, stop)}
             assert some == set.union(*(lacking[name] for name in names))

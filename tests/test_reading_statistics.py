@@ -10,7 +10,7 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import ClipError
-from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from tests.datasets import EPISODES, small_schema, write_small
 

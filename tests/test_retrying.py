@@ -24,7 +24,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange

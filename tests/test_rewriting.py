@@ -146,14 +146,14 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
     delete_episodes(path, "e0")
     [record, *_] = rewrite_files(path, dry_run=True, least_dead=0.001).rewritten
     with seqrecord.open(path) as reader:
-        group = reader.index.groups[0]
+        group = reader.contents.index.groups[0]
         [number] = [
             i
             for i, f in enumerate(read_manifest(LocalStorage(path)).record_files)
             if f.path == record
         ]
         row = int(np.flatnonzero(group.file == number)[0])
-        offset, key = int(group.offset[row]), str(reader.index.keys[group.episode_of(row)])
+        offset, key = int(group.offset[row]), str(reader.contents.index.keys[group.episode_of(row)])
     data = bytearray((path / record).read_bytes())
     data[offset + 5] ^= 1
     (path / record).write_bytes(data)
@@ -292,14 +292,14 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
 
     def frames() -> dict[str, list[dict[str, Any]]]:
         with seqrecord.open(path) as reader:
-            assert reader.index.lags is not None
+            assert reader.contents.index.lags is not None
             return {
                 key: [
                     {name: np.asarray(item).tolist() for name, item in episode[i].items()}
                     for i in range(len(episode))
                 ]
                 for key, episode in reader.episodes.items()
-            } | {"lags": [{"least": reader.index.lags.least[:, :, 1].tolist()}]}
+            } | {"lags": [{"least": reader.contents.index.lags.least[:, :, 1].tolist()}]}
 
     delete_episodes(path, ["e1", "e4"])
     drop_features(path, ["u", "gone"])

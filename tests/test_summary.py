@@ -57,7 +57,9 @@ def test_counts_and_sizes(tmp_path: Path) -> None:
         assert feature.num_missing == 17 - len(arrays), name
         nbytes = sum(array.nbytes for array in arrays)
         assert feature.raw_bytes == (nbytes if feature.spec.is_fixed else None), name
-        column = dataset.index.groups[0].page_length[:, dataset.index.schema.position(name)]
+        column = dataset.contents.index.groups[0].page_length[
+            :, dataset.contents.index.schema.position(name)
+        ]
         assert feature.stored_bytes == int(column.sum())
     assert summary.raw_bytes is None
     known = [f for f in summary.features if f.raw_bytes is not None]
@@ -169,7 +171,7 @@ def test_an_episode_against_its_frames(tmp_path: Path) -> None:
         assert summary.num_frames == len(frames)
         assert summary.num_chunks == (-(-len(frames) // 4),)
         assert (summary.uid, summary.fps) == (dataset.episodes[key].uid, None)
-        assert summary.num_clips == dataset.clips(spec, [key]).num_clips
+        assert summary.num_clips == dataset.contents.clips(spec, [key]).num_clips
         assert summary.metadata == dataset.episodes[key].metadata
         for feature in summary.features:
             lacking = [i for i, frame in enumerate(frames) if feature.spec.name not in frame]
@@ -179,7 +181,7 @@ def test_an_episode_against_its_frames(tmp_path: Path) -> None:
     whole = summarize(dataset)
     assert sum(s.stored_bytes for s in summaries) == whole.stored_bytes
     files = {path for summary in summaries for path in summary.record_files}
-    assert files == {file.path for file in dataset.manifest.record_files}
+    assert files == {file.path for file in dataset.contents.manifest.record_files}
     assert len(summaries[0].record_files) > 1
 
 

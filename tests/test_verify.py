@@ -41,10 +41,10 @@ def _flip(path: Path, offset: int) -> None:
 def _pages(dataset: Path) -> list[tuple[Path, int, int, str, str]]:
     """File, start, stop, episode and feature of every page that holds anything."""
     opened = seqrecord.open(dataset)
-    reader = opened.chunk_reader()
+    reader = opened.contents.chunks
     found = []
     for number, key in enumerate(opened.episodes):
-        for chunk in range(int(opened.index.groups[0].num_chunks[number])):
+        for chunk in range(int(opened.contents.index.groups[0].num_chunks[number])):
             for page in reader.pages(nth_chunk(opened, number, chunk)):
                 if page.num_present:
                     file = dataset / page.chunk.path
@@ -81,7 +81,7 @@ def test_every_byte_that_is_read_is_checked(tmp_path: Path, thorough: bool) -> N
         read[start:stop] = True
     tables = aligned(max(stop for _, _, stop, *_ in pages))  # of slices
     with seqrecord.open(tmp_path) as opened:
-        [group] = opened.index.groups
+        [group] = opened.contents.index.groups
         chunk = int(group.offset[0]) + int(chunk_bytes(group.page_length[0], group.schema))
     assert tables < chunk
     read[tables:chunk] = True
@@ -270,8 +270,8 @@ def _crc(data: bytes | bytearray) -> int:
 def _loaded(dataset: Path) -> tuple[Index, list[Footer]]:
     """The index, and the footers of the record files in its order."""
     with seqrecord.open(dataset) as opened:
-        paths = [file.path for file in opened.manifest.record_files]
-        return opened.index, [read_footer(LocalStorage(dataset), path) for path in paths]
+        paths = [file.path for file in opened.contents.manifest.record_files]
+        return opened.contents.index, [read_footer(LocalStorage(dataset), path) for path in paths]
 
 
 def _errors(stored: Index, footers: list[Footer]) -> list[FormatError]:

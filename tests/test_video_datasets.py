@@ -88,7 +88,7 @@ def test_arrays_are_encoded(tmp_path: Path, codec: str) -> None:
 
 
 def test_chunks_are_whole_groups(kept: tuple[Path, dict[str, Pixels]]) -> None:
-    index = seqrecord.open(kept[0]).index
+    index = seqrecord.open(kept[0]).contents.index
     assert index.groups[0].num_frames.tolist() == [24, 24, 22, 24, 21, 9]
     assert index.groups[1].num_frames.tolist() == [70, 45, 9]
 
@@ -112,7 +112,7 @@ def test_statistics_of_kept_video_come_from_decoding(
     path, decoded = kept
     dataset = seqrecord.open(path)
     assert list(dataset.statistics) == ["state"]
-    from seqrecord.reading.statistics import compute_statistics
+    from seqrecord.reading.compute_statistics import compute_statistics
 
     found = compute_statistics(dataset)["image"]
     pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
@@ -213,7 +213,7 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     dataset = seqrecord.open(tmp_path)
     assert np.array_equal(dataset.episodes["kept"][:]["image"], moving(12))
     assert np.array_equal(dataset.episodes["arrays"][:]["image"], moving(30))
-    assert dataset.index.groups[0].num_frames.tolist() == [12, 10, 20]
+    assert dataset.contents.index.groups[0].num_frames.tolist() == [12, 10, 20]
 
 
 def test_only_video(tmp_path: Path) -> None:

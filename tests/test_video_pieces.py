@@ -130,7 +130,9 @@ def test_chunks_are_read_and_decoded_once(long: tuple[Path, dict[str, Pixels]]) 
     limit = least_limit(path, **options)
     stats = check(path, decoded, **options, memory_limit=limit)
     assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
-    pages = sum(int(group.page_length.sum()) for group in seqrecord.open(path).index.groups)
+    pages = sum(
+        int(group.page_length.sum()) for group in seqrecord.open(path).contents.index.groups
+    )
     assert stats["bytes_read"] == pages
     assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
 
@@ -148,7 +150,7 @@ def test_a_transform_gets_frames_piece_by_piece(
         stats["video_frames_decoded"] == stats["frames_decoded"] == sum(map(len, decoded.values()))
     )
     assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
-    video, states = seqrecord.open(path).index.groups
+    video, states = seqrecord.open(path).contents.index.groups
     beside = bytes_beside(video, states, states.page_length[:, 0].astype(np.int64))
     assert stats["bytes_read"] == int(video.page_length.sum()) + int(beside.sum())
 
@@ -239,13 +241,13 @@ def test_resume_in_the_middle_of_a_chunk(long: tuple[Path, dict[str, Pixels]]) -
 
 def test_memory_is_counted_for_what_stays_open(long: tuple[Path, dict[str, Pixels]]) -> None:
     dataset = seqrecord.open(long[0])
-    table = dataset.episode_table
+    table = dataset.contents.episode_table
     pieces = in_pieces(table, dataset.features)
     assert isinstance(pieces, EpisodeTable)
     assert table.groups[0].largest.tolist() == [100, 120, 20]
     assert pieces.groups[0].largest.tolist() == [25, 30, 20]
     assert pieces.groups[1].whole is None
-    groups = dataset.index.groups
+    groups = dataset.contents.index.groups
     kept = 30 * open_chunk_bytes(pieces.groups[0], groups[:1], dataset.features)
     assert kept >= int(groups[0].page_length.max()) + 16 * HEIGHT * WIDTH * 3
     assert open_chunk_bytes(table.groups[0], groups[:1], dataset.features) == 0

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 import seqrecord
-from seqrecord import ClipError, NotFoundError, SeqRecordReader, view
+from seqrecord import ClipError, Dataset, NotFoundError, view
 from seqrecord.errors import SchemaError
 from tests.datasets import write_small
 
@@ -290,13 +290,13 @@ def test_the_users_settings_make_no_difference() -> None:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Iterator[SeqRecordReader]:
+def dataset(tmp_path: Path) -> Iterator[Dataset]:
     write_small(tmp_path / "records")
     with seqrecord.open(tmp_path / "records") as opened:
         yield opened
 
 
-def test_a_dataset_s_first_clip(dataset: SeqRecordReader) -> None:
+def test_a_dataset_s_first_clip(dataset: Dataset) -> None:
     figure = view(dataset)
     assert {"alpha/Easy/P000", "frames 0 to 10 of 11", "frame", "0", "10"} <= set(texts(figure))
     # In the order of the schema; of what varies in length a line tells.
@@ -311,7 +311,7 @@ def test_a_dataset_s_first_clip(dataset: SeqRecordReader) -> None:
     np.testing.assert_array_equal(shown(axes_of(figure, "image_left").images[3]), frame)
 
 
-def test_all_ways_to_name_a_clip(dataset: SeqRecordReader) -> None:
+def test_all_ways_to_name_a_clip(dataset: Dataset) -> None:
     key = "alpha/Easy/P001"
     clip: dict[str, Any] = {"clip_len": 2, "dilation": 2, "features": ["step", "image_left"]}
     frames = dataset.episodes[key].read([1, 3], features=["step", "image_left"])
@@ -327,7 +327,7 @@ def test_all_ways_to_name_a_clip(dataset: SeqRecordReader) -> None:
     assert {key, "frames 1 to 3, 2 apart", "1", "3"} <= set(texts(figure))
 
 
-def test_a_clip_of_a_loader(dataset: SeqRecordReader) -> None:
+def test_a_clip_of_a_loader(dataset: Dataset) -> None:
     features = ["image_left", "depth_left", "pose"]
     pipe = seqrecord.SeqRecordPipe(dataset.url, clip_len=3, features=features, shuffle=False)
     clip = next(iter(pipe))
@@ -342,7 +342,7 @@ def test_a_clip_of_a_loader(dataset: SeqRecordReader) -> None:
         view(next(iter(batches)))
 
 
-def test_columns_are_spread_over_the_clip(dataset: SeqRecordReader) -> None:
+def test_columns_are_spread_over_the_clip(dataset: Dataset) -> None:
     figure = view(dataset, max_columns=4, features=["image_left", "step"])
     assert len(axes_of(figure, "image_left").images) == 4
     assert [text for text in texts(figure) if text.isdigit()] == ["0", "3", "7", "10"]
@@ -352,7 +352,7 @@ def test_columns_are_spread_over_the_clip(dataset: SeqRecordReader) -> None:
     assert len(axes_of(narrow, "image").images) == 40
 
 
-def test_a_note_whose_length_happens_not_to_vary(dataset: SeqRecordReader) -> None:
+def test_a_note_whose_length_happens_not_to_vary(dataset: Dataset) -> None:
     """What the frames shown are decides; frames that are not shown may differ."""
     pixels(view(dataset, features=["note"], max_columns=2))
 
@@ -372,7 +372,7 @@ def test_a_note_whose_length_happens_not_to_vary(dataset: SeqRecordReader) -> No
     ],
 )
 def test_clips_that_are_not_there(
-    dataset: SeqRecordReader, arguments: dict[str, Any], message: str
+    dataset: Dataset, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ClipError, match=message):
         view(dataset, **arguments)
@@ -394,7 +394,7 @@ def test_clips_that_are_none(clip: dict[str, Any], arguments: dict[str, Any], me
         view(clip, **arguments)
 
 
-def test_other_mistakes(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_other_mistakes(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="no such feature"):
         view(dataset, features=["nope"])
     with pytest.raises(SchemaError, match="no such feature"):
@@ -408,7 +408,7 @@ def test_other_mistakes(dataset: SeqRecordReader, tmp_path: Path) -> None:
 # Files and notebooks
 
 
-def test_a_figure_is_written_and_shown(dataset: SeqRecordReader, tmp_path: Path) -> None:
+def test_a_figure_is_written_and_shown(dataset: Dataset, tmp_path: Path) -> None:
     figure = view(dataset, "beta/Hard/P000")  # one frame; flow and mask are missing
     assert "frame 0 of 1" in texts(figure)
     figure.savefig(tmp_path / "clip.png")

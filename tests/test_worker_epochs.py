@@ -32,7 +32,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.pipes.worker_epochs import SharedEpochs
-from seqrecord.threads import ThreadPool
+from seqrecord.processes.threads import ThreadPool
 from tests.clip_data import digest, leaves_nothing, names
 from tests.resume_contract import check_resume
 

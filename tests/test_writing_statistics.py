@@ -13,9 +13,9 @@ import seqrecord
 from seqrecord import SeqRecordWriter, convert
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, ConflictError, FormatError, FrameError, NotFoundError
-from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 from tests.datasets import EPISODES, small_frames, write_small
 from tests.made_source import MadeSource
 from tests.tiny import change_manifest
@@ -34,8 +34,8 @@ def computed(folder: Path) -> Statistics:
 
 def file_of(folder: Path) -> Path:
     with seqrecord.open(folder) as reader:
-        assert reader.manifest.statistics is not None
-        return folder / reader.manifest.statistics.path
+        assert reader.contents.manifest.statistics is not None
+        return folder / reader.contents.manifest.statistics.path
 
 
 def write(folder: Path, keys: str, **arguments: Any) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import followed, frame_keys
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 
 __all__ = ["ChosenClips"]
 

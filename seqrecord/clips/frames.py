@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 
 __all__ = [
     "ClipFrames",

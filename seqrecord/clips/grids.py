@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 
 __all__ = [
     "MAX_FRAMES",

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from seqrecord.clips.frames import ClipUse, MissingFrames, Starts, excluded, reach_of, united
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.text import repr_of
 
 __all__ = [

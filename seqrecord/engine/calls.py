@@ -13,8 +13,8 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction
 from seqrecord.engine.crops import Crop
 from seqrecord.errors import ClipError
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, add_place, check_arrays, check_text, named
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
@@ -34,7 +34,7 @@ class ClipFunctions:
     """
 
     functions: tuple[ClipFunction, ...]
-    dataset: SeqRecordReader
+    dataset: Dataset
     names: tuple[str, ...]
     made: Mapping[str, ArraySpec]
 
@@ -42,7 +42,7 @@ class ClipFunctions:
     def of(
         cls,
         functions: tuple[ClipFunction, ...],
-        dataset: SeqRecordReader,
+        dataset: Dataset,
         clip: Mapping[str, Any],
         episode: int,
         start: int,
@@ -80,7 +80,7 @@ class ClipFunctions:
 
     def add_place(self, error: Exception, episode: int, start: int) -> None:
         """Add to an error that is being raised of which clip it is."""
-        key = self.dataset.index.key(episode)
+        key = self.dataset.contents.index.key(episode)
         add_place(error, _WHAT, file=self.dataset.url, episode=key, frame=start)
 
     def _call(self, clip: Any, seed: int) -> dict[str, Any]:

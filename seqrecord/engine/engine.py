@@ -32,14 +32,14 @@ from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameStore, Rings
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
-from seqrecord.forks import at_fork
 from seqrecord.format.index import GroupIndex
+from seqrecord.processes.forks import at_fork
+from seqrecord.processes.threads import start
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, FrameTransform
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
-from seqrecord.threads import start
 
 __all__ = ["Engine", "Execution", "Job", "Resources", "Scheduler", "run_plan"]
 
@@ -62,7 +62,7 @@ class Job:
             arenas.
     """
 
-    dataset: SeqRecordReader
+    dataset: Dataset
     plan: Plan
     clip_frames: ClipFrames
     specs: Mapping[str, ArraySpec]
@@ -119,7 +119,7 @@ class Execution:
         make = HostBuffers if device is None else on_device
         self.buffers: Buffers[Any] = resources.kept.acquire(_needs(job, resources), make)
         self._kept = weakref.ref(resources.kept)
-        stats.watch(job.dataset.storage.counters)
+        stats.watch(job.dataset.contents.storage.counters)
 
     def run(
         self,
@@ -311,15 +311,15 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
     return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
 
 
-def _chunks(dataset: SeqRecordReader) -> dict[int, GroupIndex]:
+def _chunks(dataset: Dataset) -> dict[int, GroupIndex]:
     """The chunk tables of groups of which chunks are read whole."""
-    reader = dataset.chunk_reader()
+    reader = dataset.contents.chunks
     groups = {
         spec.group
         for name, spec in dataset.features.items()
         if not reader.is_local or name not in reader.raw[spec.group].specs
     }
-    return {group: dataset.index.groups[group] for group in groups}
+    return {group: dataset.contents.index.groups[group] for group in groups}
 
 
 def _close(channel: Channel, schedulers: list[Scheduler], patience: float | None) -> None:

@@ -32,6 +32,7 @@ from seqrecord.engine.stores import Load
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
 from seqrecord.reading.chunks import Chunk, Page
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
     ArraySpec,
     FrameTransform,
@@ -41,7 +42,6 @@ from seqrecord.reading.frames import (
     mask_name,
 )
 from seqrecord.reading.raw_frames import frame_runs
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.storage.ranges import check_wanted
 
 __all__ = ["ChunkLoader", "Fetched", "Transform"]
@@ -86,7 +86,7 @@ class ChunkLoader:
 
     def __init__(
         self,
-        dataset: SeqRecordReader,
+        dataset: Dataset,
         buffers: Buffers[Any],
         frame_steps: Mapping[int, int],
         leading: int,
@@ -100,7 +100,7 @@ class ChunkLoader:
         self.in_pieces, self._exact = in_pieces, exact
         self._open: dict[tuple[int, int], tuple[int, Fetched]] = {}  # by group and cursor
         self._dataset = dataset
-        self._reader = reader = dataset.chunk_reader()
+        self._reader = reader = dataset.contents.chunks
         self.is_local = reader.is_local
         self._buffers = buffers
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
@@ -225,7 +225,7 @@ class ChunkLoader:
         rows: IntArray,
     ) -> set[str]:
         """Read frames of raw features straight to their rows; which features these are."""
-        raw, table = self._reader.raw[group], self._dataset.index.groups[group]
+        raw, table = self._reader.raw[group], self._dataset.contents.index.groups[group]
         targets = {name: out[name] for name in raw.specs}
         if not targets:
             return set()
@@ -316,7 +316,7 @@ class ChunkLoader:
         """The chunks of other groups that have these frames of an episode."""
         for group in sorted({spec.group for spec in self._dataset.features.values()}):
             if group != chunk.group:
-                rows = self._dataset.index.groups[group].chunks_of(chunk.episode, frames)
+                rows = self._dataset.contents.index.groups[group].chunks_of(chunk.episode, frames)
                 for row in np.unique(rows).tolist():
                     yield self._reader.chunk_at(group, row, chunk.episode)
 
@@ -456,7 +456,7 @@ class ChunkLoader:
         if transformed is None:
             add_place(error, "a chunk", **place)
         else:
-            place["episode"] = self._dataset.index.key(chunk.episode)
+            place["episode"] = self._dataset.contents.index.key(chunk.episode)
             add_place(error, "frame_transform", **place, frame=transformed)
 
 

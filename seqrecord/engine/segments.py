@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.forks import at_fork
+from seqrecord.processes.forks import at_fork
 
 __all__ = ["Lease", "Segment", "acquire"]
 

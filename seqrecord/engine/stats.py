@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from seqrecord.engine.trace import Trace
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 
 __all__ = ["STAGES", "EngineStats", "Stage", "bottleneck"]
 

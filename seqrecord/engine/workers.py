@@ -30,9 +30,9 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ResourceError
+from seqrecord.processes.threads import ThreadPool, start
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
-from seqrecord.threads import ThreadPool, start
 
 __all__ = ["THREAD_NAME", "Copies", "CopyThreads", "Done", "Loading", "PieceCopies", "WorkerPool"]
 

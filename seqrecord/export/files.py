@@ -30,7 +30,7 @@ from PIL import Image
 
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
+from seqrecord.reading.dataset import Dataset, DatasetLike, opened
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.exported import (
     DESCRIPTION,
@@ -93,9 +93,7 @@ def to_files(
             return sorted([folder / DESCRIPTION, metadata, *written])
 
 
-def _describe(
-    dataset: SeqRecordReader, key: str, frames: Sequence[int] | range | None
-) -> ExportedEpisode:
+def _describe(dataset: Dataset, key: str, frames: Sequence[int] | range | None) -> ExportedEpisode:
     """What goes where. No two places are the same, even where case does not count."""
     episode = dataset.episodes[key]
     chosen = range(len(episode)) if frames is None else frames
@@ -124,13 +122,11 @@ def _describe(
         taken.add(path.casefold())
         plain = replace(spec, codec=(), group=0)
         features.append(ExportedFeature(plain, path, is_array, int(present.sum())))
-    fps = float(dataset.index.fps[dataset.index.positions[key]]) or None
+    fps = float(dataset.contents.index.fps[dataset.contents.index.positions[key]]) or None
     return ExportedEpisode(tuple(numbers.tolist()), tuple(features), fps)
 
 
-def _write(
-    dataset: SeqRecordReader, key: str, folder: Path, described: ExportedEpisode
-) -> Iterator[Path]:
+def _write(dataset: Dataset, key: str, folder: Path, described: ExportedEpisode) -> Iterator[Path]:
     """Walks the chunks of the episode, group by group, and writes what its frames have."""
     features = dataset.features
     paths = {f.spec.name: folder / f.path for f in described.features}

@@ -39,9 +39,9 @@ from seqrecord.export.lerobot_meta import (
     plan_columns,
 )
 from seqrecord.format.video_pages import parse_video_page
+from seqrecord.reading.dataset import Dataset, DatasetLike, opened
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage import local_path
 from seqrecord.writing.dataset_source import DatasetSource
@@ -100,9 +100,7 @@ def to_lerobot(
 
 
 class _Writer:
-    def __init__(
-        self, reader: SeqRecordReader, episodes: Sequence[Episode], fps: float | None
-    ) -> None:
+    def __init__(self, reader: Dataset, episodes: Sequence[Episode], fps: float | None) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
         self._columns = [*plan_columns(reader.features, self._keeps_times())]

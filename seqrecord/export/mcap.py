@@ -24,9 +24,9 @@ import numpy.typing as npt
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export.files import disk_errors
 from seqrecord.lazy import required
+from seqrecord.reading.dataset import DatasetLike, opened
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import DatasetLike, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.mcap import LOG_TIME
 from seqrecord.sources.specs import feature_name
@@ -83,10 +83,11 @@ def to_mcap(
     root = local_path(destination, "destination")
     with opened(dataset, features=features, storage_options=storage_options) as reader:
         names = [
-            str(key) for key in reader.index.keys.take(reader.find_episodes(episodes)).to_pylist()
+            str(key)
+            for key in reader.contents.index.keys.take(reader.find_episodes(episodes)).to_pylist()
         ]
         topics = _topics(reader.features, store.types)
-        stored = reader.manifest.schema.kept.get(LOG_TIME)
+        stored = reader.contents.manifest.schema.kept.get(LOG_TIME)
         clock = reader if stored is None or not _is_clock(stored) else reader.select([LOG_TIME])
         folders = []
         for key in names:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import FormatError
-from seqrecord.forks import cached_property
 from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
@@ -43,6 +42,7 @@ from seqrecord.format.rows import (
     times_schema,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
 
 __all__ = ["BLOCK_PAGES", "NO_SPLIT", "GroupIndex", "Index", "check_text"]

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.reading.reader import DatasetLike
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import repr_of
 
 __all__ = ["init_takes_arguments", "takes_arguments"]

@@ -21,6 +21,7 @@ from seqrecord.engine.calls import text_spec
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.checks import are_names, check, refuse
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
     ArraySpec,
     FrameTransform,
@@ -28,7 +29,6 @@ from seqrecord.reading.frames import (
     apply_transform,
     mask_name,
 )
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-def stored_arrays(dataset: SeqRecordReader, episodes: IntArray) -> dict[str, ArraySpec]:
+def stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
     """Each feature of a frame as it is decoded.
 
     Of a variable shape it has the size of the largest frame of these episodes, which are given by
@@ -54,14 +54,14 @@ def stored_arrays(dataset: SeqRecordReader, episodes: IntArray) -> dict[str, Arr
     """
     found = {}
     for name, spec in dataset.features.items():
-        largest = None if spec.is_fixed else dataset.index.largest_frames(name, episodes)
+        largest = None if spec.is_fixed else dataset.contents.index.largest_frames(name, episodes)
         found[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
     return found
 
 
 def transformed_arrays(
     transform: FrameTransform,
-    dataset: SeqRecordReader,
+    dataset: Dataset,
     key: str,
     frame: int,
     stored: Mapping[str, ArraySpec],
@@ -92,10 +92,10 @@ def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[in
     return list(sizes.values())
 
 
-def groups_of(dataset: SeqRecordReader) -> list[GroupIndex]:
+def groups_of(dataset: Dataset) -> list[GroupIndex]:
     """The groups of the features that a dataset was opened with, by their numbers."""
     numbers = {spec.group for spec in dataset.features.values()}
-    return [dataset.index.groups[number] for number in sorted(numbers)]
+    return [dataset.contents.index.groups[number] for number in sorted(numbers)]
 
 
 def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:

@@ -23,12 +23,12 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, StateError
-from seqrecord.forks import cached_property
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Rest, SourceRest, SourceState, Stages, State
+from seqrecord.processes.forks import cached_property
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,

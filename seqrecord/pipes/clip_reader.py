@@ -34,14 +34,14 @@ from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
-from seqrecord.forks import PerProcess
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import is_small
+from seqrecord.processes.forks import PerProcess
+from seqrecord.processes.threads import ThreadPool
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.reader import SeqRecordReader
-from seqrecord.threads import ThreadPool
 from seqrecord.units import parse_size
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Set:
     `features` are those of a number of `ClipReader.alike`: of these, clips have the same frames.
     """
 
-    dataset: SeqRecordReader
+    dataset: Dataset
     features: Mapping[int, Sequence[str]]
     specs: Mapping[str, ArraySpec]  # of those whose frames go to rows of an arena
     straight: Sequence[str] = ()  # those whose frames go to where the batch has them
@@ -198,7 +198,7 @@ class ClipReader:
     ) -> Iterator[Copy]:
         """Loads that bring frames, by their keys in ascending order, to rows of `target`: one for
         each chunk, or one for all of a group."""
-        selection, grids = self._selection, one.dataset.episode_table.groups
+        selection, grids = self._selection, one.dataset.contents.episode_table.groups
         transform = selection.frame_transform
         loader = ChunkLoader(
             one.dataset,
@@ -275,15 +275,15 @@ def _sets_of(
     return found
 
 
-def _blocks(dataset: SeqRecordReader, keys: IntArray) -> IntArray:
+def _blocks(dataset: Dataset, keys: IntArray) -> IntArray:
     """Keys of all frames of the blocks that have some of these, in ascending order. Chunks of the
     only feature are cut into blocks of whole slices."""
-    [grid], [spec] = dataset.episode_table.groups, dataset.features.values()
+    [grid], [spec] = dataset.contents.episode_table.groups, dataset.features.values()
     length = slice_frames(spec)
     block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length
     episode, frame = split_keys(keys)
     start, stop = grid.bounds(episode, grid.place(episode, frame))
-    stop = np.minimum(stop, dataset.episode_table.num_frames[episode])
+    stop = np.minimum(stop, dataset.contents.episode_table.num_frames[episode])
     first = frame - (frame - start) % block
     keys, some = np.unique(frame_keys(episode, first), return_index=True)
     owner, inside = numbered(np.minimum(block, stop - first)[some])

@@ -25,7 +25,7 @@ from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.format.lags import has_lags, with_lags
 from seqrecord.pipes.checks import are_names, check, check_names, refuse
-from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Window
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
@@ -68,7 +68,7 @@ class SelectedWindows:
         aged: those of which they say how old values are.
     """
 
-    def __init__(self, options: ClipOptions, dataset: SeqRecordReader, selected: IntArray) -> None:
+    def __init__(self, options: ClipOptions, dataset: Dataset, selected: IntArray) -> None:
         self._dataset, self._selected = dataset, selected
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
@@ -117,7 +117,7 @@ class SelectedWindows:
             )
         most = options.last_known if isinstance(options.last_known, Mapping) else {}
         for name in names:
-            missing = dataset.select([name]).missing_frames()
+            missing = dataset.select([name]).contents.missing_frames()
             found[name] = KnownWindow(
                 found.get(name, self._others),
                 missing.taken(np.isin(missing.episode, selected)),
@@ -145,7 +145,7 @@ class SelectedWindows:
         self.frames = self._frames(found)
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
-        return ClipFrames(windows, self._dataset.episode_table.num_frames)
+        return ClipFrames(windows, self._dataset.contents.episode_table.num_frames)
 
     def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
@@ -179,7 +179,7 @@ class SelectedWindows:
         window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
             return window.unknown
-        return self._dataset.select(features).missing_frames()
+        return self._dataset.select(features).contents.missing_frames()
 
     def of_groups(self, stride: int) -> list[Window]:
         """What clips use of each group of features; of one, where frames are transformed."""
@@ -219,7 +219,7 @@ class SelectedWindows:
 
 
 def _by_rate(
-    asked: Mapping[str, Any], dataset: SeqRecordReader, selected: IntArray
+    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
 ) -> tuple[dict[str, Any], IntArray]:
     """Those windows in seconds that are by frames a second: offsets in frames, of each number of
     these, which is a rate; and that of all episodes, int64[E], 0 of those that are not selected.
@@ -230,7 +230,7 @@ def _by_rate(
     near enough to a time, and where episodes have different numbers of frames in a window.
     """
     windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
-    index = dataset.index
+    index = dataset.contents.index
     rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
     if windows and not fps.all():
         row = int(selected[int(np.argmin(fps > 0))])
@@ -261,8 +261,8 @@ class Timeline:
         selected: rows of the selected episodes.
     """
 
-    def __init__(self, dataset: SeqRecordReader, feature: str, selected: IntArray) -> None:
-        schema, lags = dataset.index.schema, dataset.index.lags
+    def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
+        schema, lags = dataset.contents.index.schema, dataset.contents.index.lags
         if (spec := schema.get(feature)) is None:
             raise ClipError(
                 "Seconds are by a feature that is not there",
@@ -280,7 +280,7 @@ class Timeline:
         self._feature = feature
         self._unit = _UNITS[spec.unit]
         self._place = with_lags(schema).index(feature)
-        self._selected = selected[dataset.index.num_frames[selected] > 1]
+        self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
         self._read: dict[int, npt.NDArray[np.float64]] = {}
         self._read_bytes = 0
         assert lags is not None, "an index without the lags of its timestamps"
@@ -319,12 +319,12 @@ class Timeline:
 
     def name(self, episode: int) -> dict[str, str]:
         """See `Clock`."""
-        key = self._dataset.index.key(episode)
+        key = self._dataset.contents.index.key(episode)
         return {"file": self._dataset.url, "episode": key, "feature": self._feature}
 
     def _bounds(self, time: float) -> tuple[int, int]:
         """The least and the greatest offset at which the nearest frame to a time can be."""
-        lags = self._dataset.index.lags
+        lags = self._dataset.contents.index.lags
         if not time or lags is None:
             return 0, 0
         near, far = 0, 1  # of episodes of one frame, which have none at any other time

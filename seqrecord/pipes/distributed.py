@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 
 from seqrecord.errors import ClipError
+from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
-from seqrecord.threads import usable_cores
 
 __all__ = [
     "Ranks",

@@ -15,8 +15,8 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import CropStep, HorizontalFlip
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling.random_order import hash64, key_of
 
 __all__ = ["ClipDraws", "EpisodeFacts", "Facts", "SelectedSteps"]
@@ -37,7 +37,7 @@ class Facts(NamedTuple):
 class EpisodeFacts:
     """The facts of episodes, with these entries of their metadata. Picklable."""
 
-    def __init__(self, dataset: SeqRecordReader, metadata: Sequence[str]) -> None:
+    def __init__(self, dataset: Dataset, metadata: Sequence[str]) -> None:
         self._dataset, self._metadata = dataset, metadata
         self._known: dict[int, Facts] = {}
 
@@ -53,7 +53,7 @@ class EpisodeFacts:
         return np.array([facts.number for facts in self.of(episode)], np.int64) + start
 
     def _find(self, row: int) -> Facts:
-        index, known = self._dataset.index, self._known
+        index, known = self._dataset.contents.index, self._known
         key, entries = index.key(row), index.episode_metadata(row) if self._metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
         metadata = {name: entries.get(name) for name in self._metadata}
@@ -87,7 +87,7 @@ class ClipDraws:
         self,
         steps: tuple[CropStep, ...],
         arrays: Mapping[str, ArraySpec],
-        dataset: SeqRecordReader,
+        dataset: Dataset,
         facts: EpisodeFacts,
         episode: IntArray,
     ) -> None:

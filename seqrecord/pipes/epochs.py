@@ -17,9 +17,9 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
-from seqrecord.forks import PerProcess, at_fork, check_fork
 from seqrecord.pipes.states import BatchSource, Clip, PlanT, Rest, Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
+from seqrecord.processes.forks import PerProcess, at_fork, check_fork
 from seqrecord.sampling import Part
 from seqrecord.units import MOST, check_integer
 

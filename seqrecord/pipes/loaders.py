@@ -30,7 +30,7 @@ from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, PlanT
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader
+from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling import Part, Plan
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Streaming(WithEpochs[Plan]):
         return self._loader.options
 
     @property
-    def dataset(self) -> SeqRecordReader:
+    def dataset(self) -> Dataset:
         """The dataset that the clips come from, with the requested features."""
         return self._loader.selection.dataset
 
@@ -356,7 +356,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         return self._options
 
     @property
-    def dataset(self) -> SeqRecordReader:
+    def dataset(self) -> Dataset:
         """The dataset that the clips come from, with the requested features."""
         return self._selection.dataset
 

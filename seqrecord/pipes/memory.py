@@ -20,12 +20,12 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import say_once
+from seqrecord.processes.machine import local_ranks, usable_memory
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
-from seqrecord.reading.reader import SeqRecordReader
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
-from seqrecord.threads import local_ranks, usable_memory
 from seqrecord.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def settle(
     is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
     frames = [group.max_resident_frames for group in plan.groups]
     memory = fit.memory(frames, fixed=is_fixed and on_host)
-    if in_worker and selection.dataset.chunk_reader().is_local:
+    if in_worker and selection.dataset.contents.chunks.is_local:
         # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
         memory = replace(memory, prefetch=1)
     made = selection.made
@@ -87,9 +87,9 @@ def frames_in_memory(selection: ClipSelection) -> int:
     return int(num_frames.sum()) if are_small and selection.frame_transform is None else 0
 
 
-def is_small(dataset: SeqRecordReader, feature: str) -> bool:
+def is_small(dataset: Dataset, feature: str) -> bool:
     """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
-    reader, group = dataset.chunk_reader(), dataset.features[feature].group
+    reader, group = dataset.contents.chunks, dataset.features[feature].group
     return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
 
 
@@ -174,7 +174,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     which it has yet to need more.
     """
     dataset, episodes, stored = selection.dataset, selection.episodes, selection.stored.values()
-    features, tables, groups = dataset.features, dataset.index.groups, groups_of(dataset)
+    features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
@@ -246,9 +246,9 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     return -(-kept // max(1, int(grid.largest.max(initial=1))))
 
 
-def _is_small(dataset: SeqRecordReader, feature: str) -> bool:
+def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small, and all there."""
-    spec, gaps = dataset.features[feature], dataset.index.group_of(feature).gaps
+    spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
 
 

@@ -21,7 +21,6 @@ from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray, 
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.errors import ClipError, located
-from seqrecord.forks import PerProcess, cached_property
 from seqrecord.pipes.arrays import (
     Ragged,
     bytes_by_group,
@@ -39,8 +38,9 @@ from seqrecord.pipes.collating import SingleClip, batch_memory
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import ClipDraws, EpisodeFacts, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.reading.dataset import DatasetLike, dataset_of
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.reader import DatasetLike, reader_of
 from seqrecord.sampling import Phases
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.text import counted, repr_of
@@ -94,7 +94,7 @@ class ClipSelection:
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
-        self.dataset = reader_of(
+        self.dataset = dataset_of(
             location,
             features=options.features,
             verify=options.verify,
@@ -146,7 +146,7 @@ class ClipSelection:
         self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
         check_tensors(self.arrays)
         nbytes = bytes_by_group(self.stored, self.dataset.features)
-        pieces = in_pieces(self.dataset.episode_table, self.dataset.features)
+        pieces = in_pieces(self.dataset.contents.episode_table, self.dataset.features)
         self.episodes = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is not None:  # needs whole frames: loads of that group bring all
             self.episodes = EpisodeTable(self.episodes.num_frames, (self.episodes.lead,))
@@ -215,7 +215,7 @@ class ClipSelection:
         """The options for another process: a function that chose episodes need not be picklable."""
         if not callable(options.episodes):
             return options
-        keys = self.dataset.index.keys.take(self.selected).to_pylist()
+        keys = self.dataset.contents.index.keys.take(self.selected).to_pylist()
         return replace(options, episodes=keys)
 
     def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
@@ -271,7 +271,7 @@ class ClipSelection:
         The digest is of their keys, lengths, and pages of the requested features. Where they are in
         the dataset does not matter: the order is that of the selection.
         """
-        dataset, rows, index = self.dataset, self.selected, self.dataset.index
+        dataset, rows, index = self.dataset, self.selected, self.dataset.contents.index
         keys = index.keys.take(rows).to_pylist()
         digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
         digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
@@ -284,7 +284,7 @@ class ClipSelection:
                 for table in (group.page_length, group.page_crc32c):
                     digest.update(np.ascontiguousarray(table[chunks][:, columns], "<u4").data)
         for number, name in enumerate(sorted(dataset.features)):
-            gaps = dataset.select([name]).missing_frames()
+            gaps = dataset.select([name]).contents.missing_frames()
             gaps = gaps.taken(np.isin(gaps.episode, rows))
             place = np.searchsorted(rows, gaps.episode)
             for numbers in (np.full(len(gaps), number), place, gaps.start, gaps.stop):
@@ -320,7 +320,7 @@ class ClipSelection:
 
     def _enumerate(self, spec: ClipSpec, uses: _Uses) -> ClipTable:
         """The clips that lack nothing with one of the dilations."""
-        table, pad = self.dataset.episode_table, self.windows.is_padded
+        table, pad = self.dataset.contents.episode_table, self.windows.is_padded
         tables = [
             [enumerate_clips(spec, table, rows, uses=some, pad=pad) for rows, some in use]
             for use in uses
@@ -356,7 +356,7 @@ class ClipSelection:
 
     def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
-        index = self.dataset.index
+        index = self.dataset.contents.index
         listed = read_clip_list(clips, index.keys, index.num_frames, self.windows.reaches)
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
@@ -406,7 +406,7 @@ class ClipSelection:
         for row in self.selected.tolist():
             if not missing:
                 return
-            entries = self.dataset.index.episode_metadata(row)
+            entries = self.dataset.contents.index.episode_metadata(row)
             missing -= entries.keys()
             seen |= entries.keys()
         if missing:

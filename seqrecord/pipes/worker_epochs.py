@@ -25,8 +25,8 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from seqrecord.errors import ClipError
-from seqrecord.forks import PerProcess, at_fork
 from seqrecord.pipes.distributed import find_starting
+from seqrecord.processes.forks import PerProcess, at_fork
 
 __all__ = ["SharedEpochs", "group_given", "own_group"]
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
-from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums, table_bytes
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader
+from seqrecord.processes.forks import cached_property
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached

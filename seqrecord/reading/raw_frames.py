@@ -23,9 +23,9 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.clips.grids import IntArray, followed, numbered
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
-from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, slice_frames
+from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, forget_cached
 from seqrecord.storage.ranges import ByteRange

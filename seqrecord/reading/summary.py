@@ -20,8 +20,8 @@ from seqrecord.clips.tables import ClipSpec
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
+from seqrecord.reading.dataset import Dataset, DatasetLike, opened
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
@@ -89,7 +89,7 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class ClipSummary:
-    """The clips of all episodes, see `seqrecord.clips.tables.ClipTable`. `span` is in frames."""
+    """The clips of all episodes, as loaders have them without padding. `span` is in frames."""
 
     length: int
     stride: int
@@ -212,7 +212,7 @@ def summarize(
     Raises what `seqrecord.open` raises.
     """
     with opened(dataset, features=features, storage_options=storage_options) as reader:
-        index, manifest = reader.index, reader.manifest
+        index, manifest = reader.contents.index, reader.contents.manifest
         fps = index.fps[index.fps > 0]
         return Summary(
             url=reader.url,
@@ -273,8 +273,8 @@ def _feature(index: Index, spec: FeatureSpec) -> FeatureSummary:
     return FeatureSummary(spec, num_frames, num_missing, stored, raw)
 
 
-def _count_clips(dataset: SeqRecordReader, spec: ClipSpec) -> ClipSummary:
-    table = dataset.clips(spec)
+def _count_clips(dataset: Dataset, spec: ClipSpec) -> ClipSummary:
+    table = dataset.contents.clips(spec)
     return ClipSummary(
         *(spec.length, spec.stride, spec.dilation, spec.span),
         num_clips=table.num_clips,
@@ -397,7 +397,7 @@ class EpisodeSummary(_WithFeatures):
 
 
 def summarize_episode(
-    dataset: SeqRecordReader, key: str, *, clip: ClipSpec | None = None
+    dataset: Dataset, key: str, *, clip: ClipSpec | None = None
 ) -> EpisodeSummary:
     """Count an episode's frames, chunks, bytes and, with `clip`, its clips.
 
@@ -405,7 +405,8 @@ def summarize_episode(
     `ClipError` for a key that is not there.
     """
     [number] = dataset.find_episodes([key]).tolist()
-    index, manifest, episode = dataset.index, dataset.manifest, dataset.episodes[key]
+    contents, episode = dataset.contents, dataset.episodes[key]
+    index, manifest = contents.index, contents.manifest
     chunks = {
         group: table.rows_of(number)
         for group, table in enumerate(index.groups)
@@ -427,7 +428,7 @@ def summarize_episode(
         split=None if split == NO_SPLIT else manifest.splits[split],
         num_chunks=tuple(rows.stop - rows.start for rows in chunks.values()),
         record_files=tuple(manifest.record_files[n].path for n in np.unique(files)),
-        num_clips=None if clip is None else dataset.clips(clip, [key]).num_clips,
+        num_clips=None if clip is None else contents.clips(clip, [key]).num_clips,
         features=tuple(features),
         metadata=episode.metadata,
     )
@@ -462,22 +463,25 @@ class EpisodeRow:
 
 
 def list_episodes(
-    dataset: SeqRecordReader, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
+    dataset: Dataset, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
 ) -> Iterator[EpisodeRow]:
     """The selected episodes in the dataset's order, one at a time.
 
-    Clips are counted as in `SeqRecordReader.clips`. Raises `ClipError` where
-    `SeqRecordReader.find_episodes` does.
+    Clips are counted as in `Dataset.clips`. Raises `ClipError` where
+    `Dataset.find_episodes` does.
     """
     return _rows(dataset, *_counts(dataset, episodes, clip))
 
 
 def listing_lines(
-    dataset: SeqRecordReader, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
+    dataset: Dataset, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
 ) -> Iterator[str]:
     """`list_episodes` as lines of an aligned table, with a total at its end."""
     numbers, clips = _counts(dataset, episodes, clip)
-    frames, keys = dataset.index.num_frames[numbers], dataset.index.keys.take(pa.array(numbers))
+    frames, keys = (
+        dataset.contents.index.num_frames[numbers],
+        dataset.contents.index.keys.take(pa.array(numbers)),
+    )
     widths = [
         max(len("episode"), *map(len, keys.to_pylist())),
         max(len("frames"), len(f"{frames.max():,}")),
@@ -500,23 +504,23 @@ def listing_lines(
 
 
 def _counts(
-    dataset: SeqRecordReader, episodes: EpisodeFilter, clip: ClipSpec | None
+    dataset: Dataset, episodes: EpisodeFilter, clip: ClipSpec | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """The numbers of the selected episodes, and how many clips each has, if clips are asked for;
     int64[n]."""
     numbers = dataset.find_episodes(episodes)
     if clip is None:
         return numbers, None
-    table = dataset.clips(clip, episodes)
-    counts = np.zeros(len(dataset.index.num_frames), np.int64)
+    table = dataset.contents.clips(clip, episodes)
+    counts = np.zeros(len(dataset.contents.index.num_frames), np.int64)
     np.add.at(counts, table.episode, table.count)
     return numbers, counts[numbers]
 
 
 def _rows(
-    dataset: SeqRecordReader, numbers: npt.NDArray[np.int64], clips: npt.NDArray[np.int64] | None
+    dataset: Dataset, numbers: npt.NDArray[np.int64], clips: npt.NDArray[np.int64] | None
 ) -> Iterator[EpisodeRow]:
-    index = dataset.index
+    index = dataset.contents.index
     for place, number in enumerate(numbers.tolist()):
         yield EpisodeRow(
             key=index.key(number),

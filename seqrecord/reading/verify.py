@@ -24,8 +24,10 @@ from seqrecord.format.edits import Edits
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
 from seqrecord.format.rows import table_names
+from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.chunks import ChunkReader, Page
+from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.reading.metadata import (
     index_of,
     load_index,
@@ -34,10 +36,8 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
-from seqrecord.reading.reader import DatasetLike, SeqRecordReader, refuse_ignored
 from seqrecord.storage import Storage, open_storage, request_threads
 from seqrecord.text import counted
-from seqrecord.threads import usable_cores
 from seqrecord.units import format_size
 
 __all__ = ["VerifyProgress", "VerifyReport", "verify"]
@@ -107,9 +107,9 @@ def verify(
     Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
     read; what is wrong beyond that is in the report, in an order that does not depend on threads.
     """
-    if isinstance(dataset, SeqRecordReader):
+    if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", storage_options=storage_options)
-        return _verify(dataset.storage, deep, num_threads or usable_cores(), progress)
+        return _verify(dataset.contents.storage, deep, num_threads or usable_cores(), progress)
     with closing(open_storage(dataset, storage_options)) as storage:
         return _verify(storage, deep, num_threads or usable_cores(), progress)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.runs import Part, Window

@@ -28,7 +28,7 @@ from numbers import Rational
 import numpy as np
 
 from seqrecord.clips.tables import IntArray
-from seqrecord.forks import cached_property
+from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.random_order import hash64, key_of
 
 __all__ = ["Shares", "whole_shares"]

@@ -8,17 +8,41 @@ from seqrecord.lazy import lazy
 from seqrecord.sources.base import EpisodeInfo, FoundSource, Source, SourceFormat
 
 if TYPE_CHECKING:
+    from seqrecord.codecs.video.decoding import describe as describe_video
+    from seqrecord.codecs.video.gops import Gop
+    from seqrecord.sources.euroc import Euroc
     from seqrecord.sources.folders import Folders
+    from seqrecord.sources.hdf5 import Hdf5
+    from seqrecord.sources.kitti import Kitti
+    from seqrecord.sources.lerobot import LeRobot
+    from seqrecord.sources.lerobot_videos import DepthScale
+    from seqrecord.sources.mcap import Mcap
     from seqrecord.sources.registry import format_names, open_source
+    from seqrecord.sources.rlds import Rlds
     from seqrecord.sources.tartanair import TartanAir
+    from seqrecord.sources.tum import Tum
+    from seqrecord.sources.videos import Videos
+    from seqrecord.sources.zarr_buffers import ZarrBuffers
 
 __all__ = [
+    "DepthScale",
     "EpisodeInfo",
+    "Euroc",
     "Folders",
     "FoundSource",
+    "Gop",
+    "Hdf5",
+    "Kitti",
+    "LeRobot",
+    "Mcap",
+    "Rlds",
     "Source",
     "SourceFormat",
     "TartanAir",
+    "Tum",
+    "Videos",
+    "ZarrBuffers",
+    "describe_video",
     "format_names",
     "open_source",
 ]
@@ -27,8 +51,20 @@ if not TYPE_CHECKING:
     __getattr__ = lazy(
         __name__,
         {
+            "DepthScale": "lerobot_videos",
+            "Euroc": "euroc",
             "Folders": "folders",
+            "Gop": "seqrecord.codecs.video.gops",
+            "Hdf5": "hdf5",
+            "Kitti": "kitti",
+            "LeRobot": "lerobot",
+            "Mcap": "mcap",
+            "Rlds": "rlds",
             "TartanAir": "tartanair",
+            "Tum": "tum",
+            "Videos": "videos",
+            "ZarrBuffers": "zarr_buffers",
+            "describe_video": "seqrecord.codecs.video.decoding:describe",
             "format_names": "registry",
             "open_source": "registry",
         },

@@ -41,7 +41,7 @@ class Source(Protocol):
     to iterables of `Gop`, packets that are kept as they are. Together the GOPs of a feature show
     `info.num_frames` frames, and `frames` leaves these features out; where there are no others, it
     yields an empty dict for each frame. The schema has such a feature's codec, see
-    `seqrecord.codecs.video.decoding.describe`.
+    `seqrecord.sources.describe_video`.
 
     A source that is a dataset has three more, see `StoredSource`.
 

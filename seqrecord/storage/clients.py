@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seqrecord.errors import AccessError, LocationError
-from seqrecord.forks import PerProcess, at_fork
+from seqrecord.processes.forks import PerProcess, at_fork
 from seqrecord.storage.failures import call
 
 __all__ = ["RUNTIME", "Clients", "Runtime", "redact_logs", "use_obstore"]

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Upload, check_buffers, check_path
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage, find_remote_mount

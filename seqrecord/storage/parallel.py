@@ -11,7 +11,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
+from seqrecord.processes.threads import ThreadPool
 from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.storage.ranges import (
     MAX_GAP,
@@ -22,7 +23,6 @@ from seqrecord.storage.ranges import (
     plan,
     unwanted_if,
 )
-from seqrecord.threads import ThreadPool
 
 __all__ = ["MAX_REQUESTS", "ParallelStorage", "RequestThreads", "map_files", "request_threads"]
 

@@ -21,7 +21,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import (
     MAX_PUT_BYTES,
     Entry,

@@ -20,9 +20,9 @@ from seqrecord.engine.stats import STAGES, Stage, bottleneck
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.reading.reader import DatasetLike
+from seqrecord.processes.machine import usable_cores
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import counted, percent, repr_of
-from seqrecord.threads import usable_cores
 from seqrecord.units import check_integer, format_size
 
 if TYPE_CHECKING:

@@ -10,17 +10,16 @@ from typing import Any, cast
 from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.processes.machine import usable_cores
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.threads import usable_cores
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
-from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
+from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
-from seqrecord.writing.statistics import merged
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -30,6 +29,7 @@ from seqrecord.writing.stored_schema import (
     check_sizes,
     stored_schema,
 )
+from seqrecord.writing.stored_statistics import merged
 
 __all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
 
@@ -107,7 +107,7 @@ def convert(
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
     with given_workers(executor) as runner:
         processes = workers or (runner and runner.count) or usable_cores()
-        target = begin(open_storage(destination, storage_options), mode)
+        target = Destination(open_storage(destination, storage_options), mode)
         try:
             known: Statistics | None = None
             if hasattr(source, "stored"):

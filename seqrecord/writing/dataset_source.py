@@ -20,7 +20,7 @@ from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import parse_json
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.reading.chunks import Chunk, Page
-from seqrecord.reading.reader import SeqRecordReader, open_dataset
+from seqrecord.reading.dataset import Dataset, open_dataset
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
 from seqrecord.statistics.by_feature import Statistics
@@ -55,7 +55,7 @@ class DatasetSource:
     Those named in `decoded` are not passed on as they are encoded.
     """
 
-    reader: SeqRecordReader
+    reader: Dataset
     decoded: frozenset[str] = frozenset()
 
     @property
@@ -86,7 +86,7 @@ class DatasetSource:
         return replace(self, decoded=frozenset(others))
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        index, splits = self.reader.index, self.reader.manifest.splits
+        index, splits = self.reader.contents.index, self.reader.contents.manifest.splits
         return [
             EpisodeInfo(
                 key,
@@ -113,7 +113,7 @@ class DatasetSource:
 
     def pages(self, spec: FeatureSpec, key: str) -> Iterator[PassthroughPage]:
         """The pages of a feature that is video in an episode."""
-        reader = self.reader.chunk_reader()
+        reader = self.reader.contents.chunks
         for chunk in self._chunks(spec.group, key):
             [page] = (page for page in reader.pages(chunk) if page.feature == spec.name)
             [data] = reader.read([page]) if page.num_present else [memoryview(b"")]
@@ -127,7 +127,7 @@ class DatasetSource:
 
         With `frames`, which ascend, only these are looked at.
         """
-        reader = self.reader.chunk_reader()
+        reader = self.reader.contents.chunks
         for chunk in self._chunks(group, key):
             inside: Sequence[int] = range(chunk.num_frames)
             if frames is not None:
@@ -152,13 +152,14 @@ class DatasetSource:
             place = int(page.positions(frame))
             start, stop = PageCodec(spec).blob_range(page.num_present, place, data)
             return EncodedImage(bytes(data[start:stop]))
-        return self.reader.chunk_reader().value_of(page, data, frame)
+        return self.reader.contents.chunks.value_of(page, data, frame)
 
     def _chunks(self, group: int, key: str) -> Iterator[Chunk]:
-        number, table = self.reader.index.positions[key], self.reader.index.groups[group]
+        index = self.reader.contents.index
+        number, table = index.positions[key], index.groups[group]
         first = int(table.first_chunk[number])
         for row in range(first, first + int(table.num_chunks[number])):
-            yield self.reader.chunk_reader().chunk_at(group, row, number)
+            yield self.reader.contents.chunks.chunk_at(group, row, number)
 
 
 def _is_dataset(location: StorageLike, storage_options: Mapping[str, Any] | None) -> bool:

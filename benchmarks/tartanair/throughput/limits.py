@@ -99,14 +99,14 @@ def _window(
 
 
 def _loads(
-    dataset: seqrecord.SeqRecordReader, episodes: Sequence[Arrays]
+    dataset: seqrecord.Dataset, episodes: Sequence[Arrays]
 ) -> Iterator[Callable[[], object]]:
     """What reads a chunk into the arrays of its episode."""
-    reader, keys = dataset.chunk_reader(), list(dataset.episodes)
+    reader, keys = dataset.contents.chunks, list(dataset.episodes)
     for group in sorted({spec.group for spec in dataset.features.values()}):
-        for row in range(len(dataset.index.groups[group].num_frames)):
+        for row in range(len(dataset.contents.index.groups[group].num_frames)):
             chunk = reader.chunk_at(group, row)
-            arrays = episodes[keys.index(dataset.index.key(chunk.episode))]
+            arrays = episodes[keys.index(dataset.contents.index.key(chunk.episode))]
             count = min(chunk.num_frames, min(map(len, arrays.values())) - chunk.first_frame)
             run = FrameRun(row, 0, count, chunk.first_frame)
             names = reader.raw[group].specs

@@ -45,7 +45,7 @@ class Row:
 class Streaming:
     """A loader of ours as something that makes an epoch when called."""
 
-    def __init__(self, loader: Any, datasets: Iterable[seqrecord.SeqRecordReader]) -> None:
+    def __init__(self, loader: Any, datasets: Iterable[seqrecord.Dataset]) -> None:
         self._loader, self._datasets = loader, list(datasets)
 
     def __call__(self) -> Batches:
@@ -56,7 +56,7 @@ class Streaming:
         """Of the last epoch; how much was read and decoded, to what there is in all."""
         stats = self._loader.stats()
         there = sum(
-            int(dataset.index.lengths(name).sum(dtype=np.int64))
+            int(dataset.contents.index.lengths(name).sum(dtype=np.int64))
             for dataset in self._datasets
             for name in dataset.features
         )

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from seqrecord.clips.tables import ClipSpec
+from seqrecord.reading.dataset import Dataset, open_dataset
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import SeqRecordReader, open_dataset
 from seqrecord.reading.summary import (
     EpisodeSummary,
     Summary,
@@ -64,7 +64,7 @@ def info(
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
     with open_dataset(path, features=features, storage_options=storage_options) as dataset:
-        is_key = key is not None and key in dataset.index.positions
+        is_key = key is not None and key in dataset.contents.index.positions
         if episodes or (key is not None and not is_key and set(key) & set("*?[")):
             make_lines = _json_lines if as_json else listing_lines
             for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
@@ -79,7 +79,7 @@ def info(
 
 
 def _json_lines(
-    dataset: SeqRecordReader, episodes: EpisodeFilter, *, clip: ClipSpec | None
+    dataset: Dataset, episodes: EpisodeFilter, *, clip: ClipSpec | None
 ) -> Iterator[str]:
     """A JSON array, made while it is printed: there may be many episodes."""
     before = "["

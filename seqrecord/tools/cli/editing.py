@@ -22,8 +22,8 @@ from seqrecord.edit import (
     values_of_files,
 )
 from seqrecord.edit.features import spec_of_dataset
+from seqrecord.reading.dataset import opened
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import opened
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import common

@@ -10,15 +10,15 @@ import click
 from seqrecord.edit import RewriteProgress, rewrite_files, split_dataset
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit.rewriting import LEAST_DEAD
-from seqrecord.reading.reader import open_dataset
-from seqrecord.reading.statistics import StatisticsProgress, compute_statistics
+from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.statistics.by_feature import num_channels
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, Duration, common, is_given
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
-from seqrecord.writing.statistics import add_statistics
+from seqrecord.writing.stored_statistics import add_statistics
 
 __all__ = ["cache", "clean", "split", "stats"]
 

@@ -16,7 +16,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.text import Text
 from matplotlib.textpath import TextToPath
 
-from seqrecord.forks import PerProcess
+from seqrecord.processes.forks import PerProcess
 
 __all__ = [
     "BACKGROUND",

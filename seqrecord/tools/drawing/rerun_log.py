@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.lazy import required
+from seqrecord.reading.dataset import Dataset, DatasetLike, Episode, opened
 from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.reader import DatasetLike, Episode, SeqRecordReader, opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.tools.drawing.kinds import flow_colours, kind_of
 
@@ -66,7 +66,7 @@ def view_rerun(
         raise ClipError("not a JPEG quality", expected="1 to 95", got=jpeg_quality)
     with opened(data, features=features, storage_options=storage_options) as dataset:
         rows = dataset.find_episodes(episodes)
-        keys = [str(key) for key in dataset.index.keys.take(rows).to_pylist()]
+        keys = [str(key) for key in dataset.contents.index.keys.take(rows).to_pylist()]
         stream = rerun.RecordingStream("seqrecord")
         if save is None:
             rerun.spawn(recording=stream)
@@ -88,7 +88,7 @@ class _Log:
     """Writes episodes to a recording, one after the other."""
 
     def __init__(
-        self, rerun: ModuleType, stream: Any, dataset: SeqRecordReader, jpeg_quality: int | None
+        self, rerun: ModuleType, stream: Any, dataset: Dataset, jpeg_quality: int | None
     ) -> None:
         self._rerun, self._stream, self._dataset = rerun, stream, dataset
         self._jpeg_quality = jpeg_quality

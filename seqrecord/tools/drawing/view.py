@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
-from seqrecord.reading.episode import values_in_order
-from seqrecord.reading.reader import (
+from seqrecord.reading.dataset import (
+    Dataset,
     DatasetLike,
     Episode,
-    SeqRecordReader,
     opened,
     refuse_ignored,
 )
+from seqrecord.reading.episode import values_in_order
 from seqrecord.tools.drawing.kinds import kind_of, kind_of_frames
 from seqrecord.tools.drawing.picture_files import require_matplotlib
 
@@ -83,7 +83,7 @@ def view(
         return _view_episode(_find(dataset, episode), spec, features, max_columns)
 
 
-def _find(dataset: SeqRecordReader, key: str | None) -> Episode:
+def _find(dataset: Dataset, key: str | None) -> Episode:
     key = next(iter(dataset.episodes)) if key is None else key
     dataset.find_episodes([key])
     return dataset.episodes[key]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.statistics import encode_statistics, read_statistics
+from seqrecord.format.statistics_file import encode_statistics, read_statistics
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import Version
@@ -20,7 +20,7 @@ from seqrecord.writing.committing import commit, read_indexed
 from seqrecord.writing.own_files import SmallFiles
 
 if TYPE_CHECKING:
-    from seqrecord.reading.statistics import StatisticsProgress
+    from seqrecord.reading.compute_statistics import StatisticsProgress
 
 __all__ = ["add_statistics", "merged", "statistics_of", "stored_statistics"]
 
@@ -81,12 +81,12 @@ def add_statistics(
     `ConflictError` where a writer commits meanwhile; then nothing was changed.
     """
     # Here, since a writer does without all that reads frames.
-    from seqrecord.reading.reader import SeqRecordReader
-    from seqrecord.reading.statistics import compute_statistics
+    from seqrecord.reading.compute_statistics import compute_statistics
+    from seqrecord.reading.dataset import Dataset
 
     with closing(open_storage(location, storage_options)) as storage:
         base, manifest, index = read_indexed(storage)
-        reader = SeqRecordReader(storage, manifest, index)
+        reader = Dataset(storage, manifest, index)
         statistics = compute_statistics(
             reader, max_frames=max_frames, num_threads=num_threads, progress=progress
         )

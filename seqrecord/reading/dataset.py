@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -20,10 +21,10 @@ from seqrecord.clips.tables import (
     missing_from_bitmaps,
 )
 from seqrecord.errors import ClipError, EpisodeKeyError, SchemaError
-from seqrecord.forks import cached_property
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.statistics import read_statistics
+from seqrecord.format.statistics_file import read_statistics
+from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
@@ -35,20 +36,20 @@ from seqrecord.text import repr_of
 from seqrecord.units import format_size
 
 __all__ = [
+    "Dataset",
     "DatasetLike",
     "Episode",
     "Episodes",
-    "SeqRecordReader",
+    "dataset_of",
     "open_dataset",
     "opened",
-    "reader_of",
     "refuse_ignored",
 ]
 
 _SHOWN_KEYS = 3  # in a notebook
 
-DatasetLike: TypeAlias = "StorageLike | SeqRecordReader"
-"""A dataset: its local path or URL, or a reader from `seqrecord.open`."""
+DatasetLike: TypeAlias = "StorageLike | Dataset"
+"""A dataset: its local path or URL, or one from `seqrecord.open`."""
 
 
 def open_dataset(
@@ -59,7 +60,7 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
-) -> SeqRecordReader:
+) -> Dataset:
     """Open a dataset for reading; `seqrecord.open` is this function.
 
     Reads the manifest and opens the index; record files are opened when their frames are read.
@@ -81,21 +82,21 @@ def open_dataset(
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
         manifest, index = load(storage)
-        return SeqRecordReader(storage, manifest, index, features=features, verify=verify)
+        return Dataset(storage, manifest, index, features=features, verify=verify)
     except BaseException:
         storage.close()
         raise
 
 
-def reader_of(
+def dataset_of(
     dataset: DatasetLike, *, features: Sequence[str] | None = None, **options: Any
-) -> SeqRecordReader:
+) -> Dataset:
     """The reader of a dataset with these features; one that is open is used as it was opened.
 
     `options` are those of `open_dataset`, and `None` for its defaults. Raises `ClipError` for one
     that does not go with an open dataset, and whatever `open_dataset` raises.
     """
-    if isinstance(dataset, SeqRecordReader):
+    if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", **options)
         return dataset if features is None else dataset.select(features)
     given = {name: value for name, value in options.items() if value is not None}
@@ -107,10 +108,10 @@ def opened(
     *,
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[SeqRecordReader]:
-    """`reader_of` for a `with` block, which closes what was opened for it."""
-    reader = reader_of(dataset, features=features, storage_options=storage_options)
-    return nullcontext(reader) if isinstance(dataset, SeqRecordReader) else reader
+) -> AbstractContextManager[Dataset]:
+    """`dataset_of` for a `with` block, which closes what was opened for it."""
+    reader = dataset_of(dataset, features=features, storage_options=storage_options)
+    return nullcontext(reader) if isinstance(dataset, Dataset) else reader
 
 
 def refuse_ignored(beside: str, **arguments: object) -> None:
@@ -120,7 +121,68 @@ def refuse_ignored(beside: str, **arguments: object) -> None:
             raise ClipError(f"{name} does not go with {beside}", expected="None", got=name)
 
 
-class SeqRecordReader:
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What an open dataset consists of, for the rooms of this package.
+
+    `manifest` and `index` are as they were when the dataset was opened; `features` are those that
+    are read, and `verify` says whether pages are checked.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    index: Index
+    features: Schema
+    verify: bool = True
+
+    @cached_property
+    def chunks(self) -> ChunkReader:
+        """Reads the chunks of the features."""
+        paths = [file.path for file in self.manifest.record_files]
+        return ChunkReader(self.storage, paths, self.index, self.features, verify=self.verify)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """As `Dataset.statistics`."""
+        if (file := self.manifest.statistics) is None:
+            return Statistics(0, {}, lacking=self.storage.url)
+        return read_statistics(self.storage, file, self.manifest.schema)
+
+    @cached_property
+    def episode_table(self) -> EpisodeTable:
+        """The integers of the episodes, for clips and plans."""
+        num_frames, grids = self.index.num_frames, []
+        for number in sorted({spec.group for spec in self.features.values()}):
+            table = self.index.groups[number]
+            places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
+            grids.append(ChunkGrid.given(*places, group=number))
+        return EpisodeTable(num_frames, tuple(grids))
+
+    def missing_frames(self) -> MissingFrames:
+        """The frames that lack one of the features."""
+        index, found = self.index, []
+        columns = [index.schema.position(name) for name in self.features]
+        for grid in self.episode_table.groups:
+            gaps = index.groups[grid.group].gaps
+            gaps = gaps[np.isin(gaps["feature"], columns)]
+            chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
+            found.append((chunk, word, gaps["present"]))
+        return missing_from_bitmaps(self.episode_table, found)
+
+    def find_episodes(
+        self, episodes: EpisodeFilter, split: str | None = None
+    ) -> npt.NDArray[np.int64]:
+        """As `Dataset.find_episodes`."""
+        splits, url = self.manifest.splits, self.storage.url
+        return find_episodes(self.index, splits, episodes, split=split, url=url)
+
+    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
+        """All clips of the selected episodes whose frames have all of the features."""
+        selected = self.find_episodes(episodes)
+        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
+
+
+class Dataset:
     """A dataset opened for reading. Safe to use from many threads; cheap to pickle.
 
     It keeps the episodes that it was opened with, whatever a writer appends. A copy in another
@@ -139,27 +201,44 @@ class SeqRecordReader:
         verify: bool = True,
     ) -> None:
         try:
-            self.features: Schema = manifest.schema.select(features)
+            chosen = manifest.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
-        self.storage = storage
-        """Where the dataset lies."""
-        self.url = storage.url
-        """Where that is, without credentials."""
-        self.manifest = manifest
-        """The manifest as it was when the dataset was opened."""
-        self.num_frames = manifest.num_frames
+        self.contents = Contents(storage, manifest, index, chosen, verify)
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies, without credentials."""
+        return self.contents.storage.url
+
+    @property
+    def features(self) -> Schema:
+        """The features that are read: a mapping of names to `FeatureSpec`, with dtype and shape."""
+        return self.contents.features
+
+    @property
+    def schema(self) -> Schema:
+        """All features that are stored, also those that the dataset was not opened with."""
+        return self.contents.manifest.schema
+
+    @property
+    def num_frames(self) -> int:
         """Frames of all episodes."""
-        self.fingerprint = manifest.fingerprint
-        """SHA-256 of the content; equal datasets have the same, however they were written."""
-        self.index = index
-        """The tables of all episodes and chunks."""
-        self._verify = verify
-        paths = [file.path for file in manifest.record_files]
-        self._chunks = ChunkReader(storage, paths, index, self.features, verify=verify)
-        self.episodes = Episodes(index, self._chunks, url=storage.url)
+        return self.contents.manifest.num_frames
+
+    @property
+    def episodes(self) -> Episodes:
+        """The episodes: a mapping of keys to `Episode`, in the order in which they were written."""
+        return Episodes(self.contents)
 
     @cached_property
+    def splits(self) -> dict[str, list[str]]:
+        """The keys of the episodes of each split, in order, by the split's name."""
+        index, names = self.contents.index, self.contents.manifest.splits
+        numbers = {name: np.flatnonzero(index.split == i) for i, name in enumerate(names)}
+        return {name: index.keys.take(rows).to_pylist() for name, rows in numbers.items()}
+
+    @property
     def statistics(self) -> Statistics:
         """Mean, deviation, extremes and quantiles of each feature; empty where nobody kept them.
 
@@ -167,82 +246,55 @@ class SeqRecordReader:
         it should be, and `NotFoundError` where writers have replaced it twice since the dataset was
         opened.
         """
-        if (file := self.manifest.statistics) is None:
-            return Statistics(0, {}, lacking=self.url)
-        return read_statistics(self.storage, file, self.manifest.schema)
+        return self.contents.statistics
 
-    @cached_property
-    def episode_table(self) -> EpisodeTable:
-        """The integers of the episodes, for clips and plans."""
-        num_frames, grids = self.index.num_frames, []
-        for number in sorted({spec.group for spec in self.features.values()}):
-            table = self.index.groups[number]
-            places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
-            grids.append(ChunkGrid.given(*places, group=number))
-        return EpisodeTable(num_frames, tuple(grids))
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content; equal datasets have the same, however they were written."""
+        return self.contents.manifest.fingerprint
 
-    def select(self, features: Sequence[str] | None) -> SeqRecordReader:
+    def select(self, features: Sequence[str] | None) -> Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""
-        of = self.storage, self.manifest, self.index
-        return SeqRecordReader(*of, features=features, verify=self._verify)
-
-    def chunk_reader(self) -> ChunkReader:
-        """Reads the chunks of this dataset's features."""
-        return self._chunks
+        of = self.contents
+        return Dataset(of.storage, of.manifest, of.index, features=features, verify=of.verify)
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
-        """Numbers of the episodes that a filter selects, of a split or of all; in order.
+        """Numbers of the episodes that a filter selects, of a split or of all; in order: int64 [n].
 
         Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
         """
-        return find_episodes(self.index, self.manifest.splits, episodes, split=split, url=self.url)
-
-    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
-        """All clips of the selected episodes whose frames have all of this dataset's features."""
-        selected = self.find_episodes(episodes)
-        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
-
-    def missing_frames(self) -> MissingFrames:
-        """The frames that lack one of this dataset's features."""
-        index, found = self.index, []
-        columns = [index.schema.position(name) for name in self.features]
-        for grid in self.episode_table.groups:
-            gaps = index.groups[grid.group].gaps
-            gaps = gaps[np.isin(gaps["feature"], columns)]
-            chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
-            found.append((chunk, word, gaps["present"]))
-        return missing_from_bitmaps(self.episode_table, found)
+        return self.contents.find_episodes(episodes, split)
 
     def close(self) -> None:
         """Close the dataset's files."""
-        self.storage.close()
+        self.contents.storage.close()
 
-    def __enter__(self) -> SeqRecordReader:
+    def __enter__(self) -> Dataset:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"features": list(self.features), "verify": self._verify}
-        return _reopen, (self.storage, self.manifest, options)
+        of = self.contents
+        return _reopen, (of.storage, of.manifest, list(of.features), of.verify)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
         counts = f"{len(self.episodes)} episodes, {self.num_frames} frames"
-        return f"SeqRecordReader({self.url!r}, {counts}){features}"
+        return f"Dataset({self.url!r}, {counts}){features}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows. Nothing is read for it."""
-        keys = self.index.keys[:_SHOWN_KEYS].to_pylist()
+        keys = self.contents.index.keys[:_SHOWN_KEYS].to_pylist()
         more = ", …" if len(self.episodes) > len(keys) else ""
-        size = sum(file.size for file in self.manifest.record_files)
+        files = self.contents.manifest.record_files
         facts = [
             ("episodes", f"{len(self.episodes):,}: {', '.join(keys)}{more}"),
             ("frames", f"{self.num_frames:,}"),
-            ("record files", f"{len(self.manifest.record_files):,}, {format_size(size)}"),
+            ("record files", f"{len(files):,}, {format_size(sum(file.size for file in files))}"),
         ]
         return html_card(self.url, facts, self.features.values())
 
@@ -250,22 +302,20 @@ class SeqRecordReader:
 class Episodes(Mapping[str, "Episode"]):
     """A dataset's episodes by key, in the order in which they were written."""
 
-    def __init__(self, index: Index, chunks: ChunkReader, *, url: str) -> None:
-        # Not of the dataset, which refers to this: its files are closed as soon as it is dropped.
-        self._index = index
-        self._chunks = chunks
-        self._url = url
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._index = contents.index
 
     def __getitem__(self, key: str) -> Episode:
         position = self._index.positions.get(key)
         if position is None:
             raise EpisodeKeyError(
                 "no episode of this key",
-                file=self._url,
+                file=self._contents.storage.url,
                 expected=f"a key of {shown_keys(self._index)}",
                 got=repr_of(key),
             )
-        return Episode(self._chunks, self._index, position)
+        return Episode(self._contents.chunks, self._index, position)
 
     def __contains__(self, key: object) -> bool:
         return key in self._index.positions
@@ -277,9 +327,9 @@ class Episodes(Mapping[str, "Episode"]):
         return len(self._index.num_frames)
 
     def __repr__(self) -> str:
-        return f"Episodes({len(self)} of {self._url!r})"
+        return f"Episodes({len(self)} of {self._contents.storage.url!r})"
 
 
-def _reopen(storage: Storage, manifest: Manifest, options: dict[str, Any]) -> SeqRecordReader:
+def _reopen(storage: Storage, manifest: Manifest, features: list[str], verify: bool) -> Dataset:
     """A dataset in another process; its index has been verified in the first."""
-    return SeqRecordReader(storage, *load_version(storage, manifest), **options)
+    return Dataset(storage, *load_version(storage, manifest), features=features, verify=verify)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.clips.grids import followed
-from seqrecord.reading.reader import SeqRecordReader
+from seqrecord.processes.machine import usable_cores
+from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import request_threads
-from seqrecord.threads import usable_cores
 from seqrecord.units import check_integer
 
 __all__ = ["StatisticsProgress", "compute_statistics"]
@@ -36,7 +36,7 @@ class StatisticsProgress:
 
 
 def compute_statistics(
-    dataset: SeqRecordReader,
+    dataset: Dataset,
     *,
     max_frames: int | None = None,
     num_threads: int | None = None,
@@ -86,8 +86,8 @@ class _Task(NamedTuple):
     first_span: int  # how many spans of the feature come before it
 
 
-def _tasks(dataset: SeqRecordReader, names: Sequence[str]) -> Iterator[_Task]:
-    lengths = dataset.index.num_frames.astype(np.int64)
+def _tasks(dataset: Dataset, names: Sequence[str]) -> Iterator[_Task]:
+    lengths = dataset.contents.index.num_frames.astype(np.int64)
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
     for name in names:
@@ -98,12 +98,12 @@ def _tasks(dataset: SeqRecordReader, names: Sequence[str]) -> Iterator[_Task]:
             first += int(spans[a:b].sum())
 
 
-def _collect(dataset: SeqRecordReader, step: int, task: _Task) -> tuple[_Task, Statistics]:
+def _collect(dataset: Dataset, step: int, task: _Task) -> tuple[_Task, Statistics]:
     """The statistics of a task, of one of `step` spans."""
     spec, span = dataset.features[task.feature], task.first_span - 1
     collector, length = StatisticsCollector(Schema([spec])), _span_frames(spec)
     for number in task.episodes:
-        episode = dataset.episodes[dataset.index.key(number)]
+        episode = dataset.episodes[dataset.contents.index.key(number)]
         present = episode.present(spec.name)
         collector.begin(episode.key)
         for first in range(0, len(episode), length):

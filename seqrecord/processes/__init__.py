@@ -1,0 +1,1 @@
+"""Threads, forks, and what a process may use of its machine."""

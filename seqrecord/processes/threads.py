@@ -1,0 +1,150 @@
+"""A pool of threads that drops queued tasks when it ends, and never delays the interpreter's exit.
+
+`concurrent.futures` joins the threads of its pools when the interpreter exits. That happens before
+`atexit` functions run, so nobody can cancel queued tasks, and all of them are done first. The
+threads here are daemons. The maker of a pool ends it. A thread that still runs when the main
+thread exits registers with `atexit` to end its pool.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
+
+from seqrecord.errors import ResourceError
+
+__all__ = ["ThreadPool", "check_room", "start"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread; `ResourceError` where the system lets none start."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ResourceError(
+            f"no thread can be started: {error}",
+            expected="a limit of processes and threads (ulimit -u, pids.max of a container) that "
+            "leaves room for some more",
+            got=f"{threading.active_count()} threads in this process",
+        ) from error
+
+
+def check_room(count: int) -> None:
+    """Raise `ResourceError` unless the system lets so many threads start: for what hangs without.
+
+    They end before this returns.
+    """
+    over = threading.Event()
+    started = []
+    try:
+        for _ in range(count):
+            start(thread := threading.Thread(target=over.wait, daemon=True))
+            started.append(thread)
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+
+
+class ThreadPool(Executor):
+    """At most `count` threads, started as they are needed, whose names begin with `name`.
+
+    Where the system lets fewer start, these do the tasks, and `submit` does them where it lets none
+    start. Leaving the `with` block drops what has not begun, and waits for what has.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._queue: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Have `fn` called; raises `RuntimeError` after `shutdown`."""
+        future: Future[_T] = Future()
+        task = _Task(future, fn, args, kwargs)
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the pool has ended")
+            # First, or a thread that starts would count as idle beside its own task.
+            self._queue.put(task)
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
+                self._start_one()
+            if self._threads:
+                return future
+            self._queue.get_nowait()  # the same task: nobody else takes any
+        task.do()
+        return future
+
+    def _start_one(self) -> None:
+        """One thread more, if the system lets one start."""
+        arguments, name = (self._queue, self._idle), f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+        with suppress(ResourceError):
+            start(thread)
+            self._threads.append(thread)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads, after what is queued or, with `cancel_futures`, without it."""
+        with self._lock:
+            self._is_closed = True
+            while cancel_futures:
+                try:
+                    task = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if task is not None:
+                    task.future.cancel()
+            for _ in self._threads:
+                self._queue.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown(cancel_futures=True)
+
+
+class _Task:
+    def __init__(
+        self,
+        future: Future[Any],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.future = future
+        self._function, self._args, self._kwargs = function, args, kwargs
+
+    def do(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._function(*self._args, **self._kwargs)
+        except BaseException as error:
+            self.future.set_exception(error)
+            del self  # the error's traceback refers to this frame
+        else:
+            self.future.set_result(result)
+
+
+def _work(tasks: queue.SimpleQueue[_Task | None], idle: threading.Semaphore) -> None:
+    while True:
+        try:
+            task = tasks.get_nowait()
+        except queue.Empty:
+            idle.release()
+            task = tasks.get()
+        if task is None:
+            return
+        task.do()
+        del task

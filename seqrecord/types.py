@@ -1,0 +1,77 @@
+"""Types of what this package takes and gives: for annotations, and for what is not made by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqrecord.lazy import lazy
+
+if TYPE_CHECKING:
+    from seqrecord.clips.transforms import ClipFunction, ClipTransform
+    from seqrecord.pipes.options import ClipOptions
+    from seqrecord.reading.compute_statistics import StatisticsProgress
+    from seqrecord.reading.dataset import DatasetLike
+    from seqrecord.reading.filters import EpisodeFacts, EpisodeFilter
+    from seqrecord.reading.frames import FrameTransform
+    from seqrecord.reading.summary import ClipSummary, FeatureSummary, GroupSummary, Summary
+    from seqrecord.reading.verify import VerifyProgress, VerifyReport
+    from seqrecord.tools.bench import BenchReport, StepTimes
+    from seqrecord.writing.convert import ConvertReport
+    from seqrecord.writing.convert_jobs import BadEpisode
+    from seqrecord.writing.convert_workers import Progress
+    from seqrecord.writing.recorder import RecorderStats, RecordingEpisode
+    from seqrecord.writing.writer import EpisodeWriter
+
+__all__ = [
+    "BadEpisode",
+    "BenchReport",
+    "ClipFunction",
+    "ClipOptions",
+    "ClipSummary",
+    "ClipTransform",
+    "ConvertReport",
+    "DatasetLike",
+    "EpisodeFacts",
+    "EpisodeFilter",
+    "EpisodeWriter",
+    "FeatureSummary",
+    "FrameTransform",
+    "GroupSummary",
+    "Progress",
+    "RecorderStats",
+    "RecordingEpisode",
+    "StatisticsProgress",
+    "StepTimes",
+    "Summary",
+    "VerifyProgress",
+    "VerifyReport",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "BadEpisode": "seqrecord.writing.convert_jobs",
+            "BenchReport": "seqrecord.tools.bench",
+            "ClipFunction": "seqrecord.clips.transforms",
+            "ClipOptions": "seqrecord.pipes.options",
+            "ClipSummary": "seqrecord.reading.summary",
+            "ClipTransform": "seqrecord.clips.transforms",
+            "ConvertReport": "seqrecord.writing.convert",
+            "DatasetLike": "seqrecord.reading.dataset",
+            "EpisodeFacts": "seqrecord.reading.filters",
+            "EpisodeFilter": "seqrecord.reading.filters",
+            "EpisodeWriter": "seqrecord.writing.writer",
+            "FeatureSummary": "seqrecord.reading.summary",
+            "FrameTransform": "seqrecord.reading.frames",
+            "GroupSummary": "seqrecord.reading.summary",
+            "Progress": "seqrecord.writing.convert_workers",
+            "RecorderStats": "seqrecord.writing.recorder",
+            "RecordingEpisode": "seqrecord.writing.recorder",
+            "StatisticsProgress": "seqrecord.reading.compute_statistics",
+            "StepTimes": "seqrecord.tools.bench",
+            "Summary": "seqrecord.reading.summary",
+            "VerifyProgress": "seqrecord.reading.verify",
+            "VerifyReport": "seqrecord.reading.verify",
+        },
+    )
