@@ -674,7 +674,7 @@ _MANIFEST = [
     Case("record file id", _entry(file_id="x"), "bad file_id"),
     Case("record file has another key", _entry(x=1), "right keys"),
     Case("record file is no object", _manifest(lambda v: v.update(record_files=[1]))),
-    Case("no record file", _manifest(lambda v: v.update(record_files=[])), "bad record_files"),
+    Case("no record file", _manifest(lambda v: v.update(record_files=[])), "bad record"),
     Case(
         "record file listed twice",
         _manifest(lambda v: v.update(record_files=v["record_files"] * 2)),
