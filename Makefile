@@ -10,7 +10,7 @@ SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LOWEST := build/lowest
 OWN := layers or docs or messages or code_lines or mutation or interleaved or kill or power_loss or two_writers or leaving or stopping \
-	or hostile or fuzz or mix or subclasses or executors or engine_groups or disjoint or leftovers or rewriting \
+	or hostile or fuzz or mix or subclasses or leftovers or rewriting \
 	or merge or put or retrying or sequences or compare or benchmark
 
 .PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-lowest test-all mutants docs check format clean
