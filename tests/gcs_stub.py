@@ -13,14 +13,13 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.local_server import LocalServer
+from tests.local_server import Handler, LocalServer
 
 __all__ = ["GcsStub"]
 
@@ -135,17 +134,12 @@ class GcsStub(LocalServer):
         return self.buckets[bucket]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: GcsStub
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     wbufsize = -1
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def serve(self) -> None:
+        body = self.body()
         parts = urlsplit(self.path)
         query = {
             name: values[0]
@@ -161,12 +155,10 @@ class _Handler(BaseHTTPRequestHandler):
         except _Refusal as refusal:
             self._error(refusal.status, refusal.code)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - looked up by name
-
     def _xml(self, bucket: str, name: str, query: dict[str, str], body: bytes) -> None:
         upload = query.get("uploadId")
         if not name:
-            self._send(200, self._list(bucket, query))
+            self.send(200, self._list(bucket, query))
         elif self.command in ("GET", "HEAD"):
             self._media(self.server.find(bucket, name))
         elif self.command == "DELETE":
@@ -174,13 +166,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.remove(bucket, name)
             else:
                 self.server.abort(upload)
-            self._send(204, b"")
+            self.send(204, b"")
         elif self.command == "PUT" and upload is not None:
             self.server.parts(upload)[int(query["partNumber"])] = body
-            self._send(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+            self.send(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
         elif self.command == "PUT":
             condition = self.headers.get("x-goog-if-generation-match")
-            self._send(200, b"", _named(self.server.put(bucket, name, body, condition=condition)))
+            self.send(200, b"", _named(self.server.put(bucket, name, body, condition=condition)))
         elif upload is None:
             upload = self.server.begin(bucket, name)
             self._answer("InitiateMultipartUploadResult", UploadId=upload, Bucket=bucket, Key=name)
@@ -221,33 +213,16 @@ class _Handler(BaseHTTPRequestHandler):
         data, headers = found.data, _named(found)
         if self.headers.get("If-Match", found.tag) != found.tag:
             raise _Refusal(412, "PreconditionFailed")
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked is None:
-            self._send(200, data, headers)
-            return
-        start, stop = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
-        if start >= len(data):
-            raise _Refusal(416, "InvalidRange")
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        self._send(206, data[start:stop], headers)
+        self.send_range(data, headers)
 
-    def _answer(self, kind: str, headers: dict[str, str] | None = None, **values: str) -> None:
+    def _answer(self, kind: str, headers: Mapping[str, str] = {}, **values: str) -> None:
         inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in values.items())
-        self._send(200, f"<?xml version='1.0'?><{kind}>{inner}</{kind}>".encode(), headers)
+        self.send(200, f"<?xml version='1.0'?><{kind}>{inner}</{kind}>".encode(), headers)
 
     def _error(self, status: int, code: str) -> None:
         text = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code></Error>"
         headers = {"Content-Type": "application/xml; charset=UTF-8"}
-        self._send(status, text.encode(), headers)
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-        self.wfile.flush()
+        self.send(status, text.encode(), headers)
 
 
 def _named(found: _Object) -> dict[str, str]:

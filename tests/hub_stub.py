@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.local_server import LocalServer
+from tests.local_server import Handler, LocalServer
 
 __all__ = ["HubStub"]
 
@@ -31,33 +31,25 @@ class HubStub(LocalServer):
         return f"http://{self.host}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: HubStub
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._serve()
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
+    def _paths(self) -> None:
         """What huggingface_hub before 1 asks of a path."""
         path, repo = unquote(urlsplit(self.path).path), self.server.repo
-        asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        asked = parse_qs(self.body().decode())
         if path != f"/api/datasets/{repo}/paths-info/main":
-            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+            self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
             return
         found = (self.server.folder / each for each in asked["paths"])
         self._json([self._about(item) for item in found if item.exists()])
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         path, repo, token = unquote(urlsplit(self.path).path), self.server.repo, self.server.token
         if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
-            self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
+            self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
+        elif self.command == "POST":
+            self._paths()
         elif re.fullmatch(rf"/api/datasets/{repo}(/revision/main)?", path):
             self._json({"id": repo, "sha": "0" * 40, "siblings": []})
         elif found := re.fullmatch(rf"/api/datasets/{repo}/tree/main/?(.*)", path):
@@ -65,12 +57,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif found := re.fullmatch(rf"/datasets/{repo}/resolve/main/(.+)", path):
             self._file(self.server.folder / found[1])
         else:
-            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
+            self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
     def _tree(self, path: str) -> None:
         folder = self.server.folder / path
         if not folder.is_dir():
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         self._json([self._about(item) for item in sorted(folder.iterdir())])
 
@@ -84,31 +76,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, file: Path) -> None:
         if not file.is_file():
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         if self.server.busy > 0:
             self.server.busy -= 1
-            self._send(503, b"", {})
+            self.send(503)
             return
-        data = file.read_bytes()
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked is None:
-            self._send(200, data, {})
-        elif int(asked[1]) >= len(data):
-            self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-        else:
-            start, stop = int(asked[1]), min(int(asked[2]) + 1, len(data))
-            headers = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
-            self.server.sent += stop - start
-            self._send(206, data[start:stop], headers)
+        self.send_range(file.read_bytes())
+
+    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+        self.server.sent += len(body) if (self.command, status) == ("GET", 206) else 0
+        super().send(status, body, headers)
 
     def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

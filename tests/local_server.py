@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import socketserver
 import struct
 import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-__all__ = ["LocalServer", "read_head", "reset"]
+__all__ = ["Handler", "LocalServer", "read_head", "reset"]
 
 
 class LocalServer(socketserver.ThreadingTCPServer):
@@ -57,6 +60,49 @@ class LocalServer(socketserver.ThreadingTCPServer):
         with self._guard:
             self._connections.discard(request)
         super().shutdown_request(request)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Speaks HTTP/1.1 and logs nothing; `serve` answers a request of any method."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def serve(self) -> None:
+        raise NotImplementedError
+
+    def _serve(self) -> None:
+        self.serve()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - looked up by name
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.wfile.flush()
+
+    def send_range(self, data: bytes, headers: Mapping[str, str] = {}) -> None:
+        """The range that is asked for, or all."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked is None:
+            self.send(200, data, headers)
+            return
+        start, stop = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
+        if start >= len(data):
+            self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            return
+        found = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+        self.send(206, data[start:stop], {**headers, **found})
 
 
 def read_head(connection: socket.socket) -> tuple[str, bytes]:

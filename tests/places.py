@@ -13,7 +13,7 @@ import pytest
 from seqrecord.storage import Storage, StorageWrapper, open_storage
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.storage.spooled import UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.gcs_stub import GcsStub
 from tests.services import Azurite, Moto
@@ -68,20 +68,16 @@ class Place:
 def hastened(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
     """The storage, which from now on waits little and divides what has few bytes.
 
-    What fails is tried again soon, and checkpoints are kept at once. From 2 MiB on, a sixteenth of
-    what is usual, files are sent while they are written; pieces have 320 KiB.
+    What fails is tried again soon, and checkpoints are kept at once. Parts and pieces are a
+    sixteenth of what is usual.
     """
-    sizes = {"part_bytes": 8 << 16, "send_from_bytes": 32 << 16}
-    inner = storage
-    while isinstance(inner, StorageWrapper):
-        if isinstance(inner, RetryingStorage):
-            inner.retrier.first_wait = 0.01
-        inner = inner.inner
-    if isinstance(inner, WholeFileStorage):
-        inner.retrier.first_wait = 0.01
-        inner.timing = UploadTiming(0.0, leave_seconds=leave_seconds, **sizes)
-    if isinstance(inner, ObjectStorage):
-        inner.piece_bytes = 5 << 16
+    for each in _layers(storage):
+        if isinstance(each, (RetryingStorage, WholeFileStorage)):
+            each.retrier.first_wait = 0.01
+        if isinstance(each, WholeFileStorage):
+            each.timing = UploadTiming(0.0, 8 << 16, leave_seconds=leave_seconds)
+        if isinstance(each, ObjectStorage):
+            each.piece_bytes = 5 << 16
     return storage
 
 
@@ -91,12 +87,17 @@ def giving_up(storage: Storage, seconds: float) -> Storage:
     Its attempts still take the time that they need: they have a quarter of the `deadline` that it
     was opened with, and on a busy machine a short one ends them all before any is answered.
     """
-    inner = storage
-    while isinstance(inner, StorageWrapper):
-        if isinstance(inner, RetryingStorage):
-            inner.retrier.deadline = seconds
-        inner = inner.inner
+    for each in _layers(storage):
+        if isinstance(each, (RetryingStorage, WholeFileStorage)):
+            each.retrier.deadline = seconds
     return storage
+
+
+def _layers(storage: Storage) -> Iterator[Storage]:
+    yield storage
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+        yield storage
 
 
 @contextmanager

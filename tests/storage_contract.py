@@ -22,7 +22,7 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.spooled import UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.services.process import wait_for
 
@@ -362,7 +362,8 @@ class StorageContract(ReadContract):
 
     def test_files_of_a_folder_are_listed_in_order(self, storage: Storage) -> None:
         before = time.time()
-        for i, name in enumerate(("records/b", "records/a", "records/sub/c", "other/d", "e")):
+        paths = ("records/b", "records/a", "records/sub/c", "records/.hidden", "other/d", "e")
+        for i, name in enumerate(paths):
             put(storage, name, b"x" * i)
         found = storage.files("records")
         assert [(file.path, file.size) for file in found] == [("records/a", 1), ("records/b", 0)]

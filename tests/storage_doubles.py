@@ -27,7 +27,6 @@ __all__ = [
     "LosesAnswer",
     "Operation",
     "Slow",
-    "Throttled",
 ]
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
@@ -144,7 +143,7 @@ class FaultyStorage(StorageWrapper):
 
     def create(self, path: str) -> Upload:
         self.ask("create", path)
-        return _FaultyUpload(self, super().create(path))
+        return _SteppedUpload(super().create(path), self.ask)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         self.ask("put", path)
@@ -162,17 +161,18 @@ class FaultyStorage(StorageWrapper):
         super().remove(path)
 
 
-class _FaultyUpload:
-    def __init__(self, storage: FaultyStorage, inner: Upload) -> None:
-        self._storage = storage
-        self._inner = inner
+class _SteppedUpload:
+    """Calls `step` with the name of each operation before it is done."""
+
+    def __init__(self, inner: Upload, step: Callable[[Operation, str], object]) -> None:
+        self._inner, self._step = inner, step
 
     @property
     def path(self) -> str:
         return self._inner.path
 
     def write(self, data: Buffer) -> None:
-        self._storage.ask("write", self.path)
+        self._step("write", self.path)
         self._inner.write(data)
 
     def tell(self) -> int:
@@ -189,7 +189,7 @@ class _FaultyUpload:
         self._inner.rewind(offset)
 
     def commit(self) -> None:
-        self._storage.ask("commit", self.path)
+        self._step("commit", self.path)
         self._inner.commit()
 
     def abort(self) -> None:
@@ -265,43 +265,16 @@ class Between(StorageWrapper):
 
     def create(self, path: str) -> Upload:
         self.step()
-        return _StepwiseUpload(self, super().create(path))
+
+        def step(operation: Operation, _: str) -> None:
+            if operation == "commit":
+                self.step()
+
+        return _SteppedUpload(super().create(path), step)
 
     def remove(self, path: str) -> None:
         self.step()
         super().remove(path)
-
-
-class _StepwiseUpload:
-    def __init__(self, storage: Between, inner: Upload) -> None:
-        self._storage, self._inner = storage, inner
-
-    @property
-    def path(self) -> str:
-        return self._inner.path
-
-    def write(self, data: Buffer) -> None:
-        self._inner.write(data)
-
-    def tell(self) -> int:
-        return self._inner.tell()
-
-    def checkpoint(self, note: bytes) -> None:
-        self._inner.checkpoint(note)
-
-    @property
-    def is_durable(self) -> bool:
-        return self._inner.is_durable
-
-    def rewind(self, offset: int) -> None:
-        self._inner.rewind(offset)
-
-    def commit(self) -> None:
-        self._storage.step()
-        self._inner.commit()
-
-    def abort(self) -> None:
-        self._inner.abort()
 
 
 class LosesAnswer(StorageWrapper):
@@ -438,42 +411,3 @@ class Slow:
     def __call__(self, operation: Operation, path: str, number: int) -> None:
         if operation in self._operations:
             time.sleep(self._seconds)
-
-
-class Throttled(StorageWrapper):
-    """As far away as a cloud: each request takes `latency` seconds, then as long as its bytes do.
-
-    A call of `read_ranges` is one request, whose bytes come at `bytes_per_second` at most. Requests
-    at the same time don't slow each other, so what takes many streams gets many times the rate.
-    """
-
-    def __init__(self, inner: Storage, *, latency: float, bytes_per_second: float) -> None:
-        super().__init__(inner)
-        self._latency, self._rate = latency, bytes_per_second
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_throttled, (self.inner, self._latency, self._rate)
-
-    def size(self, path: str) -> int:
-        time.sleep(self._latency)
-        return super().size(path)
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        nbytes = sum(item.length for item in ranges)
-        due = time.monotonic() + self._latency + nbytes / self._rate
-        super().read_ranges(path, ranges, buffers)
-        time.sleep(max(0.0, due - time.monotonic()))
-
-    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        time.sleep(self._latency)
-        return super().read_whole(path, limit)
-
-    def files(self, folder: str) -> list[FileInfo]:
-        time.sleep(self._latency)
-        return super().files(folder)
-
-
-def _rebuild_throttled(inner: Storage, latency: float, rate: float) -> Throttled:
-    return Throttled(inner, latency=latency, bytes_per_second=rate)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError
@@ -22,7 +19,7 @@ from tests.blobfile_pool import pool_to
 from tests.datasets import SmallFrame, small_frames, small_schema, write_small
 from tests.made_source import MadeSource
 from tests.services import Azurite
-from tests.test_cli import ENVIRONMENT, fail, run
+from tests.test_cli import fail, run
 from tests.trees import make_frames, write_v1
 
 FEATURES = ["image_left", "depth_left", "pose"]
@@ -97,31 +94,6 @@ def test_a_pipe_gives_the_same_clips(
     _assert_same([{**clip} for clip in _clips(url, storage_options=options)], local)
 
 
-def test_pipes_in_worker_processes(place: Place) -> None:
-    def batches(location: Any, **more: Any) -> list[dict[str, Any]]:
-        pipe = seqrecord.SeqRecordStream(
-            location, clip_len=3, seed=5, features=FEATURES, batch_size=2, **more
-        )
-        return list(DataLoader(pipe, batch_size=None, num_workers=2))
-
-    remote = batches(place.url, storage_options=place.options)
-    _assert_same(remote, batches(place.local))
-
-
-def test_an_epoch_is_resumed(place: Place) -> None:
-    def pipe() -> seqrecord.SeqRecordStream:
-        return seqrecord.SeqRecordStream(
-            place.url, clip_len=3, seed=5, features=FEATURES, storage_options=place.options
-        )
-
-    whole = [{**clip} for clip in pipe()]
-    first, rest = pipe(), pipe()
-    clips = iter(first)
-    begun = [{**next(clips)} for _ in range(4)]
-    rest.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    _assert_same(begun + [{**clip} for clip in rest], whole)
-
-
 def test_random_access(place: Place) -> None:
     with seqrecord.open(place.url, storage_options=place.options) as dataset:
         assert dataset.url == place.url
@@ -180,13 +152,6 @@ def test_converted_appended_verified_reindexed(empty: Place, tmp_path: Path) -> 
     assert seqrecord.verify(empty.url, **options).ok
 
 
-def test_bench(place: Place) -> None:
-    report = seqrecord.bench(
-        place.url, clip_len=3, batch_size=2, max_batches=3, storage_options=place.options
-    )
-    assert place.url in str(report)
-
-
 def test_commands(place: Place, tmp_path: Path) -> None:
     at = [place.url, *place.words]
     information = json.loads(run("info", *at, "--json", "--clip-len", 3).stdout)
@@ -211,18 +176,6 @@ def test_the_write_command(empty: Place, tmp_path: Path) -> None:
     run("reindex", empty.url, *empty.words)
     with seqrecord.open(empty.url, storage_options=empty.options) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
-
-
-def test_the_program_on_its_own(place: Place) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "seqrecord", "verify", place.url, *place.words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "no problem found" in done.stdout
 
 
 def test_nothing_there(empty: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable
@@ -9,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 
-import seqrecord
 from seqrecord import SeqRecordWriter, convert
 from seqrecord.edit import clean
-from seqrecord.errors import DestinationError, NotFoundError, SeqRecordError, StorageError
+from seqrecord.errors import DestinationError, SeqRecordError, StorageError
 from seqrecord.storage import LocalStorage, open_storage
-from tests.abandoned import abandon, abandonable
+from tests.abandoned import abandon
 from tests.made_source import MadeSource
+from tests.numbered import add, frame, lengths_of, writer_of
 from tests.storage_doubles import FailAt, FaultyStorage
 
 KEYS = [f"e{number}" for number in range(6)]
+EPISODES = dict.fromkeys(KEYS, 5)
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500}
 FULL = StorageError("No space left on device", file="some.seqrec")
 
 
@@ -35,34 +37,25 @@ def memory() -> Iterable[str]:
 
 def skipping(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
     """A script that skips episodes that fail; the writer, not closed, and the keys that ended."""
-    options = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500, **options}
-    writer = abandonable(storage, **options)
+    writer = writer_of(storage, **(SETTINGS | options))
     ended = []
-    for key in KEYS:
-        try:
-            with writer.episode(key) as episode:
-                for number in range(5):
-                    episode.append({"x": np.full(50, number, np.uint8)})
-        except SeqRecordError:
-            continue
-        ended.append(key)
+    for key, length in EPISODES.items():
+        with contextlib.suppress(SeqRecordError):
+            add(writer, {key: length})
+            ended.append(key)
     return writer, ended
 
 
-def check_resumes(storage: Any, ended: Iterable[str], *, all_of_them: bool = True) -> None:
-    with SeqRecordWriter(
-        storage, mode="resume", codecs="raw", chunk_frames=2, record_bytes=500
-    ) as writer:
-        assert writer.finished_keys >= set(ended) or not all_of_them
-        for key in KEYS:
-            if key not in writer.finished_keys:
-                with writer.episode(key) as episode:
-                    for number in range(5):
-                        episode.append({"x": np.full(50, number, np.uint8)})
-    with seqrecord.open(storage) as dataset:
-        assert sorted(dataset.episodes) == KEYS
-        for episode_read in dataset.episodes.values():
-            assert episode_read[:]["x"][:, 0].tolist() == list(range(5))
+def check_resumes(storage: Any, ended: Iterable[str]) -> None:
+    with SeqRecordWriter(storage, mode="resume", **SETTINGS) as writer:
+        assert writer.finished_keys >= set(ended)
+        add(writer, {key: 5 for key in KEYS if key not in writer.finished_keys})
+    assert lengths_of(storage) == EPISODES
+    if isinstance(storage, Path):
+        clean(storage, older_than=0)
+        assert lengths_of(storage) == EPISODES
+        suffixes = {path.suffix for path in storage.rglob("*") if path.is_file()}
+        assert suffixes == {".seqrec", ".arrow", ".json"}
 
 
 # Record files
@@ -89,14 +82,15 @@ def test_a_script_that_skips_episodes_does_not_commit_without_them(
     assert caught.value.file == FULL.file
     with pytest.raises(DestinationError, match=r"No space left.*--resume"):
         writer.close()
-    with pytest.raises(NotFoundError):
-        seqrecord.open(tmp_path)
+    assert not lengths_of(tmp_path)
     check_resumes(tmp_path, ended)
 
 
-def test_a_resume_finds_all_finished_keys(memory: str) -> None:
+@pytest.mark.parametrize(("operation", "number"), [("commit", 1), ("write", 30)])
+def test_a_resume_finds_all_finished_keys(memory: str, operation: Any, number: int) -> None:
     """And may find more, of what was whole in the file that failed."""
-    storage = FaultyStorage(open_storage(memory), FailAt("commit", 1, path="records/"))
+    fault = FailAt(operation, number, path="records/", onwards=operation == "write")
+    storage = FaultyStorage(open_storage(memory), fault)
     writer, ended = skipping(storage)
     keys = writer.finished_keys
     assert ended == KEYS[: len(ended)]
@@ -112,11 +106,8 @@ def test_a_resume_finds_all_finished_keys(memory: str) -> None:
 def test_a_failure_ends_with_statements_as_it_came(tmp_path: Path) -> None:
     def run() -> None:
         storage = FaultyStorage(LocalStorage(tmp_path), FailAt("commit", error=FULL))
-        with SeqRecordWriter(storage, codecs="raw", chunk_frames=2, record_bytes=500) as writer:
-            for key in KEYS:
-                with writer.episode(key) as episode:
-                    for number in range(5):
-                        episode.append({"x": np.full(50, number, np.uint8)})
+        with SeqRecordWriter(storage, **SETTINGS) as writer:
+            add(writer, EPISODES)
 
     with pytest.raises(StorageError) as caught:
         run()
@@ -148,10 +139,10 @@ def test_a_system_call_that_fails_once(
     monkeypatch.setattr(owner, name, fail)
     writer, ended = skipping(tmp_path)
     assert failed
-    with pytest.raises(DestinationError, match=os.strerror(code)):
+    with pytest.raises(DestinationError, match=os.strerror(code)) as caught:
         writer.close()
-    with pytest.raises(NotFoundError):
-        seqrecord.open(tmp_path)
+    assert str(tmp_path) in (caught.value.file or "")
+    assert not lengths_of(tmp_path)
     check_resumes(tmp_path, ended)
 
 
@@ -165,19 +156,12 @@ def test_an_interrupt_amid_finishing_breaks_the_writer_too(tmp_path: Path) -> No
                 if self.seen == 2:
                     raise KeyboardInterrupt
 
-    writer = SeqRecordWriter(
-        FaultyStorage(LocalStorage(tmp_path), Interrupt()),
-        codecs="raw",
-        chunk_frames=2,
-        record_bytes=500,
-    )
+    writer = SeqRecordWriter(FaultyStorage(LocalStorage(tmp_path), Interrupt()), **SETTINGS)
     ended: list[str] = []
 
     def run() -> None:
         for key in KEYS:
-            with writer.episode(key) as episode:
-                for number in range(5):
-                    episode.append({"x": np.full(50, number, np.uint8)})
+            add(writer, {key: 5})
             ended.append(key)
 
     with pytest.raises(KeyboardInterrupt):
@@ -214,9 +198,10 @@ def test_a_resume_that_cannot_read_loses_nothing(tmp_path: Path, number: int) ->
 def test_a_commit_that_fails_leaves_what_was_there(
     tmp_path: Path, operation: Any, path: str, append: bool
 ) -> None:
+    old = {"old": 1} if append else {}
     if append:
-        with SeqRecordWriter(tmp_path, codecs="raw") as old, old.episode("old") as episode:
-            episode.append({"x": np.zeros(50, np.uint8)})
+        with SeqRecordWriter(tmp_path, codecs="raw") as first:
+            add(first, old)
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt(operation, path=path, error=FULL))
     writer, ended = skipping(storage, mode="append" if append else "create")
     assert ended == KEYS
@@ -226,16 +211,10 @@ def test_a_commit_that_fails_leaves_what_was_there(
     if operation != "put":  # after which a manifest may name them
         assert {each.name for each in (tmp_path / "index").glob("*")} == tables
     assert writer.finished_keys >= set(KEYS)
-    if append:
-        with seqrecord.open(tmp_path) as dataset:
-            assert list(dataset.episodes) == ["old"]
-    else:
-        with pytest.raises(NotFoundError):
-            seqrecord.open(tmp_path)
-    with SeqRecordWriter(tmp_path, mode="resume") as writer:
-        assert writer.finished_keys >= set(KEYS)
-    with seqrecord.open(tmp_path) as dataset:
-        assert set(dataset.episodes) >= set(KEYS)
+    assert lengths_of(tmp_path) == old
+    with SeqRecordWriter(tmp_path, mode="resume"):
+        pass
+    assert lengths_of(tmp_path) == {**old, **EPISODES}
 
 
 @pytest.mark.parametrize("folder", ["records", "index", ""])
@@ -278,14 +257,12 @@ def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", onwards=True))
     with SeqRecordWriter(storage, codecs="raw", chunk_frames=1, record_bytes=1) as writer:
         given_up = writer.episode("given up")
-        for _ in range(40):
-            given_up.append({"x": np.zeros(50, np.uint8)})
+        for number in range(40):
+            given_up.append(frame("given up", number))
         given_up.abort()
-        with writer.episode("a") as episode:
-            episode.append({"x": np.zeros(50, np.uint8)})
+        add(writer, {"a": 1})
     assert "fails as asked" in caplog.text
-    with seqrecord.open(tmp_path) as dataset:
-        assert len(dataset.episodes) == 1
+    assert lengths_of(tmp_path) == {"a": 1}
     clean(tmp_path, older_than=0)
     assert len(list((tmp_path / "records").iterdir())) == 1
 
@@ -310,7 +287,6 @@ def test_a_conversion_that_skips_bad_episodes_skips_no_full_disk(
             skip_bad_episodes=True,
             **small,
         )
-    with pytest.raises(NotFoundError):
-        seqrecord.open(folder)
+    assert not lengths_of(folder)
     report = convert(MadeSource(), folder, mode="resume", workers=1, **small)
     assert report.manifest.fingerprint == expected

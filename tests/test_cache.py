@@ -32,7 +32,6 @@ from seqrecord.reading.raw_frames import FrameRun
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
-from seqrecord.storage.cache_files import PIECE_BYTES, DamagedError, read_entry, write_entry
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.datasets import nth_chunk, write_small
@@ -46,6 +45,7 @@ FORK = multiprocessing.get_context("fork")
 LIMIT = 2 << 20
 SPARE = 16 << 10
 DATA = np.random.default_rng(1).bytes(4 << 20)
+PIECE_BYTES = 256 << 10  # that have one checksum
 
 
 def on_disk(folder: Path) -> int:
@@ -195,17 +195,6 @@ def test_a_manifest_that_changes_is_seen_at_once(cached: Cached) -> None:
         for _ in range(2):
             assert get(cached.storage, "manifest.json") == text
     assert cached.count("hits") == cached.count("misses") == 0
-
-
-def test_two_storages_do_not_mix_their_files(tmp_path: Path) -> None:
-    both = [LocalStorage(tmp_path / name) for name in ("a", "b")]
-    for number, local in enumerate(both):
-        put(local, PATH, b"%d" % number * 100)
-    for _ in range(2):
-        for number, local in enumerate(both):
-            storage = CachedStorage(local, tmp_path / "cache", LIMIT)
-            assert get(storage, PATH) == b"%d" % number * 100
-            storage.close()
 
 
 def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
@@ -550,16 +539,12 @@ def _truncate(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: _flip(path, 0),
-        lambda path: _flip(path, 4999),
-        lambda path: _flip(path, 5000),
-        lambda path: _flip(path, -1),
         _truncate,
         lambda path: path.write_bytes(path.read_bytes() + b"x"),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(bytes(5008)),
     ],
-    ids=["first", "last", "checksum", "label", "cut", "long", "empty", "zeros"],
+    ids=["cut", "long", "empty", "zeros"],
 )
 def test_a_damaged_entry_is_fetched_again(
     cached: Cached, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
@@ -572,24 +557,16 @@ def test_a_damaged_entry_is_fetched_again(
     assert "damaged" in caplog.text
     assert cached.check(0, 5000) == 0
     assert cached.count("damaged") == 1
-    cached.storage.close()
 
 
-def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    label, item = b"memory://x", ByteRange(7, 1007)
-    path = tmp_path / "entry"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    write_entry(fd, label, memoryview(DATA)[7:1007])
-    for at in range(path.stat().st_size):
-        byte = os.pread(fd, 1, at)
-        os.pwrite(fd, bytes([byte[0] ^ 1 << at % 8]), at)
-        with pytest.raises(DamagedError):
-            read_entry(fd, label, item, item, memoryview(bytearray(1000)))
-        os.pwrite(fd, byte, at)
-    out = bytearray(1000)
-    read_entry(fd, label, item, item, memoryview(out))
-    assert bytes(out) == DATA[7:1007]
-    os.close(fd)
+def test_any_flipped_bit_is_noticed(cached: Cached) -> None:
+    cached.check(7, 207)
+    size = _entry_file(cached).stat().st_size
+    for at in range(size):
+        _flip(_entry_file(cached), at)
+        assert cached.check(7, 207) == 200
+    assert cached.count("damaged") == size
+    assert cached.check(7, 207) == 0
 
 
 def test_an_entry_in_the_place_of_another(cached: Cached) -> None:

@@ -26,12 +26,7 @@ from seqrecord.format.manifest import (
     read_manifest,
 )
 from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
-from seqrecord.format.text import (
-    MAX_JSON_DEPTH,
-    MAX_JSON_VALUES,
-    MAX_METADATA_LENGTH,
-    parse_json,
-)
+from seqrecord.format.text import MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_METADATA_LENGTH, parse_json
 from seqrecord.reading.index_building import absent_chunks
 from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema
@@ -151,10 +146,7 @@ OTHER_ITEMS = [b"{}", b"1.5", b"[]", b'{"a":{"b":{}}}', b"-9", b'"\\\\"']
 
 @pytest.mark.parametrize(
     "item",
-    [
-        b'{"a":0}',
-        *(pytest.param(item, marks=pytest.mark.slow) for item in OTHER_ITEMS),
-    ],
+    [b'{"a":0}', *(pytest.param(item, marks=pytest.mark.slow) for item in OTHER_ITEMS)],
     ids=repr,
 )
 def test_a_manifest_of_nothing_but_small_values(item: bytes, root: Path) -> None:

@@ -653,7 +653,7 @@ def test_what_is_encoded_quickly_decodes_to_the_same(
         pytest.skip("no image of floats")
     chain = resolve(codec, dtype, shape, feature="x")
     frame = (np.random.default_rng(0).random(shape) * 50).astype(dtype)
-    usual, quick = FrameCodec(chain, dtype, shape), FrameCodec(chain, dtype, shape, quick=True)
+    usual, quick = FrameCodec(chain, dtype, shape), FrameCodec(chain, dtype, shape, fast=True)
     for encoder, decoder in ((quick, usual), (usual, quick)):
         out = np.empty_like(frame)
         decoder.decode_into(encoder.encode(frame), out)

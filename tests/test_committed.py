@@ -7,42 +7,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, convert
-from seqrecord.errors import DestinationError, NotFoundError
+from seqrecord.errors import DestinationError
 from seqrecord.format.manifest import Manifest, put_manifest, read_manifest, read_tagged
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.writing.destination import begin
-from tests.abandoned import abandon, abandonable
+from tests.abandoned import abandon
 from tests.made_source import MadeSource
+from tests.numbered import add, contents, lengths_of, record_files, writer_of
 
 EPISODES = {"a": 9, "b": 2, "c": 30, "d": 5}
 
 
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500}
+
+
 def write(where: Any, episodes: dict[str, int], **options: Any) -> None:
-    with SeqRecordWriter(
-        where, codecs="raw", chunk_frames=2, record_bytes=500, **options
-    ) as writer:
-        for key, length in episodes.items():
-            with writer.episode(key) as episode:
-                for number in range(length):
-                    episode.append({"x": np.full(50, number, np.uint8)})
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def record_files(folder: Path) -> list[Path]:
-    return [folder / file.path for file in read_manifest(LocalStorage(folder)).record_files]
+    with SeqRecordWriter(where, **(SETTINGS | options)) as writer:
+        add(writer, episodes)
 
 
 def cut(path: Path) -> None:
@@ -121,10 +106,8 @@ def test_an_index_file_that_is_not_the_manifests(
 
 def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
-    writer = abandonable(tmp_path, mode="append", chunk_frames=2)
-    with writer.episode("e") as episode:
-        for _ in range(3):
-            episode.append({"x": np.zeros(50, np.uint8)})
+    writer = writer_of(tmp_path, "append")
+    add(writer, {"e": 3})
     abandon(writer)
     gone = record_files(tmp_path)[1]
     kept = gone.read_bytes()
@@ -136,8 +119,7 @@ def test_a_resume_checks_before_it_touches_what_was_cut(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
     gone.write_bytes(kept)
     SeqRecordWriter(tmp_path, mode="resume").close()
-    with seqrecord.open(tmp_path) as dataset:
-        assert {key: len(e) for key, e in dataset.episodes.items()} == {**EPISODES, "e": 3}
+    assert lengths_of(tmp_path) == {**EPISODES, "e": 3}
 
 
 def test_a_manifest_that_counts_other_episodes_than_its_files_hold(tmp_path: Path) -> None:
@@ -184,9 +166,9 @@ def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) ->
     count = len(record_files(tmp_path))
     assert 3 < count <= 16
     storage = Together(LocalStorage(tmp_path), count)
-    begun = begin(storage, "append")
-    assert begun.finished == EPISODES.keys()
-    begun.release()
+    begun = SeqRecordWriter(storage, mode="append")
+    assert begun.finished_keys == EPISODES.keys()
+    begun.abort()
     assert storage.met == count  # each is asked once
 
 
@@ -211,11 +193,8 @@ def test_a_reindex_says_what_it_leaves_out(
 def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) -> None:
     if mode == "append":
         write(tmp_path, {"old": 3})
-    writer = SeqRecordWriter(tmp_path, mode=mode, codecs="raw", chunk_frames=2, record_bytes=100)
-    for key in ("a", "b"):
-        with writer.episode(key) as episode:
-            for _ in range(4):
-                episode.append({"x": np.zeros(50, np.uint8)})
+    writer = writer_of(tmp_path, mode, record_bytes=100)
+    add(writer, {"a": 4, "b": 4})
     committed = set(record_files(tmp_path)) if mode == "append" else set()
     first = min({*(tmp_path / "records").glob("*.seqrec")} - committed)
     first.unlink()  # somebody else tidies up
@@ -227,12 +206,11 @@ def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) ->
 
 def test_a_commit_that_would_drop_a_committed_file_fails(tmp_path: Path) -> None:
     write(tmp_path, EPISODES)
-    begun = begin(LocalStorage(tmp_path), "append")
+    writer = SeqRecordWriter(tmp_path, mode="append")
     record_files(tmp_path)[1].unlink()
     before = contents(tmp_path)
     with pytest.raises(DestinationError, match="nothing is committed"):
-        begun.commit(begun.finished)
-    begun.release()
+        writer.close()
     assert contents(tmp_path) == before
 
 
@@ -245,5 +223,4 @@ def test_convert_commits_all_that_it_reports_or_fails(tmp_path: Path) -> None:
 
     with pytest.raises(DestinationError, match="nothing is committed; episode: made/000"):
         convert(Tidied(), tmp_path, workers=1, chunk_frames=4, record_bytes=60_000)
-    with pytest.raises(NotFoundError):
-        seqrecord.open(tmp_path)
+    assert not lengths_of(tmp_path)

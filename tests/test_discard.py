@@ -17,10 +17,8 @@ from seqrecord.checksum import Buffer
 from seqrecord.errors import ConflictError, DestinationError, StorageError
 from seqrecord.storage import LocalStorage, Upload
 from seqrecord.writing.commits import reindex
-from seqrecord.writing.frame_queue import Control, FrameQueue
 from tests.own_threads import own_threads
 from tests.storage_doubles import FailAt, FaultyStorage
-from tests.test_frame_queue import NBYTES, frame, same, wait_until_at_rest
 
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 4}
 
@@ -224,67 +222,6 @@ def test_a_storage_that_fails_breaks_the_writer(tmp_path: Path) -> None:
         writer.close()
     SeqRecordWriter(tmp_path, mode="resume").close()
     assert lengths(tmp_path) == {"kept": 3, "a": 9}
-
-
-# The queue
-
-
-def test_frames_that_wait_are_dropped_up_to_the_word_before(tmp_path: Path) -> None:
-    limit = 8 * NBYTES
-    queue = FrameQueue(limit, "spill", tmp_path)
-    begin, begin_again, discard = Control(), Control(), Control()
-    queue.put(frame(0))
-    queue.tell(begin)
-    for number in range(1, 60):
-        wait_until_at_rest(queue, limit)
-        queue.put(frame(number))
-    wait_until_at_rest(queue, limit)
-    assert queue.stats.spilled_bytes
-    assert queue.discard(discard) == 59
-    stats = queue.stats
-    assert (stats.queued_frames, stats.spilled_bytes) == (1, 0)
-    assert stats.queued_bytes < 2 * NBYTES
-    queue.tell(begin_again)
-    queue.put(frame(60))
-    same(queue.take(1), frame(0))
-    assert [queue.take(1) for _ in range(3)] == [begin, discard, begin_again]
-    assert not list(tmp_path.rglob("*.frames"))
-    same(queue.take(1), frame(60))
-    assert queue.take(0) is None
-    assert queue.stats.queued_bytes == 0
-    queue.close()
-
-
-def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path) -> None:
-    """Whatever the threads are at, bytes are counted once, and order holds."""
-    limit = 6 * NBYTES
-    queue = FrameQueue(limit, "spill", tmp_path, segment_bytes=2 * NBYTES)
-    words = [Control() for _ in range(100)]
-    taken: list[Any] = []
-
-    def take() -> None:
-        while (item := queue.take(30)) is not words[-1]:
-            assert item is not None
-            taken.append(item if isinstance(item, Control) else int(np.asarray(item["x"])[0]))
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    for number, word in enumerate(words):
-        for at in range(5):
-            wait_until_at_rest(queue, limit)
-            queue.put(frame(100 * number + at))
-        queue.discard(word) if number % 2 else queue.tell(word)
-    thread.join()
-    assert queue.take(0) is None
-    stats = queue.stats
-    assert (stats.queued_frames, stats.queued_bytes, stats.spilled_bytes) == (0, 0, 0)
-    queue.close()
-    assert [item for item in taken if isinstance(item, Control)] == words[:-1]
-    numbers = [item for item in taken if isinstance(item, int)]
-    assert numbers == sorted(set(numbers))
-    assert {n for n in numbers if n // 100 % 2 == 0} == {
-        100 * number + at for number in range(0, 100, 2) for at in range(5)
-    }
 
 
 # The recorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import DestinationError, QueueFullError
 from seqrecord.schema import EncodedImage, Frame
-from seqrecord.writing.frame_queue import Control, FrameBuffers, FramePlan, FrameQueue
+from seqrecord.writing.frame_queue import FrameBuffers, FrameQueue, Task
 from tests.services.process import wait_for
 
 NBYTES = 64 << 10
@@ -31,9 +32,9 @@ def frame(number: int, nbytes: int = NBYTES) -> dict[str, Any]:
     }
 
 
-def same(got: Frame | Control | None, expected: Frame) -> None:
+def same(got: Frame | Task | None, expected: Frame) -> None:
     assert got is not None
-    assert not isinstance(got, Control)
+    assert not isinstance(got, Task)
     assert list(got) == list(expected)
     for name, item in expected.items():
         if isinstance(item, (str, bytes, EncodedImage)):
@@ -42,12 +43,6 @@ def same(got: Frame | Control | None, expected: Frame) -> None:
             array = np.asarray(got[name])
             assert array.dtype == np.asarray(item).dtype
             np.testing.assert_array_equal(array, np.asarray(item))
-
-
-def test_a_frame_is_packed_and_unpacked() -> None:
-    plan = FramePlan(frame(3))
-    memory = np.full(plan.nbytes + 10, 255, np.uint8)
-    same(plan.pack(memory).unpack(), frame(3))
 
 
 def test_memory_is_used_again_where_it_fits() -> None:
@@ -68,11 +63,11 @@ def test_frames_come_in_order_and_are_copies() -> None:
     for number in range(20):
         array[:] = number
         assert queue.put({"x": array})
-    word = Control()
-    queue.tell(word)
+    task = Task(lambda: None)
+    queue.tell(task)
     for number in range(20):
         same(queue.take(1), {"x": np.full(1000, float(number))})
-    assert queue.take(1) is word
+    assert queue.take(1) is task
     assert queue.take(0.01) is None
     assert queue.stats.queued_bytes == 0
     queue.close()
@@ -111,13 +106,13 @@ def wait_until_at_rest(queue: FrameQueue, limit: int) -> None:
 @given(
     sizes=st.lists(st.integers(8, 200_000), min_size=1, max_size=40),
     takes=st.lists(st.integers(0, 5), min_size=1, max_size=40),
-    segment=st.sampled_from([1, 100_000, 32 << 20]),
+    file_bytes=st.sampled_from([1, 100_000, 32 << 20]),
 )
 def test_what_was_spilled_comes_in_its_turn(
-    sizes: list[int], takes: list[int], segment: int
+    sizes: list[int], takes: list[int], file_bytes: int
 ) -> None:
     limit = 500_000
-    queue = FrameQueue(limit, "spill", segment_bytes=segment)
+    queue = FrameQueue(limit, "spill", file_bytes=file_bytes)
     try:
         expected = 0
         for number, size in enumerate(sizes):
@@ -136,22 +131,54 @@ def test_what_was_spilled_comes_in_its_turn(
         queue.close()
 
 
+def spilled_files(folder: Path) -> list[int]:
+    """Bytes of the files without a name that this process has open in a folder."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(f"{folder}/"):
+                found.append(link.stat().st_size)
+    return found
+
+
 def test_ten_times_the_memory_is_spilled_and_files_go_with_their_frames(tmp_path: Path) -> None:
     limit = 8 * NBYTES
-    queue = FrameQueue(limit, "spill", tmp_path)
+    queue = FrameQueue(limit, "spill", tmp_path, file_bytes=limit)
     for number in range(80):
         wait_until_at_rest(queue, limit)
         queue.put(frame(number))
     wait_until_at_rest(queue, limit)
     assert queue.stats.total_spilled_frames >= 72
     assert queue.stats.spilled_bytes >= 72 * NBYTES
-    assert list(tmp_path.rglob("*.frames"))
+    files = spilled_files(tmp_path)
+    assert len(files) > 5
+    assert sum(files) >= 72 * NBYTES
+    assert not list(tmp_path.iterdir()), "a kill leaves no file"
     for number in range(80):
         same(queue.take(60), frame(number))
+        if number == 40:
+            assert len(spilled_files(tmp_path)) < len(files)
     assert queue.take(0) is None
-    assert not list(tmp_path.rglob("*.frames"))
+    assert not spilled_files(tmp_path)
     queue.close()
-    assert not list(tmp_path.iterdir())
+
+
+def test_files_go_with_frames_that_nobody_wants(tmp_path: Path) -> None:
+    limit = 8 * NBYTES
+    for forget in (
+        lambda queue: (queue.discard(Task(lambda: None)), queue.take(0)),
+        lambda queue: queue.fail(OSError()),
+        lambda queue: queue.close(),
+    ):
+        queue = FrameQueue(limit, "spill", tmp_path)
+        for number in range(20):
+            wait_until_at_rest(queue, limit)
+            queue.put(frame(number))
+        wait_until_at_rest(queue, limit)
+        assert spilled_files(tmp_path)
+        forget(queue)
+        assert not spilled_files(tmp_path)
+        queue.close()
 
 
 def test_a_thread_takes_while_another_puts(tmp_path: Path) -> None:
@@ -181,8 +208,9 @@ def test_a_disk_that_takes_nothing_is_said_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = 6 * NBYTES
-    queue = FrameQueue(limit, "spill", tmp_path)
-    (folder,) = tmp_path.iterdir()
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    queue = FrameQueue(limit, "spill", folder)
     folder.rmdir()  # no file can be made there
     for number in range(5):
         queue.put(frame(number))
@@ -206,7 +234,7 @@ def test_after_a_failure_putting_raises_it_and_nothing_is_taken(tmp_path: Path) 
         with pytest.raises(DestinationError, match="the disk burns"):
             queue.put(frame(1))
     with pytest.raises(DestinationError, match="the disk burns"):
-        queue.tell(Control())
+        queue.tell(Task(lambda: None))
     assert queue.is_over
     assert queue.take(None) is None
     queue.close()
@@ -216,3 +244,61 @@ def test_after_a_failure_putting_raises_it_and_nothing_is_taken(tmp_path: Path) 
 def test_a_folder_that_is_not_there_is_known_at_once(tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="cannot spill"):
         FrameQueue(1000, "spill", tmp_path / "no")
+
+
+def test_frames_that_wait_are_dropped_up_to_the_task_before(tmp_path: Path) -> None:
+    limit = 8 * NBYTES
+    queue = FrameQueue(limit, "spill", tmp_path)
+    begin, begin_again, discard = (Task(lambda: None) for _ in range(3))
+    queue.put(frame(0))
+    queue.tell(begin)
+    for number in range(1, 60):
+        wait_until_at_rest(queue, limit)
+        queue.put(frame(number))
+    wait_until_at_rest(queue, limit)
+    assert queue.stats.spilled_bytes
+    queue.discard(discard)
+    stats = queue.stats
+    assert (stats.queued_frames, stats.spilled_bytes) == (1, 0)
+    assert stats.queued_bytes < 2 * NBYTES
+    queue.tell(begin_again)
+    queue.put(frame(60))
+    same(queue.take(1), frame(0))
+    assert [queue.take(1) for _ in range(3)] == [begin, discard, begin_again]
+    assert not spilled_files(tmp_path)
+    same(queue.take(1), frame(60))
+    assert queue.take(0) is None
+    assert queue.stats.queued_bytes == 0
+    queue.close()
+
+
+def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path) -> None:
+    """Whatever the threads are at, bytes are counted once, and order holds."""
+    limit = 6 * NBYTES
+    queue = FrameQueue(limit, "spill", tmp_path, file_bytes=2 * NBYTES)
+    tasks = [Task(lambda: None) for _ in range(100)]
+    taken: list[Any] = []
+
+    def take() -> None:
+        while (item := queue.take(30)) is not tasks[-1]:
+            assert item is not None
+            taken.append(item if isinstance(item, Task) else int(np.asarray(item["x"])[0]))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for number, task in enumerate(tasks):
+        for at in range(5):
+            wait_until_at_rest(queue, limit)
+            queue.put(frame(100 * number + at))
+        queue.discard(task) if number % 2 else queue.tell(task)
+    thread.join()
+    assert queue.take(0) is None
+    stats = queue.stats
+    assert (stats.queued_frames, stats.queued_bytes, stats.spilled_bytes) == (0, 0, 0)
+    queue.close()
+    assert [item for item in taken if isinstance(item, Task)] == tasks[:-1]
+    numbers = [item for item in taken if isinstance(item, int)]
+    assert numbers == sorted(set(numbers))
+    assert {n for n in numbers if n // 100 % 2 == 0} == {
+        100 * number + at for number in range(0, 100, 2) for at in range(5)
+    }

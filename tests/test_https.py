@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.errors import DeadlineError, NotFoundError, StorageError, TransientError
+from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
 from tests.connect_proxy import ConnectProxy
 from tests.datasets import write_small
@@ -84,18 +84,6 @@ def test_a_data_set_is_read(nginx: Nginx, known: Path, client: str, tmp_path: Pa
                 assert {n: bytes(np.asarray(v)) for n, v in there.items()} == {
                     n: bytes(np.asarray(v)) for n, v in here.items()
                 }
-
-
-def test_ranges_are_read(url: str, known: Path, client: str) -> None:
-    storage = opened(url, client, known)
-    assert storage.size("records/0") == len(DATA)
-    assert get(storage, "records/0") == DATA
-    assert get(storage, "records/0", 1_000_000, 1_000_001) == DATA[1_000_000:1_000_001]
-    with pytest.raises(StorageError, match="ended early"):
-        get(storage, "records/0", len(DATA) - 1, len(DATA) + 1)
-    with pytest.raises(NotFoundError):
-        storage.size("records/1")
-    storage.close()
 
 
 @pytest.mark.usefixtures("known")

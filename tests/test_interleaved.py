@@ -280,6 +280,21 @@ def path(datasets: tuple[Path, Path, Path], tmp_path: Path) -> Path:
     return shutil.copytree(datasets[0], tmp_path / "set")
 
 
+def retried(storage: Any) -> Any:
+    return RetryingStorage(storage, retrier=Retrier(sleep=lambda _: None))
+
+
+@pytest.mark.parametrize("name", ["create", *LOST])
+def test_a_lost_request_that_is_tried_again(path: Path, name: str, tmp_path: Path) -> None:
+    """A refusal of the second would mean that the first was done, so nothing is lost or doubled."""
+    where = tmp_path / "new" if name == "create" else path
+    storage = LosesAnswer(LocalStorage(where), now=False)
+    (create if name == "create" else COMMANDS[name].do)(retried(storage))
+    assert storage.count >= 2
+    sound(where)
+    assert has("e20", 20)(where) if name == "create" else COMMANDS[name].is_seen(where)
+
+
 @pytest.mark.parametrize("is_retried", [False, True])
 @pytest.mark.parametrize("on_top", [False, True])
 @pytest.mark.parametrize("name", LOST)
@@ -290,7 +305,7 @@ def test_an_answer_that_is_lost_after_all_was_done(
     meanwhile: Callable[[], object] = (lambda: append(path, 30)) if on_top else lambda: None
     storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=meanwhile)
     if is_retried:
-        storage = RetryingStorage(storage, retrier=Retrier(sleep=lambda _: None))
+        storage = retried(storage)
     if name == "rewrite" and on_top:  # whose second commit the other one comes before
         with pytest.raises(ConflictError):
             COMMANDS[name].do(storage)
@@ -303,15 +318,19 @@ def test_an_answer_that_is_lost_after_all_was_done(
         clean(path, older_than=0)
 
 
+@pytest.mark.parametrize("is_retried", [False, True])
 @pytest.mark.parametrize("name", LOST)
-def test_a_lost_request_that_another_commit_has_overtaken(path: Path, name: str) -> None:
+def test_a_lost_request_that_another_commit_has_overtaken(
+    path: Path, name: str, is_retried: bool
+) -> None:
     """It can never be done: that is certain, and what it wrote may go."""
-    storage: Any = LosesAnswer(LocalStorage(path), now=False, meanwhile=lambda: append(path, 30))
+    lost = LosesAnswer(LocalStorage(path), now=False, meanwhile=lambda: append(path, 30))
+    storage: Any = retried(lost) if is_retried else lost
     with pytest.raises(ConflictError):
         COMMANDS[name].do(storage)
     tables = {file.path for file in read_manifest(LocalStorage(path)).small_files}
     with pytest.raises(ConflictError):
-        storage.land()
+        lost.land()
     sound(path)
     there = {f"index/{each.name}" for each in (path / "index").iterdir()}
     superseded = read_manifest(LocalStorage(path)).superseded

@@ -133,10 +133,7 @@ def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
 
 
 def test_normalizing_what_was_permuted(tmp_path: Path) -> None:
-    with (
-        seqrecord.SeqRecordWriter(tmp_path / "records") as writer,
-        writer.episode("a") as episode,
-    ):
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({"image": np.zeros((16, 24, 3), np.uint8)})
     statistics = seqrecord.open(tmp_path / "records").statistics
     image = torch.zeros(2, 16, 24, 3)

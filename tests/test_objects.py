@@ -105,17 +105,6 @@ def test_what_is_not_there(place: Place, client: str) -> None:
     storage.close()
 
 
-@pytest.mark.parametrize("kind", [pytest.param("s3", marks=pytest.mark.service), "gs"])
-def test_a_bucket_that_is_not_there(kind: str, client: str, request: pytest.FixtureRequest) -> None:
-    service = request.getfixturevalue({"s3": "moto", "gs": "gcs"}[kind])
-    storage = open_storage(f"{kind}://no-such-bucket/set", {**service.options(), "deadline": 60})
-    for action in (lambda: storage.size("a"), lambda: get(storage, "a", 0, 5)):
-        with pytest.raises(NotFoundError, match=r"no such (bucket|file)") as caught:
-            action()
-        assert "bucket:" in caught.value.message
-    storage.close()
-
-
 def test_a_file_that_is_replaced_while_it_is_read(place: Place, client: str) -> None:
     if client == "without":
         pytest.skip("the others do not compare e-tags")
@@ -374,7 +363,7 @@ def s3_at(server: CannedServer, **options: Any) -> Storage:
 
 
 def gs_at(server: CannedServer, **options: Any) -> Storage:
-    chosen = {"skip_signature": True, "base_url": f"http://{server.host}"}
+    chosen = {"bearer_token": "t", "base_url": f"http://{server.host}"}
     return open_storage("gs://bucket/set", {**chosen, "deadline": 0.3, **options})
 
 
@@ -388,13 +377,16 @@ def said(code: str) -> bytes:
         (403, "AccessDenied", AccessError, "may not list"),
         (403, "InvalidAccessKeyId", AccessError, "no such access key"),
         (403, "SignatureDoesNotMatch", AccessError, "secret access key is wrong"),
+        (401, "AuthenticationRequired", AccessError, "access is refused"),
         (400, "ExpiredToken", AccessError, "has expired"),
         (404, "NoSuchBucket", NotFoundError, "no such bucket"),
         (400, "AuthorizationHeaderMalformed", LocationError, "another region"),
         (301, "PermanentRedirect", LocationError, "another region"),
-        (503, "SlowDown", StorageError, "could not be read: .*SlowDown"),
-        (400, "RequestTimeout", StorageError, "could not be read: .*RequestTimeout"),
-        (403, "rateLimitExceeded", StorageError, "could not be read: .*rateLimitExceeded"),
+        (503, "SlowDown", DeadlineError, "SlowDown"),
+        (503, "ServiceUnavailable", DeadlineError, "503"),
+        (429, "TooManyRequests", DeadlineError, "429"),
+        (400, "RequestTimeout", DeadlineError, "RequestTimeout"),
+        (403, "rateLimitExceeded", DeadlineError, "rateLimitExceeded"),
     ],
 )
 @pytest.mark.parametrize("open_at", [s3_at, gs_at])
@@ -406,12 +398,18 @@ def test_what_s3_and_gcs_say(
     match: str,
 ) -> None:
     with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
-        storage = open_at(server, deadline=60)
-        if error is StorageError:
-            giving_up(storage, 0.5)
-        with pytest.raises(error, match=match) as caught:
-            get(storage, "a", 0, 5)
-        assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
+        storage = giving_up(open_at(server, deadline=60), 0)
+        for action in (
+            lambda: get(storage, "a", 0, 5),
+            lambda: storage.put("manifest.json", b"x", expected=None),
+            lambda: storage.files("records"),
+            lambda: put(storage, PATH, DATA[:1000]),
+        ):
+            with pytest.raises(error, match=match) as caught:
+                action()
+            assert type(caught.value) is error
+            assert storage.url in str(caught.value)
+            assert "S3CRET" not in "".join(traceback.format_exception(caught.value))
         storage.close()
 
 
@@ -511,28 +509,6 @@ def test_a_token_does_not_go_over_plain_http() -> None:
         storage.size("a")
     with pytest.raises(LocationError, match="plain http"):
         storage.put("a", b"x", expected=None)
-
-
-@pytest.mark.parametrize(
-    ("url", "options", "match"),
-    [
-        ("s3://b/p", {"acess_key_id": "S3CRET"}, "unknown storage option.*acess_key_id"),
-        ("gs://b/p", {"key": "S3CRET"}, "unknown storage option.*key"),
-        ("https://h/p", {"token": "S3CRET"}, "unknown storage option.*token"),
-        ("s3://b/p", {"backend": "adlfs"}, "no such backend for s3"),
-        (
-            "s3://b/p",
-            {"client_options": {"timeout": "S3CRET"}},
-            "unknown storage option.*client_options",
-        ),
-        ("s3://b/p", {"root_certificate": "/no/file"}, "root_certificate cannot be read"),
-        ("gs://b/p", {"anon": True, "bearer_token": "S3CRET"}, "more than one kind"),
-    ],
-)
-def test_options_that_will_not_do(url: str, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(LocationError, match=match) as caught:
-        open_storage(url, options)
-    assert "S3CRET" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong host", "503"])

@@ -8,10 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.storage import Storage, open_storage
-from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.ranges import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
@@ -40,7 +37,6 @@ from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
 
 # As a hastened storage sees them:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # is sent in pieces
-LONG = LARGE * 4  # is sent while it is written
 SOURCE = MadeSource()
 SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
 
@@ -87,30 +83,6 @@ def test_a_whole_bucket(place: Place) -> None:
 # Conditional puts
 
 
-def test_a_put_wants_what_was_there(storage: Storage) -> None:
-    storage.put("manifest.json", b"one", expected=None)
-    data, tag = storage.read_whole("manifest.json", 100)
-    assert data == b"one"
-    with pytest.raises(ConflictError):
-        storage.put("manifest.json", b"two", expected=None)
-    storage.put("manifest.json", b"three", expected=tag)
-    with pytest.raises(ConflictError, match=r"manifest\.json"):
-        storage.put("manifest.json", b"four", expected=tag)
-    assert storage.read_whole("manifest.json", 100)[0] == b"three"
-    storage.remove("manifest.json")
-    with pytest.raises(ConflictError):
-        storage.put("manifest.json", b"five", expected=tag)
-    with pytest.raises(NotFoundError):
-        storage.read_whole("manifest.json", 100)
-
-
-def test_what_is_too_large_is_not_read_whole(storage: Storage) -> None:
-    storage.put("manifest.json", DATA, expected=None)
-    assert storage.read_whole("manifest.json", len(DATA))[0] == DATA
-    with pytest.raises(StorageError, match="is too large"):
-        storage.read_whole("manifest.json", len(DATA) - 1)
-
-
 def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storage) -> None:
     other = place.open(backend="urllib3")
     storage.put("manifest.json", b"one", expected=None)
@@ -123,42 +95,6 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     with pytest.raises(ConflictError):
         other.put("manifest.json", b"three", expected=tag)
     other.close()
-
-
-def test_of_many_writers_one_comes_first(place: Place) -> None:
-    storages = [place.open() for _ in range(6)]
-    storages[0].put("manifest.json", b"old", expected=None)
-    tags = [storage.read_whole("manifest.json", 100)[1] for storage in storages]
-    start = threading.Barrier(len(storages))
-
-    def commit(number: int) -> bool:
-        start.wait()
-        try:
-            storages[number].put("manifest.json", b"%d" % number, expected=tags[number])
-        except ConflictError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(len(storages)) as pool:
-        won = list(pool.map(commit, range(len(storages))))
-    assert sum(won) == 1
-    assert storages[0].read_whole("manifest.json", 100)[0] == b"%d" % won.index(True)
-    for storage in storages:
-        storage.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["reset", "lost", "503"])
-def test_a_put_whose_answer_is_lost_has_succeeded(place: Place, kind: str) -> None:
-    with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host)
-        for data, before in ((b"one", None), (b"two", b"one")):
-            tag = None if before is None else storage.read_whole("manifest.json", 9)[1]
-            proxy.fault = Scripted([kind, kind], lambda request: request.method == "PUT")
-            storage.put("manifest.json", data, expected=tag)
-            assert storage.read_whole("manifest.json", 9)[0] == data
-        assert proxy.faults[kind] >= 2
-        storage.close()
 
 
 def test_puts_at_the_same_time_are_tried_again(place: Place) -> None:
@@ -174,17 +110,6 @@ def test_puts_at_the_same_time_are_tried_again(place: Place) -> None:
 
 
 # Lists
-
-
-def test_files_have_sizes_and_times(storage: Storage) -> None:
-    put(storage, "records/b", b"123")
-    put(storage, "records/a", b"")
-    put(storage, "records/sub/c", b"x")
-    put(storage, "records/.hidden", b"x")
-    files = storage.files("records")
-    assert [(file.path, file.size) for file in files] == [("records/a", 0), ("records/b", 3)]
-    assert all(abs(file.modified - time.time()) < 3600 for file in files)
-    assert storage.files("nothing") == []
 
 
 def test_what_stands_for_a_folder_is_no_file(place: Place, storage: Storage) -> None:
@@ -213,127 +138,6 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
     assert place.names() == [f"data/set/{PATH}"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1000, len(LARGE)])
-@pytest.mark.parametrize("kind", ["reset", "lost", "503"])
-def test_an_upload_repeats_what_fails(place: Place, kind: str, size: int) -> None:
-    with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host)
-        upload = storage.create(PATH)
-        upload.write(LARGE[:size])
-        proxy.fault = Scripted(
-            [kind, None, kind, None, None, kind], lambda request: request.method in ("PUT", "POST")
-        )
-        upload.commit()
-        assert proxy.faults[kind] >= 1
-        # Requests for pieces are repeated, and not counted, by obstore.
-        assert kind == "lost" or size > 1000 or storage.counters()["retries"] >= 1
-        proxy.fault = None
-        assert get(storage, PATH) == LARGE[:size]
-        assert storage.unfinished("records") == []
-        storage.close()
-
-
-@pytest.mark.slow
-def test_a_file_of_many_mebibytes_is_sent_while_it_is_written(place: Place) -> None:
-    data = LONG * 16
-    assert ObjectStorage.piece_bytes >= 5 << 20  # S3 takes no smaller ones
-    with FaultProxy(place.host) as proxy:
-        storage = place.open(proxy.host)
-        upload = storage.create(PATH)
-        upload.write(data)
-        wait_for(lambda: proxy.requests >= 3)
-        assert place.names() == []
-        upload.commit()
-        assert get(storage, PATH) == data
-        storage.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [None, "lost", "reset", "503"])
-def test_a_long_file_is_sent_while_it_is_written(place: Place, kind: str | None) -> None:
-    with FaultProxy(place.host, retry_after=0) as proxy:
-        storage = place.hasty(proxy.host)
-        upload = storage.create(PATH)
-        proxy.fault = Scripted(
-            [None, kind, kind, None, kind], lambda request: request.method in ("PUT", "POST")
-        )
-        upload.write(LONG)
-        wait_for(lambda: proxy.requests >= 3)
-        assert place.names() == []
-        upload.write(b"the end")
-        upload.commit()
-        assert kind is None or proxy.faults[kind] >= 1
-        assert get(storage, PATH) == LONG + b"the end"
-        assert place.names() == [f"data/set/{PATH}"]
-        storage.close()
-
-
-@pytest.mark.parametrize("end", ["abort", "rewind"])
-def test_nothing_is_left_of_what_was_sent_and_is_not_wanted(
-    place: Place, request: pytest.FixtureRequest, end: str
-) -> None:
-    with FaultProxy(place.host) as proxy:
-        storage = place.hasty(proxy.host)
-        upload = storage.create(PATH)
-        upload.write(LONG)
-        wait_for(lambda: proxy.requests >= 3)
-        if end == "rewind":
-            upload.rewind(100)
-            upload.commit()
-            assert get(storage, PATH) == LONG[:100]
-        upload.abort()
-        storage.close()
-    assert place.names() == ([f"data/set/{PATH}"] if end == "rewind" else [])
-    if place.kind == "s3":
-        bucket = place.url.split("/")[2]
-        found = request.getfixturevalue("moto").client().list_multipart_uploads(Bucket=bucket)
-        assert "Uploads" not in found
-
-
-def test_a_writer_hears_what_fails_while_a_file_is_sent(place: Place) -> None:
-    image = np.random.default_rng(2).integers(0, 255, (1 << 16,), np.uint8)
-    with FaultProxy(place.host) as proxy:
-        storage = place.hasty(proxy.host)
-        writer = seqrecord.SeqRecordWriter(storage, codecs="raw", chunk_frames=1)
-        with writer.episode("a") as episode:
-            episode.append({"x": image})
-        episode = writer.episode("b")
-        for _ in range(35):
-            episode.append({"x": image})
-        wait_for(lambda: bool(storage.unfinished("records")))  # `a` is kept, and all is being sent
-        proxy.fault = lambda request: "403" if request.method in ("PUT", "POST") else None
-
-        def more() -> None:
-            while True:
-                episode.append({"x": image})
-
-        with pytest.raises(AccessError, match="access is refused"):
-            more()
-        with pytest.raises(DestinationError, match=r"access is refused.*--resume"):
-            writer.close()
-    with seqrecord.SeqRecordWriter(place.open(), mode="resume") as resumed:
-        assert resumed.finished_keys == {"a"}
-
-
-def test_what_a_kill_leaves_is_listed_and_read(place: Place, storage: Storage) -> None:
-    upload = storage.create(PATH)
-    upload.write(DATA[:30_000])
-    upload.checkpoint(b"one")
-    upload.write(DATA[30_000:70_000])
-    upload.checkpoint(b"two")
-    upload.write(DATA[70_000:])
-    storage.close()
-    other = place.open()
-    assert other.files("records") == []
-    both = [(30_000, b"one"), (70_000, b"two")]
-    assert left(other) == [(PATH, both, DATA[:70_000])]
-    other.remove(PATH)
-    assert other.unfinished("records") == []
-    assert place.names() == []
-    other.close()
-
-
 def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[int, bytes]], bool]:
     """Write until it fails; the checkpoints that were seen to be kept, and whether it succeeded."""
     upload = storage.create(PATH)
@@ -343,7 +147,7 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
         nonlocal kept
         found = seen.unfinished("records")
         kept = found[0].checkpoints() if found else kept
-        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading("seqrecord-upload")
+        return kept[-1:] == [(stop, b"%d" % stop)] or not _uploading()
 
     stops = [1 << 16, len(data) // 11 * 9, len(data)]
     try:
@@ -357,21 +161,19 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
     return kept, True
 
 
-def _uploading(*names: str) -> bool:
-    return bool(own_threads(*names or ("seqrecord-upload", "seqrecord-send")))
+def _uploading() -> bool:
+    return bool(own_threads("seqrecord-upload"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", ["403", "lost"])
-@pytest.mark.parametrize("data", [LARGE, LONG], ids=["large", "long"])
-def test_cut_off_after_any_request(place: Place, data: bytes, last: str) -> None:
+def test_cut_off_after_any_request(place: Place, last: str) -> None:
     """As by a kill: of the last request the service may see nothing, or do what it asks.
 
-    What follows is refused, which nobody repeats. A long file is sent while it is written.
+    What follows is refused, which nobody repeats.
     """
-    seen = place.open()
-    # Of a long file one half of the requests for each end: they are much alike.
-    for number in range(data is LONG and last == "lost", 100, 2 if data is LONG else 1):
+    seen, data = place.open(), LARGE
+    for number in range(100):
         with FaultProxy(place.host) as proxy:
             proxy.fault = Scripted([*[None] * number, last, *["403"] * 1000])
             # A thread may be in a request that obstore repeats until its deadline.
@@ -516,7 +318,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
 _SCRIPT = """
 import pickle, sys
 from seqrecord import convert
-from seqrecord.storage.spooled import UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
 from tests.made_source import EndlessSource
 

@@ -132,6 +132,13 @@ def test_blobfiles_urls() -> None:
         (AZURE, {"max_requests": 1.5}, "max_requests.*whole number"),
         (AZURE, {"requests_per_second": "many"}, "requests_per_second.*above 0"),
         ("memory://box", {"backend": "obstore"}, "no such backend"),
+        ("s3://b/p", {"acess_key_id": SECRET}, "unknown storage option.*acess_key_id"),
+        ("s3://b/p", {"backend": "adlfs"}, "no such backend for s3"),
+        ("s3://b/p", {"client_options": SECRET}, "unknown storage option.*client_options"),
+        ("s3://b/p", {"root_certificate": "/no/file"}, "root_certificate cannot be read"),
+        ("gs://b/p", {"key": SECRET}, "unknown storage option.*key"),
+        ("gs://b/p", {"anon": True, "bearer_token": SECRET}, "more than one kind"),
+        ("https://h/p", {"token": SECRET}, "unknown storage option.*token"),
         ("memory://box", {"mount": True}, "local paths alone"),
         ("records", {"direct": True}, "a local path does not take.*direct"),
         ("records", {"account_key": SECRET}, "a local path does not take.*account_key"),
@@ -144,13 +151,6 @@ def test_options_that_will_not_do(url: str, options: dict[str, Any], says: str) 
     with pytest.raises(LocationError, match=says) as caught:
         open_storage(url, options)
     assert SECRET not in str(caught.value)
-
-
-def test_a_local_path_takes_no_cache(tmp_path: Path) -> None:
-    with pytest.raises(LocationError, match="cache"):
-        open_storage(tmp_path, cache_dir=tmp_path / "cache", cache_limit="1GiB")
-    with pytest.raises(LocationError, match="cache_limit"):
-        open_storage(AZURE, cache_dir=tmp_path / "cache")
 
 
 def test_options_are_split() -> None:

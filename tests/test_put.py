@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import itertools
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.storage.local_replacing import put_file
 from seqrecord.storage.mounts import MountStorage
 from tests.power_loss import Choice, Disk, Record
+from tests.storage_contract import StorageContract
 
 PATH = "manifest.json"
 OLD, NEW = b'{"old": 1}', b'{"new": 22}'
@@ -81,33 +81,12 @@ def names(storage: LocalStorage) -> list[str]:
     return sorted(path.name for path in storage.root.iterdir())
 
 
-@pytest.mark.usefixtures("disk")
-def test_a_file_is_put_if_it_is_the_expected_one(storage: LocalStorage) -> None:
-    storage.put(PATH, OLD, expected=None)
-    first = tag(storage)
-    assert first == hashlib.sha256(OLD).hexdigest()
-    for expected in (None, hashlib.sha256(b"another").hexdigest()):
-        with pytest.raises(ConflictError, match=r"manifest\.json"):
-            storage.put(PATH, b"no", expected=expected)
-    assert content(storage) == OLD
-    storage.put(PATH, NEW, expected=first)
-    assert content(storage) == NEW
-    with pytest.raises(ConflictError):
-        storage.put(PATH, OLD, expected=first)
-    assert names(storage) == [PATH]
-
-
-def test_an_expected_file_that_is_gone_is_a_conflict(storage: LocalStorage) -> None:
-    with pytest.raises(ConflictError):
-        storage.put(PATH, NEW, expected=hashlib.sha256(OLD).hexdigest())
-    assert names(storage) == []
-
-
-def test_a_large_file_is_not_read_whole(storage: LocalStorage) -> None:
-    storage.put(PATH, bytes(1000), expected=None)
-    assert len(storage.read_whole(PATH, 1000)[0]) == 1000
-    with pytest.raises(StorageError, match=r"too large.*manifest\.json.*at most 999 bytes.*1000"):
-        storage.read_whole(PATH, 999)
+class TestWithoutLocks(StorageContract):
+    @pytest.fixture
+    def storage(self, no_locks: None, tmp_path: Path) -> Iterator[LocalStorage]:
+        storage = LocalStorage(tmp_path / "set")
+        yield storage
+        storage.close()
 
 
 def test_whoever_looks_at_a_name_does_not_cost_it(

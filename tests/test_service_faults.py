@@ -15,18 +15,16 @@ from seqrecord.errors import (
     AccessError,
     ConflictError,
     DeadlineError,
-    LocationError,
     NotFoundError,
     StorageError,
     TransientError,
 )
-from tests.canned_server import Canned, CannedServer, answer
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
 from tests.places import CLOUDS, PLACES, Place, giving_up
-from tests.storage_contract import DATA, PATH, get, left, put
+from tests.storage_contract import DATA, PATH, get, left
 
 pytestmark = pytest.mark.slow  # even with the services that need nothing installed
 
@@ -187,56 +185,6 @@ def test_a_service_that_is_gone_is_a_deadline(place: Place) -> None:
             action()
         assert place.url in str(caught.value)
     storage.close()
-
-
-def s3_at(server: CannedServer) -> Place:
-    options = {"access_key_id": "a", "secret_access_key": "b", "endpoint": f"http://{server.host}"}
-    return Place("s3", server.host, lambda _: ("s3://box/set", options), _nothing, list)
-
-
-def gs_at(server: CannedServer) -> Place:
-    options = {"bearer_token": "t", "base_url": f"http://{server.host}"}
-    return Place("gs", server.host, lambda _: ("gs://box/set", options), _nothing, list)
-
-
-def _nothing(_path: str, _data: bytes) -> None:
-    pass
-
-
-@pytest.mark.parametrize("open_at", [s3_at, gs_at])
-@pytest.mark.parametrize(
-    ("status", "code", "error"),
-    [
-        (403, "AccessDenied", AccessError),
-        (403, "InvalidAccessKeyId", AccessError),
-        (401, "AuthenticationRequired", AccessError),
-        (404, "NoSuchBucket", NotFoundError),
-        (400, "AuthorizationHeaderMalformed", LocationError),
-        (301, "PermanentRedirect", LocationError),
-        (503, "SlowDown", DeadlineError),
-        (503, "ServiceUnavailable", DeadlineError),
-        (429, "TooManyRequests", DeadlineError),
-        (403, "rateLimitExceeded", DeadlineError),
-    ],
-)
-def test_what_s3_and_gcs_say_to_a_writer(
-    open_at: Callable[[CannedServer], Place], status: int, code: str, error: type[StorageError]
-) -> None:
-    text = f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
-    with CannedServer([Canned(answer(status, text))]) as server:
-        # Who is refused at once needs time for one attempt, which has a quarter of the deadline.
-        storage = open_at(server).open(deadline=0.1 if error is DeadlineError else 20)
-        for action in (
-            lambda: storage.put("manifest.json", b"x", expected=None),
-            lambda: storage.files("records"),
-            lambda: put(storage, PATH, DATA),
-        ):
-            with pytest.raises(error) as caught:
-                action()
-            assert type(caught.value) is error
-            assert storage.url in str(caught.value)
-            assert "S3CRET" not in str(caught.value)
-        storage.close()
 
 
 # What may not be listed

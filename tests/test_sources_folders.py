@@ -278,23 +278,18 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str, dict[str, object]]] = 
         ".",
         {"feature": "rgb", "got": "rgb/ and rgb.npy"},
     ),
-    "a frame twice": (
-        _write("rgb/2.jpg", b""),
-        "two files of one frame",
-        "rgb/2.*",
-        {},
-    ),
+    "a frame twice": (_write("rgb/2.jpg", b""), "two files of one frame", "rgb/2.*", {}),
     "image of another size": (
         _write("rgb/1.png", _bytes(_images(0, 4, 4, 3), "png")),
-        "wrong shape",
+        "an image that differs from the first one",
         "rgb/1.png",
-        {"expected": [4, 5, 3], "got": [4, 4, 3], "feature": "rgb", "frame": 1},
+        {"got": "uint8 [4, 4, 3]", "feature": "rgb", "frame": 1},
     ),
     "image of another depth": (
         _write("rgb/0.png", _bytes(np.zeros((4, 5), np.uint16), "png")),
-        "wrong dtype",
+        "an image that differs from the first one",
         "rgb/0.png",
-        {"expected": "uint8", "got": "uint16"},
+        {"got": "uint16 [4, 5]"},
     ),
     "truncated JPEG": (
         _cut("photo/1.jpg", 700),
@@ -304,9 +299,9 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str, dict[str, object]]] = 
     ),
     "PNG named JPEG": (
         _write("photo/1.jpg", _bytes(_images(0, 16, 16, 3), "png")),
-        "an image that cannot be decoded",
+        "an image of another format than its name says",
         "photo/1.jpg",
-        {},
+        {"expected": "jpeg", "got": "png"},
     ),
     "metadata that is no JSON": (
         _write("metadata.json", b"{"),

@@ -120,13 +120,13 @@ def changed(root: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"depth_min": ...}, "video.depth_min: a number is expected, got None"),
-        ({"depth_max": ...}, "video.depth_max: a number is expected, got None"),
-        ({"shift": ...}, "video.shift: a number is expected, got None"),
+        ({"depth_min": ...}, "video.depth_min: a finite number is expected, got None"),
+        ({"depth_max": ...}, "video.depth_max: a finite number is expected, got None"),
+        ({"shift": ...}, "video.shift: a finite number is expected, got None"),
         ({"use_log": ...}, "video.use_log: true or false is expected, got None"),
         ({"use_log": 1}, "video.use_log: true or false is expected, got 1"),
-        ({"depth_min": True}, "video.depth_min: a number is expected, got True"),
-        ({"depth_max": "10"}, "video.depth_max: a number is expected, got '10'"),
+        ({"depth_min": True}, "video.depth_min: a finite number is expected, got True"),
+        ({"depth_max": "10"}, "video.depth_max: a finite number is expected, got '10'"),
         ({"depth_max": math.inf}, "video.depth_max: a finite number is expected, got inf"),
         ({"shift": math.nan}, "video.shift: a finite number is expected, got nan"),
         ({"depth_max": 10**400}, "video.depth_max: a finite number is expected, got 1000"),

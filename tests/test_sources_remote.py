@@ -328,10 +328,7 @@ def test_packed_from_azure_on_the_command_line(
         main(arguments)
     assert ended.value.code == 0
     convert(open_source(folder), tmp_path / "wanted", workers=1)
-    with (
-        seqrecord.open(destination) as found,
-        seqrecord.open(tmp_path / "wanted") as wanted,
-    ):
+    with seqrecord.open(destination) as found, seqrecord.open(tmp_path / "wanted") as wanted:
         assert list(found.episodes.keys()) == list(wanted.episodes.keys())
         for key in wanted.episodes:
             assert len(found.episodes[key]) == len(wanted.episodes[key])

@@ -7,18 +7,14 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import (
-    AccessError,
     DestinationError,
     NotFoundError,
     StorageError,
@@ -26,9 +22,14 @@ from seqrecord.errors import (
 )
 from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
-from seqrecord.storage.parts import Content, WholeFiles, encode_part, unfinished_uploads
 from seqrecord.storage.ranges import ByteRange, unwanted_if
-from seqrecord.storage.spooled import Hold, SpooledUpload, UploadTiming
+from seqrecord.storage.uploads import (
+    Content,
+    SpooledUpload,
+    UploadTiming,
+    encode_part,
+    unfinished_uploads,
+)
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 
@@ -37,7 +38,9 @@ DATA = random.Random(1).randbytes(100_000)
 
 
 class Store:
-    """What was put, by path; `put_part` and `send` may be replaced."""
+    """What was put, by path; `on_put` and so on are called before it is."""
+
+    url = "mem://x"
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -45,49 +48,31 @@ class Store:
         self.on_send: Callable[[], None] = lambda: None
         self.on_remove: Callable[[str], None] = lambda path: None
         self.clock = 0.0
-        self.taken = b""  # of what is sent now
-        self.piece_bytes = 700
         self.save_seconds, self.part_bytes, self.whole_seconds = 4.0, 8 << 20, 60.0
 
-    def upload(self, path: str, send_from_bytes: int = 1 << 30) -> SpooledUpload:
-        timing = UploadTiming(
-            self.save_seconds, self.part_bytes, send_from_bytes, self.whole_seconds
-        )
-        return SpooledUpload(path, self.whole, timing)
-
-    @property
-    def whole(self) -> WholeFiles:
-        return WholeFiles(
-            "mem://x",
-            send=self._send,
-            put=self._put,
-            files=self._files,
-            read_whole=self._read_whole,
-            read_ranges=self._read_ranges,
-            remove=self._remove,
-        )
+    def upload(self, path: str) -> SpooledUpload:
+        timing = UploadTiming(self.save_seconds, self.part_bytes, self.whole_seconds)
+        return SpooledUpload(path, self, timing)
 
     @property
     def parts(self) -> list[str]:
         return sorted(path for path in list(self.objects) if path.startswith("parts/"))
 
     def unfinished(self) -> list[Unfinished]:
-        return unfinished_uploads("records", self.whole)
+        return unfinished_uploads("records", self)
 
-    def _send(self, path: str, content: Content) -> None:
+    def send(self, path: str, content: Content) -> None:
         self.on_send()
         if path in self.objects:
             raise DestinationError("the file exists already", file=path)
-        self.taken = b""
-        while piece := content.read(len(self.taken), len(self.taken) + self.piece_bytes):
-            self.taken += piece
-        self.objects[path] = self.taken
+        pieces = (content.read(at, at + 700) for at in range(0, content.size, 700))
+        self.objects[path] = b"".join(pieces)
 
-    def _put(self, path: str, data: bytes) -> None:
+    def put_part(self, path: str, data: bytes) -> None:
         self.on_put()
         self.objects[path] = data
 
-    def _files(self, folder: str) -> list[FileInfo]:
+    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
         self.clock += 1
         return [
             FileInfo(path, len(data), self.clock)
@@ -95,18 +80,18 @@ class Store:
             if path.startswith(f"{folder}/")
         ]
 
-    def _read_whole(self, path: str, limit: int) -> bytes:
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         if path not in self.objects:
             raise NotFoundError("no such file", file=path)
-        return self.objects[path]
+        return self.objects[path], ""
 
-    def _read_ranges(
+    def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         for item, buffer in zip(ranges, buffers, strict=True):
             buffer[:] = self.objects[path][item.start : item.stop]
 
-    def _remove(self, path: str) -> None:
+    def remove_part(self, path: str) -> None:
         self.on_remove(path)
         self.objects.pop(path, None)
 
@@ -137,7 +122,7 @@ def never_due(store: Store) -> None:
 
 
 def threads() -> list[threading.Thread]:
-    return own_threads("seqrecord-upload", "seqrecord-send")
+    return own_threads("seqrecord-upload")
 
 
 def read(left: Unfinished, start: int, stop: int) -> bytes:
@@ -210,62 +195,6 @@ def test_a_part_is_as_documented(store: Store) -> None:
     head = struct.pack("<IQQI", 1, 5, 9, 2)
     body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
     assert part == b"SEQPART\0" + struct.pack("<I", crc32c(body)) + body
-
-
-@pytest.mark.usefixtures("never_due")
-def test_what_is_long_is_several_parts(store: Store) -> None:
-    store.part_bytes = 30_000
-    upload = store.upload(PATH)
-    for start in range(0, 100_000, 10_000):
-        upload.write(DATA[start : start + 10_000])
-        if start in (20_000, 30_000, 90_000):
-            upload.checkpoint(b"%d" % start)
-    upload.leave()
-    assert len(store.parts) == 4
-    (left,) = store.unfinished()
-    assert left.checkpoints() == [(30_000, b"20000"), (40_000, b"30000"), (100_000, b"90000")]
-    assert read(left, 0, 100_000) == DATA
-    assert read(left, 29_999, 60_001) == DATA[29_999:60_001]
-
-
-@pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("offset", [0, 1, 25_000, 29_999, 30_000, 31_000, 47_000])
-def test_rewound_to_anywhere(store: Store, offset: int) -> None:
-    upload = store.upload(PATH)
-    upload.write(DATA[:25_000])
-    upload.checkpoint(b"one")
-    wait_for(lambda: saved(store, 25_000))
-    upload.write(DATA[25_000:30_000])
-    upload.checkpoint(b"two")
-    wait_for(lambda: saved(store, 30_000))
-    upload.write(DATA[30_000:47_000])
-    upload.rewind(offset)
-    assert upload.tell() == offset
-    upload.write(b"new")
-    upload.checkpoint(b"three")
-    expected = DATA[:offset] + b"new"
-    three = (len(expected), b"three")  # meanwhile there may be no checkpoint that counts
-    wait_for(lambda: [each.checkpoints()[-1:] for each in store.unfinished()] == [[three]])
-    (left,) = store.unfinished()
-    notes = [(size, note) for size, note in ((25_000, b"one"), (30_000, b"two")) if size <= offset]
-    assert left.checkpoints() == [*notes, (len(expected), b"three")]
-    assert read(left, 0, len(expected)) == expected
-    upload.commit()
-    assert store.objects == {PATH: expected}
-
-
-@pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("offset", [0, 1, 24_999, 25_000, 29_999])
-def test_a_checkpoint_that_is_taken_back_counts_no_more(store: Store, offset: int) -> None:
-    upload = store.upload(PATH)
-    for stop, note in ((25_000, b"one"), (30_000, b"two")):
-        upload.write(DATA[upload.tell() : stop])
-        upload.checkpoint(note)
-        wait_for(partial(saved, store, stop))
-    upload.rewind(offset)
-    upload.leave()
-    (left,) = store.unfinished()
-    assert left.checkpoints() == ([(25_000, b"one")] if offset >= 25_000 else [])
 
 
 def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
@@ -350,146 +279,13 @@ def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
     assert list(store.objects) == [PATH]
 
 
-# Sent while it is written
-
-
-@pytest.mark.usefixtures("never_due")
-def test_a_long_file_is_sent_while_it_is_written(store: Store) -> None:
-    upload = store.upload(PATH, send_from_bytes=30_000)
-    upload.write(DATA[:29_999])
-    assert threads() == []
-    upload.write(DATA[29_999:60_000])
-    wait_for(lambda: len(store.taken) > 59_000)
-    upload.checkpoint(b"one")
-    upload.write(DATA[60_000:])
-    wait_for(lambda: len(store.taken) > 99_000)
-    assert store.objects == {}
+def test_nothing_is_sent_that_is_unwanted(store: Store) -> None:
+    upload = store.upload(PATH)
+    upload.write(DATA)
+    with unwanted_if(lambda: True), pytest.raises(StorageError, match="nobody waits"):
+        upload.commit()
     upload.commit()
     assert store.objects == {PATH: DATA}
-
-
-@pytest.mark.usefixtures("never_due")
-@pytest.mark.parametrize("end", ["commit", "abort", "leave", "drop"])
-def test_what_sends_ends_with_the_upload(store: Store, end: str) -> None:
-    upload = store.upload(PATH, send_from_bytes=1000)
-    upload.write(DATA[:50_000])
-    upload.checkpoint(b"one")
-    upload.write(DATA[50_000:])
-    wait_for(lambda: len(store.taken) > 99_000)
-    assert len(threads()) == 2
-    if end == "drop":
-        del upload
-        gc.collect()
-    else:
-        getattr(upload, end)()
-    assert threads() == []
-    assert (PATH in store.objects) == (end == "commit")
-    assert bool(store.parts) == (end == "leave")
-
-
-@pytest.mark.usefixtures("never_due")
-@pytest.mark.parametrize("offset", [0, 1, 25_000, 60_000, 99_000, 100_000])
-def test_what_was_sent_and_is_taken_back_is_sent_anew(store: Store, offset: int) -> None:
-    upload = store.upload(PATH, send_from_bytes=1000)
-    upload.write(DATA)
-    wait_for(lambda: len(store.taken) > 99_000)
-    upload.rewind(offset)
-    upload.write(b"new")
-    upload.commit()
-    assert store.objects == {PATH: DATA[:offset] + b"new"}
-
-
-@pytest.mark.usefixtures("never_due")
-def test_after_something_was_taken_back_only_what_is_sure_is_sent_before_the_end(
-    store: Store,
-) -> None:
-    upload = store.upload(PATH, send_from_bytes=1000)
-    upload.write(DATA[:50_000])
-    wait_for(lambda: len(store.taken) > 49_000)
-    upload.rewind(40_000)
-    upload.write(DATA[40_000:60_000])
-    upload.checkpoint(b"one")
-    upload.write(DATA[60_000:])
-    wait_for(lambda: 59_000 < len(store.taken) <= 60_000)
-    upload.rewind(60_000)
-    upload.checkpoint(b"two")
-    assert 59_000 < len(store.taken) <= 60_000, "nothing is sent a third time"
-    upload.commit()
-    assert store.objects == {PATH: DATA[:60_000]}
-
-
-def test_random_uploads_are_sent_as_they_were_written(store: Store) -> None:
-    store.save_seconds = 0.0
-    for seed in range(60):
-        draw = random.Random(seed)
-        store.piece_bytes = draw.randrange(1, 2000)
-        upload, data = store.upload(PATH, send_from_bytes=2000), bytearray()
-        for _ in range(draw.randrange(1, 30)):
-            if draw.random() < 0.2 and data:
-                del data[draw.randrange(len(data) + 1) :]
-                upload.rewind(len(data))
-            piece = draw.randbytes(draw.randrange(3000))
-            upload.write(piece)
-            data += piece
-            if draw.random() < 0.3:
-                upload.checkpoint(b"note")
-        upload.commit()
-        assert store.objects == {PATH: data}
-        store.objects.clear()
-
-
-@pytest.mark.usefixtures("never_due")
-@pytest.mark.parametrize("call", CALLS)
-def test_what_fails_while_it_is_sent_is_raised_by_the_next_call(store: Store, call: str) -> None:
-    def fail() -> None:
-        raise AccessError("as asked", file=PATH)
-
-    store.on_send = fail
-    upload = store.upload(PATH, send_from_bytes=1000)
-    upload.write(DATA)
-    wait_for(lambda: threads() == [])
-    for _ in range(2):
-        with pytest.raises(AccessError, match="as asked"):
-            CALLS[call](upload)
-    upload.leave()
-    assert store.objects == {}
-
-
-@pytest.mark.usefixtures("never_due")
-def test_a_commit_of_what_cannot_be_sent_can_be_repeated(store: Store) -> None:
-    whole, fails = threading.Event(), [True]
-
-    def on_send() -> None:
-        if fails[0]:
-            assert whole.wait(60)
-            raise TransientError("as asked", file=PATH)
-
-    store.on_send = on_send
-    upload = store.upload(PATH, send_from_bytes=1000)
-    upload.write(DATA)
-    whole.set()
-    with pytest.raises(TransientError, match="as asked"):
-        upload.commit()
-    fails[0] = False
-    upload.commit()
-    assert store.objects == {PATH: DATA}
-
-
-def test_nothing_waits_for_what_is_unwanted(store: Store) -> None:
-    sending, is_over = threading.Event(), threading.Event()
-
-    def on_send() -> None:
-        sending.set()
-        assert is_over.wait(60)
-
-    store.on_send = on_send
-    upload = store.upload(PATH, send_from_bytes=1000)
-    upload.write(DATA)
-    with unwanted_if(sending.is_set), pytest.raises(StorageError, match="nobody waits"):
-        upload.commit()
-    is_over.set()
-    upload.abort()
-    assert threads() == []
 
 
 @pytest.mark.usefixtures("kept_at_once")
@@ -590,7 +386,7 @@ def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -
         "from tests.test_spooled import PATH, Store, SpooledUpload\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "upload = SpooledUpload(PATH, Store().whole)\n"
+        "upload = SpooledUpload(PATH, Store())\n"
         "try:\n    upload.write(bytes(2000))\n"
         "except Exception as error:\n    sys.exit(f'{type(error).__name__}: {error}')\n"
     )
@@ -606,34 +402,6 @@ def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -
     assert "StorageError" in done.stderr
     assert "TMPDIR" in done.stderr
     assert PATH in done.stderr
-
-
-def test_the_file_of_an_upload_that_has_ended_is_that_of_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of which nothing is seen: a shorter upload ends where it ends."""
-    hold, make, made = Hold(), tempfile.TemporaryFile, list[Any]()
-
-    def make_one(**options: Any) -> Any:
-        made.append(make(**options))
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", make_one)
-    store = Store()
-    store.piece_bytes = 30_000
-    gc.collect()
-    for number, length in enumerate((90_000, 1000, 50_000)):
-        upload = store.upload(f"records/{number}")
-        upload.write(DATA[number : number + length])
-        upload.commit()
-        assert store.objects[f"records/{number}"] == DATA[number : number + length]
-    given_up = store.upload("records/x")
-    given_up.write(DATA[:500])
-    given_up.abort()
-    with pytest.raises(StorageError, match="closed"):
-        given_up.write(b"more")
-    assert len(made) <= 1
-    hold.release()
 
 
 def test_it_tells_whether_a_kill_loses_a_checkpoint() -> None:

@@ -30,13 +30,12 @@ from seqrecord.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.engine.engine import Scheduler
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import TransientError
-from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage import FsspecStorage, LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.parts import WholeFiles
 from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 from seqrecord.storage.retrying import Retrier, RetryingStorage
-from seqrecord.storage.spooled import SpooledUpload, UploadTiming
+from seqrecord.storage.uploads import UploadTiming
 from tests.clip_data import effective, leaves_nothing
 from tests.own_threads import own_threads
 from tests.storage_doubles import Fault, FaultyStorage
@@ -339,20 +338,16 @@ def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
 # Uploads
 
 
+class _TakesNothing(FsspecStorage):
+    def overwrite(self, path: str, data: bytes) -> None:
+        raise transient()
+
+
 def test_an_upload_that_is_given_up_sends_nothing_more() -> None:
     retrier = Retrier(deadline=DEADLINE)
-
-    def gone(path: str, data: bytes) -> None:
-        def put() -> None:
-            raise transient()
-
-        retrier.call(put, file=path)
-
-    def nothing(*_: Any) -> Any:
-        raise AssertionError
-
-    store = WholeFiles("az://box", nothing, gone, nothing, nothing, nothing, lambda path: None)
-    upload = SpooledUpload("file", store, UploadTiming(0.0))
+    store = _TakesNothing("memory", "gone", shown="memory://gone", retrier=retrier)
+    store.timing = UploadTiming(0.0)
+    upload = store.create("file")
     upload.write(bytes(9 << 20))
     upload.checkpoint(b"note")
     while not retrier.counters()["retries"]:

@@ -43,7 +43,7 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
-from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage, Slow
+from tests.storage_doubles import CountingStorage, FaultyStorage, Slow
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -605,65 +605,6 @@ def test_clients_of_different_places_are_not_made_at_once() -> None:
 
 
 # Wrappers
-
-
-def test_counts(tmp_path: Path) -> None:
-    storage = CountingStorage(LocalStorage(tmp_path))
-    put(storage, PATH, DATA)
-    get(storage, PATH, 10, 30)
-    get(storage, PATH, 0, 5)
-    storage.size(PATH)
-    storage.files("records")
-    assert storage.ranges == {PATH: [ByteRange(10, 30), ByteRange(0, 5)]}
-    assert storage.bytes_read == 25
-    assert storage.sizes == {PATH: 1}
-    assert storage.lists == {"records": 1}
-    assert pickle.loads(pickle.dumps(storage)).bytes_read == 0
-    storage.reset()
-    assert storage.bytes_read == 0
-
-
-def test_faults_come_when_they_should(tmp_path: Path) -> None:
-    inner = LocalStorage(tmp_path)
-    put(inner, PATH, DATA)
-    storage = FaultyStorage(inner, FailAt("read", 1, error=StorageError("second")))
-    get(storage, PATH, 0, 1)
-    with pytest.raises(StorageError, match="second"):
-        get(storage, PATH, 0, 1)
-    get(storage, PATH, 0, 1)
-
-    full = FaultyStorage(inner, FailAt("write", 2, onwards=True))
-    upload = full.create("records/x")
-    upload.write(b"1")
-    upload.write(b"2")
-    for _ in range(3):
-        with pytest.raises(StorageError, match="as asked"):
-            upload.write(b"3")
-    upload.abort()
-
-    short = FaultyStorage(inner, FailAt("read", error="short"))
-    buffer = bytearray(100)
-    with pytest.raises(StorageError, match="ended early"):
-        short.read_ranges(PATH, [ByteRange(0, 100)], [memoryview(buffer)])
-    assert buffer == DATA[:50] + bytes(50)
-
-
-def test_seeded_faults_are_the_same_each_time(tmp_path: Path) -> None:
-    inner = LocalStorage(tmp_path)
-    put(inner, PATH, DATA)
-
-    def failures(seed: int) -> list[int]:
-        storage = pickle.loads(pickle.dumps(FaultyStorage(inner, FailOften(seed, 0.3))))
-        failed = []
-        for i in range(100):
-            try:
-                get(storage, PATH, i, i + 1)
-            except StorageError:
-                failed.append(i)
-        return failed
-
-    assert failures(1) == failures(1) != failures(2)
-    assert 10 < len(failures(1)) < 60
 
 
 def test_not_found_is_a_file_not_found_error(tmp_path: Path) -> None:

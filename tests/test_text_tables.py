@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.text_tables import check_rising, rows_of, table
+from seqrecord.sources.text_tables import rows_of, table, timed_values
 
 
 def test_rows_and_tables(tmp_path: Path) -> None:
@@ -35,6 +34,10 @@ def test_rows_and_tables(tmp_path: Path) -> None:
 
 
 def test_times_that_go_back(tmp_path: Path) -> None:
-    check_rising(np.array([1.0, 1.0, 2.0]), tmp_path)
+    path = tmp_path / "list.txt"
+    path.write_text("1.0 5\n1.0 6\n2.0 7\n")
+    times, values = timed_values(path, 1)
+    assert (times.tolist(), values.tolist()) == ([1, 1, 2], [[5], [6], [7]])
+    path.write_text("1.0 5\n2.0 6\n1.5 7\n")
     with pytest.raises(SourceError, match=r"timestamps that go back; .*frame: 2; .*got: 1.5"):
-        check_rising(np.array([1.0, 2.0, 1.5]), tmp_path)
+        timed_values(path, 1)

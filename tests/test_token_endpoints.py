@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pytest
 
 from seqrecord.errors import AccessError, DeadlineError
 from seqrecord.storage import Storage, open_storage
-from tests.local_server import LocalServer
+from tests.local_server import Handler, LocalServer
 from tests.obstore_runtime import obstore_is
 from tests.places import hastened
+from tests.services import Authority
 from tests.storage_contract import get
 
 # google-auth says so of credentials whose file names where they are to be asked for.
@@ -29,40 +30,58 @@ TOKEN = "S3CRET-T0KEN"
 
 
 class TokenServer(LocalServer):
-    """Answers with the `statuses`, one after the other, and then with a token, `given`."""
+    """Answers with the `statuses`, one after the other, and then with a token, `given`.
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    With a certificate and its key over TLS: the tenant `tenant` of an Azure authority.
+    """
+
+    def __init__(self, given: dict[str, Any], certificate: tuple[Path, Path] | None = None) -> None:
         self.given = given
         self.statuses: Sequence[int] = ()
         self.asked = 0
+        self._context: ssl.SSLContext | None = None
+        if certificate is not None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.load_cert_chain(*certificate)
         super().__init__(_Handler)
 
     @property
     def url(self) -> str:
         return f"http://{self.host}/token"
 
+    def get_request(self) -> Any:
+        connection, address = super().get_request()
+        if self._context is not None:
+            connection = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
 
-class _Handler(BaseHTTPRequestHandler):
+
+class _Handler(Handler):
     server: TokenServer
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def _serve(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def serve(self) -> None:
+        self.body()
+        if self.path.endswith("/openid-configuration"):
+            tenant = f"https://{self.server.host}/tenant"
+            self._send(
+                200,
+                {
+                    "issuer": f"{tenant}/v2.0",
+                    "authorization_endpoint": f"{tenant}/oauth2/v2.0/authorize",
+                    "token_endpoint": f"{tenant}/oauth2/v2.0/token",
+                },
+            )
+            return
         number, statuses = self.server.asked, self.server.statuses
         self.server.asked += 1
         status = statuses[number] if number < len(statuses) else 200
         refusal = {"error": "invalid_grant", "error_description": "S3CRET", "message": "S3CRET"}
-        body = json.dumps(self.server.given if status == 200 else refusal).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self._send(status, self.server.given if status == 200 else refusal)
 
-    do_GET = do_POST = do_PUT = _serve  # noqa: N815 - looked up by name
+    def _send(self, status: int, value: object) -> None:
+        self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
 class Objects(LocalServer):
@@ -76,25 +95,13 @@ class Objects(LocalServer):
 DATA = bytes(range(200))
 
 
-class _Object(BaseHTTPRequestHandler):
+class _Object(Handler):
     server: Objects
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def serve(self) -> None:
         self.server.heads.append({name.lower(): text for name, text in self.headers.items()})
-        item = self.headers.get("Range") or self.headers.get("x-ms-range") or ""
-        start, _, last = item.removeprefix("bytes=").partition("-")
-        body = DATA[int(start) : int(last) + 1]
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{last}/{len(DATA)}")
-        self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
-        self.send_header("ETag", '"tag"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        headers = {"Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT", "ETag": '"tag"'}
+        self.send_range(DATA, headers)
 
 
 @dataclass
@@ -106,52 +113,63 @@ class Cloud:
     open: Callable[[float], Storage]
 
 
-@pytest.fixture(params=["az", "gs", "s3"])
+@pytest.fixture(params=["az identity", "az secret", "gs", "s3"])
 def cloud(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cloud]:
     pytest.importorskip("obstore", reason="pip install obstore")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AZURE_CLIENT_SECRET"):
         monkeypatch.delenv(name, raising=False)
-    expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
-    with Objects() as objects, obstore_is(used=True):  # else it looks without obstore
-        if request.param == "az":
-            pytest.importorskip("azure.identity", reason="pip install azure-identity")
-            given: dict[str, Any] = {"access_token": TOKEN, "resource": "x", "token_type": "Bearer"}
-            given["expires_on"] = str(int(time.time()) + 3600)
-            with TokenServer(given) as tokens:
-                monkeypatch.setenv("IDENTITY_ENDPOINT", tokens.url)
-                monkeypatch.setenv("IDENTITY_HEADER", "header")
-                options = {"account_name": "acme", "endpoint": f"http://{objects.host}/acme"}
-                yield Cloud(
-                    tokens,
-                    objects,
-                    lambda d: hastened(open_storage("az://box/p", {**options, "deadline": d})),
-                )
+    expires = time.time() + 3600
+    certificate: tuple[Path, Path] | None = None
+    if request.param == "az identity":
+        pytest.importorskip("azure.identity", reason="pip install azure-identity")
+        given: dict[str, Any] = {"access_token": TOKEN, "resource": "x", "token_type": "Bearer"}
+        given["expires_on"] = str(int(expires))
+    elif request.param == "az secret":
+        identity = pytest.importorskip("azure.identity", reason="pip install azure-identity")
+
+        class Here(identity.ClientSecretCredential):  # type: ignore[misc, name-defined]
+            """Does not ask Microsoft which authorities there are."""
+
+            def __init__(self, *words: Any, **settings: Any) -> None:
+                super().__init__(*words, disable_instance_discovery=True, **settings)
+
+        monkeypatch.setattr(identity, "ClientSecretCredential", Here)
+        authority = Authority(tmp_path)
+        certificate = authority.issue()
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.certificate))
+        given = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+    elif request.param == "gs":
+        pytest.importorskip("google.auth", reason="pip install google-auth")
+        given = {"access_token": TOKEN, "expires_in": 3600}
+    else:
+        utils = pytest.importorskip("botocore.utils", reason="pip install boto3")
+        monkeypatch.setattr(utils.ContainerMetadataFetcher, "SLEEP_TIME", 0.01)
+        given = {"AccessKeyId": "AKID", "SecretAccessKey": "S3CRET", "Token": TOKEN}
+        given["Expiration"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+    # Else it looks without obstore.
+    with Objects() as objects, TokenServer(given, certificate) as tokens, obstore_is(used=True):
+        url = "az://box/p"
+        options = {"account_name": "acme", "endpoint": f"http://{objects.host}/acme"}
+        if request.param == "az identity":
+            monkeypatch.setenv("IDENTITY_ENDPOINT", tokens.url)
+            monkeypatch.setenv("IDENTITY_HEADER", "header")
+        elif request.param == "az secret":
+            monkeypatch.setenv("AZURE_AUTHORITY_HOST", f"https://{tokens.host}")
+            options |= {"tenant_id": "tenant", "client_id": "me", "client_secret": "S3CRET"}
         elif request.param == "gs":
-            pytest.importorskip("google.auth", reason="pip install google-auth")
-            with TokenServer({"access_token": TOKEN, "expires_in": 3600}) as tokens:
-                file = tmp_path / "account.json"
-                file.write_text(json.dumps(_service_account(tokens.url)))
-                monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-                options = {"base_url": f"http://{objects.host}"}
-                yield Cloud(
-                    tokens,
-                    objects,
-                    lambda d: hastened(open_storage("gs://box/p", {**options, "deadline": d})),
-                )
+            file = tmp_path / "account.json"
+            file.write_text(json.dumps(_service_account(tokens.url)))
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+            url, options = "gs://box/p", {"base_url": f"http://{objects.host}"}
         else:
-            utils = pytest.importorskip("botocore.utils", reason="pip install boto3")
-            monkeypatch.setattr(utils.ContainerMetadataFetcher, "SLEEP_TIME", 0.01)
-            keys = {"AccessKeyId": "AKID", "SecretAccessKey": "S3CRET", "Token": TOKEN}
-            with TokenServer({**keys, "Expiration": expires}) as tokens:
-                monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", tokens.url)
-                options = {"endpoint": f"http://{objects.host}", "region": "us-east-1"}
-                yield Cloud(
-                    tokens,
-                    objects,
-                    lambda d: hastened(open_storage("s3://box/p", {**options, "deadline": d})),
-                )
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", tokens.url)
+            options = {"endpoint": f"http://{objects.host}", "region": "us-east-1"}
+            url = "s3://box/p"
+        yield Cloud(
+            tokens, objects, lambda d: hastened(open_storage(url, {**options, "deadline": d}))
+        )
 
 
 def _service_account(token_uri: str) -> dict[str, str]:

@@ -70,11 +70,7 @@ def write_and_die(folder: Path, steps: str, settings: dict[str, Any]) -> None:
     ],
 )
 def test_a_writer_that_stops(
-    tmp_path: Path,
-    steps: str,
-    expected: tuple[int, Any] | None,
-    record_bytes: int,
-    gives_up: bool,
+    tmp_path: Path, steps: str, expected: tuple[int, Any] | None, record_bytes: int, gives_up: bool
 ) -> None:
     settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": record_bytes}
     if gives_up:
@@ -111,10 +107,7 @@ def test_an_error_after_a_flush(tmp_path: Path) -> None:
 
 
 def test_one_that_came_truncated_stays_so(tmp_path: Path) -> None:
-    with (
-        SeqRecordWriter(tmp_path / "d") as writer,
-        writer.episode("a", metadata=CUT) as episode,
-    ):
+    with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a", metadata=CUT) as episode:
         for number in range(3):
             episode.append(frame(number))
             episode.flush()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pickle
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,46 +37,19 @@ from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Unfinished
 from seqrecord.storage.base import FileInfo
-from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.writing.stored_statistics import add_statistics
-from tests.abandoned import abandon, abandonable
+from tests.abandoned import abandon
+from tests.numbered import LENGTHS, add, contents, frame, keys_of
+from tests.numbered import writer_of as writer
 from tests.storage_doubles import Between, CountingStorage
 
-LENGTHS = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
 
-
-def writer(where: Any, mode: Any = "create", record_bytes: int = 700) -> SeqRecordWriter:
-    return abandonable(where, mode=mode, codecs="raw", chunk_frames=2, record_bytes=record_bytes)
-
-
-def frame(key: str, number: int) -> dict[str, Any]:
-    return {"x": np.full(50, ord(key) + number, np.uint8)}
-
-
-def add(to: SeqRecordWriter, keys: Iterable[str]) -> None:
-    for key in keys:
-        with to.episode(key) as episode:
-            for number in range(LENGTHS[key]):
-                episode.append(frame(key, number))
-
-
-def keys_of(folder: Path) -> str:
-    """Keys in order; every frame is read, and `verify` finds nothing wrong."""
-    with seqrecord.open(folder) as dataset:
-        for key, episode in dataset.episodes.items():
-            frames: Any = episode[:]
-            want = [frame(key, number)["x"] for number in range(LENGTHS[key])]
-            np.testing.assert_array_equal(frames["x"], want)
-        assert verify(folder).problems == ()
-        return "".join(dataset.episodes)
-
-
-def record_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "records").iterdir()}
+def record_files_of(folder: Path) -> dict[str, bytes]:
+    return contents(folder / "records")
 
 
 def finished(folder: Path) -> dict[str, bytes]:
-    return {n: data for n, data in record_files(folder).items() if n.endswith(".seqrec")}
+    return {n: data for n, data in record_files_of(folder).items() if n.endswith(".seqrec")}
 
 
 # A resume beside a running writer
@@ -88,11 +60,11 @@ def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
     """It deleted the other's files, whose close() then succeeded with episodes missing."""
     running = writer(tmp_path)
     add(running, "abcde")
-    before = record_files(tmp_path)
+    before = record_files_of(tmp_path)
     assert any(name.endswith(".partial") for name in before)
     resumed = writer(tmp_path, "resume")
     assert resumed.finished_keys == set("abcde")
-    assert before.items() <= record_files(tmp_path).items()
+    assert before.items() <= record_files_of(tmp_path).items()
     add(running, "fg")
     add(resumed, "gh")
     second = resumed
@@ -148,6 +120,11 @@ def test_of_two_writers_begun_together_the_second_loses_nothing(
     for key_one, key_two in zip("cde", "fgh", strict=True):
         add(one, key_one)
         add(two, key_two)
+    if mode == "create":
+        with pytest.raises(DestinationError, match="another writer is running there"):
+            writer(tmp_path)
+        with pytest.raises(DestinationError, match="no dataset to append to"):
+            writer(tmp_path, "append")
     one.close()
     start = "ab" if mode == "append" else ""
     assert keys_of(tmp_path) == start + "cde"
@@ -199,38 +176,6 @@ def _parts(folder: Path) -> list[Any]:
     storage = LocalStorage(folder)
     files = read_manifest(storage).record_files
     return [part for file in files for part in read_footer(storage, file.path).episodes]
-
-
-@pytest.mark.parametrize("keys", ["gh", "hg"])
-def test_two_resumes_at_the_same_time(tmp_path: Path, keys: str) -> None:
-    killed = writer(tmp_path)
-    add(killed, "abcdef")
-    abandon(killed)
-    one, two = writer(tmp_path, "resume"), writer(tmp_path, "resume")
-    assert one.finished_keys == two.finished_keys == set("abcdef")
-    add(one, keys[0])
-    add(two, keys)
-    one.close()
-    with pytest.raises(ConflictError):
-        two.close()
-    assert keys_of(tmp_path) == "abcdef" + keys[0]
-    with writer(tmp_path, "resume") as last:
-        assert last.finished_keys == set("abcdefgh")
-    assert set(keys_of(tmp_path)) == set("abcdefgh")
-
-
-def test_a_resume_killed_and_resumed(tmp_path: Path) -> None:
-    left = itertools.count()
-    for keys in ("ab", "cd", "ef", ""):
-        killed = writer(tmp_path, "resume", record_bytes=10_000)
-        assert len(killed.finished_keys) == 2 * next(left)
-        add(killed, keys)
-        abandon(killed)
-    writer(tmp_path, "resume").close()
-    assert keys_of(tmp_path) == "abcdef"
-    assert clean(tmp_path, older_than=0)
-    assert keys_of(tmp_path) == "abcdef"
-    assert all(name.endswith(".seqrec") for name in record_files(tmp_path))
 
 
 def test_many_writers_that_end_in_any_order(tmp_path: Path) -> None:
@@ -399,60 +344,6 @@ def test_tables_that_clean_removes_before_a_worker_opens(tmp_path: Path) -> None
         assert list(copy.episodes) == ["a", "b"]
 
 
-# The manifest is put once
-
-
-class Unanswered(StorageWrapper):
-    """The answer to the first put of a manifest is lost, `before` or after it was done."""
-
-    def __init__(self, inner: Storage, *, done: bool) -> None:
-        super().__init__(inner)
-        self.done, self.puts = done, 0
-
-    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        self.puts += 1
-        if self.puts > 1 or self.done:
-            super().put(path, data, expected=expected)
-        if self.puts == 1:
-            raise TransientError("the connection was reset", file=path)
-
-
-@pytest.mark.parametrize("done", [True, False])
-@pytest.mark.parametrize("mode", ["create", "append"])
-def test_a_manifest_put_whose_answer_is_lost(tmp_path: Path, done: bool, mode: Any) -> None:
-    """It was put again, over what another writer had committed meanwhile."""
-    if mode == "append":
-        with writer(tmp_path) as old:
-            add(old, "a")
-    storage = Unanswered(LocalStorage(tmp_path), done=done)
-    with writer(RetryingStorage(storage, retrier=Retrier(sleep=lambda _: None)), mode) as each:
-        add(each, "bc")
-    assert storage.puts == 2 - done
-    assert keys_of(tmp_path) == ("abc" if mode == "append" else "bc")
-
-
-@pytest.mark.parametrize("mode", ["create", "append"])
-def test_a_lost_answer_and_another_writer(tmp_path: Path, mode: Any) -> None:
-    """The put was not done, and another commits before it is tried again."""
-    if mode == "append":
-        with writer(tmp_path) as old:
-            add(old, "a")
-    other = writer(tmp_path, mode)
-    storage = Unanswered(LocalStorage(tmp_path), done=False)
-
-    def sleep(seconds: float) -> None:
-        other.close()
-
-    mine = writer(RetryingStorage(storage, retrier=Retrier(sleep=sleep)), mode)
-    add(other, "d")
-    add(mine, "bc")
-    with pytest.raises(ConflictError):
-        mine.close()
-    assert keys_of(tmp_path) == ("ad" if mode == "append" else "d")
-    writer(tmp_path, "resume").close()
-    assert set(keys_of(tmp_path)) == set("abcd" if mode == "append" else "bcd")
-
-
 # clean
 
 
@@ -548,11 +439,11 @@ def test_clean_removes_nothing_of_the_future(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_and_kill(tmp_path)
-    before = record_files(tmp_path)
+    before = record_files_of(tmp_path)
     age(tmp_path, -3600)
     for older_than in (0, -86_400):
         assert clean(tmp_path, older_than=older_than) == []
-    assert record_files(tmp_path) == before
+    assert record_files_of(tmp_path) == before
     warned = [line for line in caplog.text.splitlines() if "after the storage's own" in line]
     assert len(warned) == 2
     assert "records/" in warned[0]
@@ -564,7 +455,7 @@ def test_clean_removes_nothing_of_the_future(
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_clean_takes_its_own_file_away_on_every_way_out(tmp_path: Path, dry_run: bool) -> None:
     write_and_kill(tmp_path)
-    before = record_files(tmp_path)
+    before = record_files_of(tmp_path)
     for error in (KeyboardInterrupt(), StorageError("as asked"), TransientError("as asked")):
 
         def stop(error: BaseException = error) -> None:
@@ -575,17 +466,17 @@ def test_clean_takes_its_own_file_away_on_every_way_out(tmp_path: Path, dry_run:
             storage: Any = Between(LocalStorage(tmp_path), number, stop)
             with contextlib.suppress(KeyboardInterrupt, StorageError):
                 clean(storage, older_than=3600, dry_run=dry_run)
-            assert record_files(tmp_path) == before
+            assert record_files_of(tmp_path) == before
 
 
 def test_clean_where_no_dataset_is(tmp_path: Path) -> None:
     killed = writer(tmp_path)
     add(killed, "ab")
     abandon(killed)
-    before = record_files(tmp_path)
+    before = record_files_of(tmp_path)
     with pytest.raises(DestinationError, match="no dataset there"):
         clean(tmp_path, older_than=0)
-    assert record_files(tmp_path) == before
+    assert record_files_of(tmp_path) == before
 
 
 class Meanwhile(StorageWrapper):
@@ -614,24 +505,14 @@ def write_and_kill(folder: Path) -> None:
     abandon(killed)
 
 
-def test_clean_beside_a_resume_that_began_before(tmp_path: Path) -> None:
-    write_and_kill(tmp_path)
-    resumed = writer(tmp_path, "resume")
-    assert resumed.finished_keys == set("abcdef")
-    assert clean(tmp_path, older_than=0)
-    with pytest.raises(DestinationError, match=r"nothing is committed|another writer"):
-        resumed.close()
-    assert keys_of(tmp_path) == "ab"
-
-
 def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
     resumed = writer(tmp_path, "resume")
-    before = record_files(tmp_path)
+    before = record_files_of(tmp_path)
     storage: Any = Meanwhile(LocalStorage(tmp_path), before=resumed.close)
     with pytest.raises(ConflictError, match="nothing was removed"):
         clean(storage, older_than=0)
-    assert before.items() <= record_files(tmp_path).items()
+    assert before.items() <= record_files_of(tmp_path).items()
     assert keys_of(tmp_path) == "abcdef"
 
 
@@ -666,23 +547,8 @@ def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
         assert resumed.finished_keys == set("ab")
     assert clean(tmp_path, older_than=3600), "what is condemned goes, however old it is"
     assert all(
-        name in str(read_manifest(LocalStorage(tmp_path))) for name in record_files(tmp_path)
+        name in str(read_manifest(LocalStorage(tmp_path))) for name in record_files_of(tmp_path)
     )
-    assert keys_of(tmp_path) == "ab"
-
-
-def test_a_commit_that_clean_has_overtaken_is_refused(tmp_path: Path) -> None:
-    """Its tables may be gone."""
-    with writer(tmp_path) as old:
-        add(old, "ab")
-
-    def tidy() -> None:
-        assert clean(tmp_path, older_than=0)
-
-    each = writer(Meanwhile(LocalStorage(tmp_path), before=tidy), "append")
-    add(each, "c")
-    with pytest.raises(ConflictError):
-        each.close()
     assert keys_of(tmp_path) == "ab"
 
 

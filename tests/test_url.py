@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import re
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -136,64 +133,6 @@ def test_an_unclear_location_says_what_to_write(url: Any, says: str) -> None:
         parse_location(url)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     assert caught.value.__context__ is None or SECRET not in str(caught.value.__context__)
-
-
-class _Files(BaseHTTPRequestHandler):
-    """A static file server that knows ranges, and no listing."""
-
-    root: Path
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        file = self.root / self.path.lstrip("/")
-        if not file.is_file():
-            self.send_error(404)
-            return
-        data = file.read_bytes()
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if wanted is not None:
-            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-            data = data[start:stop]
-        else:
-            self.send_response(200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def http_root(tmp_path: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Files", (_Files,), {"root": tmp_path}))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_a_dataset_opens_over_http(tmp_path: Path, http_root: str) -> None:
-    pytest.importorskip("aiohttp", reason="pip install aiohttp")
-    written = write_small(tmp_path / "dataset")
-    with seqrecord.open(f"{http_root}/dataset") as dataset:
-        for key, frames in written.items():
-            got = dataset.episodes[key][0]
-            assert got.keys() == frames[0].keys()
-            assert all((got[name] == frames[0][name]).all() for name in ("image_left", "pose"))
-    with pytest.raises(seqrecord.NotFoundError, match="no dataset here"):
-        seqrecord.open(f"{http_root}/nothing")
 
 
 # A URL in a path object has lost a slash.

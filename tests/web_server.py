@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tests.local_server import LocalServer
+from tests.local_server import Handler, LocalServer
 
 __all__ = ["WebFolder"]
 
@@ -27,55 +25,34 @@ class WebFolder(LocalServer):
         return f"http://{self.host}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server: WebFolder
-    protocol_version = "HTTP/1.1"
 
     def setup(self) -> None:
         self.server.connections += 1
         super().setup()
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_HEAD(self) -> None:
-        if self.server.head:
-            self._serve()
-        else:
-            self._send(405, b"", {})
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        if self.command == "HEAD" and not self.server.head:
+            self.send(405)
+            return
         path = self.server.folder / unquote(urlsplit(self.path).path).lstrip("/")
         if not path.is_file():
-            self._send(404, b"not here", {})
+            self.send(404, b"not here")
             return
         data = path.read_bytes()
         headers = {"ETag": f'"{path.stat().st_mtime_ns:x}-{len(data):x}"'}
         headers["Last-Modified"] = "Wed, 01 Jan 2025 00:00:00 GMT"
         if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
-            self._send(412, b"", {})
+            self.send(412)
             return
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked is None or not self.server.ranges:
-            self._send(200, data, headers)
-            return
-        start, stop = int(asked[1]), min(int(asked[2] or len(data)) + 1, len(data))
-        if start >= len(data):
-            self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-            return
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        self._send(206, data[start:stop], headers)
+        if self.server.ranges:
+            self.send_range(data, headers)
+        else:
+            self.send(200, data, headers)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        for at in range(0, len(body), 1 << 16):
+    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
+        super().send(status, b"", {**headers, "Content-Length": str(len(body))})
+        for at in range(0, 0 if self.command == "HEAD" else len(body), 1 << 16):
             self.wfile.write(body[at : at + (1 << 16)])
             self.server.sent += len(body[at : at + (1 << 16)])

@@ -135,7 +135,7 @@ class FrameCodec:
     """A chain bound to the dtype and shape of one feature's frames.
 
     It holds no state between calls and may be used by many threads at once; the heavy steps run
-    without the GIL. With `quick`, it encodes in less time into more bytes, which decode to the same
+    without the GIL. With `fast`, it encodes in less time into more bytes, which decode to the same
     frame with any other codec of this chain. Raises `SchemaError` for a chain that `resolve` would
     not accept.
     """
@@ -146,13 +146,13 @@ class FrameCodec:
         dtype: npt.DTypeLike,
         shape: tuple[int | None, ...],
         *,
-        quick: bool = False,
+        fast: bool = False,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.shape = tuple(shape)
-        self._is_quick = quick
+        self._is_fast = fast
         self._filters, self._compressor, self._image = _build(configs, self.dtype, shape, None)
-        if quick and self._compressor is not None:
+        if fast and self._compressor is not None:
             config = fast_config(configs[-1])
             _, self._compressor, _ = _build((config,), self.dtype, shape, None)
 
@@ -169,7 +169,7 @@ class FrameCodec:
             values = np.ascontiguousarray(frame, dtype=self.dtype).reshape(frame.shape)
             if self._image is not None:
                 parameters = self._image["format"], self._image.get("quality")
-                return encode_image(values, *parameters, quick=self._is_quick)
+                return encode_image(values, *parameters, fast=self._is_fast)
             if values.size == 0:
                 return b""
             numbers = _as_unsigned(values)

@@ -100,18 +100,18 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
 
 
 def encode_image(
-    frame: npt.NDArray[Any], name: str, quality: int | None = None, *, quick: bool = False
+    frame: npt.NDArray[Any], name: str, quality: int | None = None, *, fast: bool = False
 ) -> bytes:
     """Encode a C-contiguous frame; PNG is lossless, JPEG needs a `quality` of 1 to 100.
 
-    PNG that is `quick` takes a part of the time, and more bytes.
+    PNG that is `fast` takes a part of the time, and more bytes.
 
     Raises `ValueError` for a dtype or shape that the format does not hold.
     """
     check_storable(frame.dtype, frame.shape, name)
     if name == "jpeg" and quality is None:
         raise ValueError("encoding an array as JPEG loses data: name a quality, as jpeg:quality=90")
-    level = 1 if quick else 6
+    level = 1 if fast else 6
     options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": level}
     file = io.BytesIO()
     try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.images import IMAGE
+from seqrecord.edit.changes import opened_to_edit
 from seqrecord.errors import (
     ClipError,
     FormatError,
@@ -27,19 +27,15 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
 )
-from seqrecord.format import EpisodePart, Footer
+from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
-from seqrecord.format.manifest import RecordFile
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.reading.metadata import read_footers, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
-from seqrecord.writing.commits import Opened, Version, opened_to_edit, put_version, rebuilt
-from seqrecord.writing.edit_files import put_edits
-from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
+from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -97,16 +93,19 @@ def add_feature(
     dataset is as it was; `clean` removes the record files that were written.
     """
     size = check_sizes(None, record_bytes)
-    with _opened(location, storage_options) as dataset:
-        manifest = dataset.manifest
+    with opened_to_edit(location, storage_options) as dataset:
+        storage, manifest = dataset.storage, dataset.manifest
         if name in manifest.schema.kept:
             raise SchemaError(
                 "the dataset has the feature already; drop it first, or choose another name",
-                file=dataset.storage.url,
+                file=storage.url,
                 feature=name,
             )
+        episodes = Dataset(storage, manifest, dataset.index).episodes
+        # Now: others who commit twice before this does remove them.
+        known = stored_statistics(storage, manifest)
         said = {"kind": kind, "unit": unit}
-        found = _inferred(dataset, name, values) if spec is None else replace(spec, name=name)
+        found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
         [new] = stored_schema(
             Schema([replace(found, group=0)]),
             {name: codec} if isinstance(codec, str) else codec,
@@ -118,21 +117,29 @@ def add_feature(
         schema = Schema([*manifest.schema.values(), new])
         schema.check_groups()
         if dry_run:
-            for episode in dataset.reader.episodes.values():
+            for episode in episodes.values():
                 _check_length(episode, values(episode), name)
             return new
         collector = StatisticsCollector(Schema([new]))
         files = RecordFileWriter(
-            dataset.storage,
+            storage,
             schema,
             writer=writer,
             record_bytes=size,
             statistics=collector,
             only=[new.group],
         )
-        _write(files, dataset, name, values)
-        own = own_sizes(record_sizes(dataset.storage), writer)
-        _commit(dataset, schema, writer, own, {**dataset.statistics, **collector.statistics()})
+        parts = complete_episodes(list(dataset.footers.items()), manifest.schema)
+        try:
+            for episode in episodes.values():
+                _add(files, parts[episode.uid], episode, name, values)
+            files.close()
+        except BaseException:
+            files.abort()
+            raise
+        if known is not None:
+            known = Statistics(known.num_frames, {**known, **collector.statistics()})
+        dataset.commit([Features(schema)], known, writer=writer)
         return new
 
 
@@ -153,7 +160,7 @@ def drop_features(
     Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is not there
     and where none would be left, and `ConflictError` where another writer commits meanwhile.
     """
-    with _opened(location, storage_options) as dataset:
+    with opened_to_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
         if len(dropped) == len(before.kept):
@@ -169,48 +176,21 @@ def drop_features(
             ]
         )
         if not dry_run:
-            old = dataset.statistics
-            kept = {name: old[name] for name in old if name not in dropped}
-            _commit(dataset, schema, new_writer_id(), {}, kept)
+            old = stored_statistics(dataset.storage, dataset.manifest)
+            if old is not None:
+                kept = {name: old[name] for name in old if name not in dropped}
+                old = Statistics(old.num_frames, kept)
+            dataset.commit([Features(schema)], old)
         return list(dropped)
 
 
-@dataclass(frozen=True)
-class _Dataset(Opened):
-    reader: Dataset
-    statistics: Statistics  # of no frames, where the dataset has none
-
-
-@contextmanager
-def _opened(
-    location: str | PathLike[str], storage_options: Mapping[str, Any] | None
-) -> Iterator[_Dataset]:
-    with opened_to_edit(location, storage_options) as found:
-        reader = Dataset(found.storage, found.manifest, found.index)
-        # Now: others who commit twice before this does remove them.
-        statistics = stored_statistics(found.storage, found.manifest) or Statistics(0, {})
-        yield _Dataset(**vars(found), reader=reader, statistics=statistics)
-
-
-def _inferred(dataset: _Dataset, name: str, values: Values) -> FeatureSpec:
+def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
     """What the first values are: those of the first episode that has any."""
-    for episode in dataset.reader.episodes.values():
+    for episode in episodes.values():
         first = islice(iter(values(episode)), _LOOKED_AT)
         if frames := [{name: value} for value in first if value is not None]:
             return infer_schema(frames)[name]
     raise SchemaError("no frame has a value of the feature", feature=name)
-
-
-def _write(files: RecordFileWriter, dataset: _Dataset, name: str, values: Values) -> None:
-    """Write the values of all episodes into record files of their own."""
-    parts = complete_episodes(list(dataset.footers.items()), dataset.manifest.schema)
-    try:
-        for episode in dataset.reader.episodes.values():
-            _add(files, parts[episode.uid], episode, name, values)
-        files.close()
-    except BaseException:
-        files.abort()
-        raise
 
 
 def _add(
@@ -245,70 +225,6 @@ def _wrong_length(episode: Episode, got: object, name: str) -> FrameError:
         expected=len(episode),
         got=got,
     )
-
-
-def _commit(
-    dataset: _Dataset,
-    schema: Schema,
-    writer: str,
-    sizes: Mapping[str, int],
-    statistics: Mapping[str, FeatureStatistics],
-) -> None:
-    """Make `schema` that of the dataset, with new record files, and statistics if it has any."""
-    storage, base, manifest = dataset.storage, dataset.base, dataset.manifest
-    footers = read_footers(storage, sizes)
-    num_frames = dataset.statistics.num_frames
-    together = Statistics(num_frames, statistics) if num_frames else None
-    with SmallFiles(storage, writer) as own:
-        files = put_edits(own, [Features(schema)], len(manifest.edits))
-        new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
-        changed = replace(
-            manifest,
-            schema=schema,
-            edits=(*manifest.edits, *files),
-            record_files=(*manifest.record_files, *new),
-        )
-        every = {**dataset.footers, **footers}
-        lengths = {file.path: file.size for file in changed.record_files}
-        version = rebuilt(storage, replace(base, manifest=changed), every, lengths)
-        if not np.array_equal(version.index.uids, dataset.reader.contents.index.uids):
-            raise FormatError(
-                "the record files do not give the episodes of the index; see `seqrecord verify`",
-                file=storage.url,
-            )
-        version = _without_dropped(version, every)
-        refused = "another writer committed meanwhile; nothing was changed: try again"
-        put_version(own, base, version, together, refused=refused)
-
-
-def _without_dropped(version: Version, footers: Mapping[str, Footer]) -> Version:
-    """Without record files that hold nothing but chunks of groups that were dropped.
-
-    A file stays that alone says how many frames an episode has, for its last chunk lies there.
-    """
-    index = version.index
-    gone = [all(spec.is_dropped for spec in group.values()) for group in index.schema.groups]
-    used = {number for group in index.groups for number in np.unique(group.file).tolist()}
-    lengths = {index.uid(i): int(n) for i, n in enumerate(index.num_frames)}
-
-    def holds_frames(number: int, file: RecordFile) -> bool:
-        held = [len(rows) > 0 for rows in footers[file.path].chunks]
-        return number in used or any(
-            has and not is_gone for has, is_gone in zip(held, gone, strict=False)
-        )
-
-    def told(file: RecordFile) -> set[str]:
-        parts = footers[file.path].episodes
-        return {part.uid for part in parts if part.num_frames == lengths.get(part.uid, -1)}
-
-    files = version.record_files
-    kept = {file.path for i, file in enumerate(files) if holds_frames(i, file)}
-    known = {uid for file in files if file.path in kept for uid in told(file)}
-    for file in files:
-        if file.path not in kept and not told(file) <= known:
-            kept.add(file.path)
-            known |= told(file)
-    return replace(version, record_files=tuple(file for file in files if file.path in kept))
 
 
 def spec_of_dataset(dataset: Dataset, feature: str) -> FeatureSpec:

@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from seqrecord.edit.changes import Opened, read_existing
 from seqrecord.edit.features import loses_data
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, SchemaError
 from seqrecord.format import RECORDS
@@ -32,7 +33,7 @@ from seqrecord.storage import (
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.local_upload import local_errors, make_folder, sync_folder
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.writing.commits import Opened, put_version, read_existing, rebuilt
+from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
 from seqrecord.writing.edit_files import edit_path, next_number
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy

@@ -9,28 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import ChecksumError, ConflictError, FormatError, located
+from seqrecord.edit.changes import read_existing
+from seqrecord.errors import ChecksumError, ConflictError, located
 from seqrecord.format import EpisodePart, Footer
-from seqrecord.format.index import Index
-from seqrecord.format.manifest import Manifest, RecordFile
+from seqrecord.format.manifest import Manifest
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
-from seqrecord.reading.metadata import read_edits, read_footers, record_sizes
+from seqrecord.reading.metadata import read_edits
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
-from seqrecord.writing.commits import Opened, put_version, rebuilt
-from seqrecord.writing.committing import read_base, read_indexed
+from seqrecord.writing.committing import read_dataset
 from seqrecord.writing.edit_files import gathered
-from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes
+from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
 
@@ -102,38 +101,48 @@ def rewrite_files(
     """
     if not 0 < least_dead <= 1:
         raise ValueError(f"least_dead must be above 0 and at most 1, not {least_dead}")
-    file_bytes, least_bytes = check_sizes(None, record_bytes), parse_size(commit_bytes)
+    file_bytes, most_bytes = check_sizes(None, record_bytes), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
-        base, manifest, index = read_indexed(storage)
-        footers, deleted = _dead(storage, manifest)
+        _, manifest = read_dataset(storage)
+        deleted = read_edits(storage, manifest.edits).deleted
+        if not deleted and manifest.schema.kept == manifest.schema:
+            return RewriteReport((), (), 0, 0)  # and no footer was read
+        dataset = read_existing(storage)
+        _, fitting = conformed(list(dataset.footers.items()), manifest.schema, dataset.footers)
+        footers = dict(fitting)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
         plans = [p for p in plans if p.dead and p.dead >= least_dead * (p.dead + p.living)]
         total = sum(plan.living for plan in plans)
-        written: list[str] = []
-        if plans and not dry_run:
-            opened = Opened(storage, base, manifest, index, footers, {})
-
-            def show(copied: int) -> None:
-                if progress is not None:
-                    progress(RewriteProgress(copied, total))
-
-            written = _Rewriter(opened, deleted, file_bytes, show).run(plans, least_bytes)
-            show(total)  # with what pads the pages
+        copied, written = 0, list[str]()
+        files = _CopiedFiles(storage, manifest.schema, file_bytes)
+        try:
+            for batch in gathered([] if dry_run else plans, lambda plan: plan.living, most_bytes):
+                if dataset.manifest.commit != manifest.commit:
+                    raise ConflictError(
+                        "another writer committed meanwhile; what was rewritten before stays: try "
+                        "again",
+                        file=storage.url,
+                    )
+                for plan in batch:
+                    chunks = _living(footers[plan.path], deleted, manifest.schema)
+                    for some in gathered(chunks, lambda chunk: chunk.length, _READ_BYTES):
+                        files.copy(plan.path, footers[plan.path], some)
+                        copied += sum(chunk.length for chunk in some)
+                        if progress is not None:
+                            progress(RewriteProgress(copied, total))
+                files.close()
+                gone = {plan.path for plan in batch}
+                manifest, new = dataset.commit(writer=files.writer, gone=gone)
+                written += new
+                if batch[-1] is not plans[-1]:
+                    dataset = read_existing(storage)
+        except BaseException:
+            files.abort()
+            raise
+        if written and progress is not None:
+            progress(RewriteProgress(total, total))  # with what pads the pages
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
-
-
-def _dead(storage: Storage, manifest: Manifest) -> tuple[dict[str, Footer], frozenset[str]]:
-    """The footers of a dataset's record files, and the uids of deleted episodes.
-
-    No footers where nothing was deleted or dropped.
-    """
-    deleted = read_edits(storage, manifest.edits).deleted
-    if not deleted and manifest.schema.kept == manifest.schema:
-        return {}, deleted
-    footers = read_footers(storage, {file.path: file.size for file in manifest.record_files})
-    _, fitting = conformed(list(footers.items()), manifest.schema, footers)
-    return dict(fitting), deleted
 
 
 def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]) -> _Plan:
@@ -148,110 +157,6 @@ def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]
         dead += int(chunk_bytes(before, group).sum()) - kept
         living += kept
     return _Plan(path, dead, living)
-
-
-class _Rewriter:
-    """Writes the record files of some plans anew, and commits."""
-
-    def __init__(
-        self,
-        opened: Opened,
-        deleted: frozenset[str],
-        record_bytes: int,
-        show: Callable[[int], None],
-    ) -> None:
-        self._opened = opened  # its index is what it was, whatever files it is of
-        self._deleted = deleted
-        self._show = show
-        self._writer = new_writer_id()
-        schema = opened.manifest.schema
-        self._files = _CopiedFiles(opened.storage, schema, self._writer, record_bytes)
-        self._copied = 0
-
-    def run(self, plans: Sequence[_Plan], commit_bytes: int) -> list[str]:
-        """Rewrite all of them; the paths of the new record files."""
-        written: list[str] = []
-        gone: set[str] = set()
-        size = 0
-        try:
-            for plan in plans:
-                if self._opened.base.manifest is not self._opened.manifest:
-                    self._go_on()
-                self._copy(plan.path)
-                gone.add(plan.path)
-                size += plan.living
-                if size >= commit_bytes or plan is plans[-1]:
-                    self._files.close()
-                    written += self._commit(gone)
-                    gone, size = set(), 0
-        except BaseException:
-            self._files.abort()
-            raise
-        return written
-
-    def _go_on(self) -> None:
-        """Begin again with what was just committed."""
-        base = read_base(self._opened.storage)
-        if base.manifest is None or base.manifest.commit != self._opened.manifest.commit:
-            raise ConflictError(
-                "another writer committed meanwhile; what was rewritten before stays: try again",
-                file=self._opened.storage.url,
-            )
-        self._opened = replace(self._opened, base=base, manifest=base.manifest)
-
-    def _copy(self, path: str) -> None:
-        """Copy all that lives in a record file, some chunks at once."""
-        storage, schema = self._opened.storage, self._opened.manifest.schema
-        footer, shown = self._opened.footers[path], f"{storage.url}/{path}"
-        chunks = _living(footer, self._deleted, schema)
-        for some in gathered(chunks, lambda chunk: chunk.length, _READ_BYTES):
-            wanted = [page for chunk in some for page in chunk.pages if page.length]
-            buffers = [memoryview(bytearray(page.length)) for page in wanted]
-            storage.read_ranges(path, wanted, buffers)
-            found = dict(zip(wanted, buffers, strict=True))
-            for chunk in some:
-                pages = [found.get(page, b"") for page in chunk.pages]
-                with located(ChecksumError, file=shown, episode=chunk.part.key):
-                    stored = stored_chunk(footer, schema, chunk.group, chunk.number, pages)
-                self._files.add(chunk.part, stored)
-                self._copied += chunk.length
-            self._show(self._copied)
-
-    def _commit(self, gone: set[str]) -> list[str]:
-        """Name the new record files in the place of those that are gone; their paths."""
-        storage, base, manifest = self._opened.storage, self._opened.base, self._opened.manifest
-        own = own_sizes(record_sizes(storage), self._writer)
-        sizes = {path: size for path, size in own.items() if path not in base.files}
-        footers = {path: f for path, f in self._opened.footers.items() if path not in gone}
-        footers |= read_footers(storage, sizes)
-        kept = [file for file in manifest.record_files if file.path not in gone]
-        new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
-        changed = replace(manifest, record_files=(*kept, *new))
-        lengths = {file.path: file.size for file in changed.record_files}
-        version = rebuilt(storage, replace(base, manifest=changed), footers, lengths)
-        if not _is_same(version.index, self._opened.index):
-            raise FormatError(
-                "the record files do not give the episodes of the index; see `seqrecord verify`",
-                file=storage.url,
-            )
-        with SmallFiles(storage, self._writer) as small:
-            manifest = put_version(
-                small,
-                base,
-                version,
-                refused="another writer committed meanwhile; the files that were being rewritten "
-                "stay as they are: try again",
-            )
-        self._opened = replace(self._opened, manifest=manifest, footers=footers)
-        return list(sizes)
-
-
-def _is_same(index: Index, before: Index) -> bool:
-    return (
-        index.fingerprint() == before.fingerprint()
-        and np.array_equal(index.uids, before.uids)
-        and np.array_equal(index.split, before.split)
-    )
 
 
 @dataclass(frozen=True)
@@ -293,17 +198,29 @@ class _CopiedFiles:
     it is a copy.
     """
 
-    def __init__(self, storage: Storage, schema: Schema, writer: str, record_bytes: int) -> None:
+    def __init__(self, storage: Storage, schema: Schema, record_bytes: int) -> None:
+        self.writer = new_writer_id()
         self._storage = storage
         self._schema = schema
-        self._writer = writer
         self._record_bytes = record_bytes
         self._file: OpenFile | None = None
         self._uids: set[str] = set()  # of the open file
         self._part: EpisodePart | None = None  # the last one
         self._ends: dict[int, int] = {}  # by group, where the next chunk of that episode begins
 
-    def add(self, part: EpisodePart, chunk: StoredChunk) -> None:
+    def copy(self, path: str, footer: Footer, chunks: Sequence[_Chunk]) -> None:
+        """Copy chunks of a record file, which are read at once."""
+        wanted = [page for chunk in chunks for page in chunk.pages if page.length]
+        buffers = [memoryview(bytearray(page.length)) for page in wanted]
+        self._storage.read_ranges(path, wanted, buffers)
+        found = dict(zip(wanted, buffers, strict=True))
+        for chunk in chunks:
+            pages = [found.get(page, b"") for page in chunk.pages]
+            with located(ChecksumError, file=f"{self._storage.url}/{path}", episode=chunk.part.key):
+                stored = stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)
+            self._add(chunk.part, stored)
+
+    def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
         """Add a chunk of an episode, of which another file says `part`."""
         if self._file is not None and (
             self._file.is_full(self._record_bytes)
@@ -311,7 +228,7 @@ class _CopiedFiles:
         ):
             self.close()
         if self._file is None:
-            self._file = OpenFile(self._storage, self._schema, self._writer, part.ordinal)
+            self._file = OpenFile(self._storage, self._schema, self.writer, part.ordinal)
         if part.uid not in self._uids:
             self._ends = {}
         elif part != self._part:

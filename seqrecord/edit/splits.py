@@ -9,24 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
 from seqrecord.errors import ClipError
+from seqrecord.format.edits import Split
 from seqrecord.format.index import NO_SPLIT, Index
-from seqrecord.format.manifest import MAX_SPLITS, Manifest
-from seqrecord.reading.filters import EpisodeFilter, find_episodes
-from seqrecord.storage import Storage, open_storage
+from seqrecord.format.manifest import MAX_SPLITS
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
-from seqrecord.writing.commits import Version, put_version
-from seqrecord.writing.committing import Base, read_indexed
-from seqrecord.writing.edit_files import check_split_name, put_splits
-from seqrecord.writing.own_files import SmallFiles
+from seqrecord.writing.edit_files import check_split_name, split_edits
 
 __all__ = ["deal_episodes", "split_dataset", "split_episodes"]
 
@@ -64,23 +61,24 @@ def split_dataset(
             got=repr_of(given),
         )
     seed = check_seed(seed)
-    with closing(open_storage(location, storage_options)) as storage:
-        base, manifest, index = read_indexed(storage)
-        names = split_names(manifest, shares, storage.url)
+    with opened_to_edit(location, storage_options) as dataset:
+        index, url = dataset.index, dataset.storage.url
+        names = _names(dataset, shares)
         numbers = [names.index(name) for name in shares]
         old = index.split.astype(np.int64)
         kept = np.isin(old, numbers) & (not anew)
-        units = _units(index, by, storage.url)
+        units = _units(index, by, url)
         new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
         counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
         if empty := [name for name, share in shares.items() if share and not counts[name]]:
             raise ClipError(  # nobody could read it
                 "a split would have no episode; nothing was changed",
-                file=storage.url,
+                file=url,
                 expected="more episodes, or other shares",
                 got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
             )
-        commit_splits(storage, base, manifest, index, new, names)
+        if edits := split_edits(index, new, names):
+            dataset.commit(edits)
         return counts
 
 
@@ -99,17 +97,15 @@ def split_episodes(
     """
     if split is not None:
         check_split_name(split)
-    with closing(open_storage(location, storage_options)) as storage:
-        base, manifest, index = read_indexed(storage)
-        names = split_names(manifest, [] if split is None else [split], storage.url)
+
+    def make(dataset: Opened) -> Change:
+        names = _names(dataset, [] if split is None else [split])
         number = NO_SPLIT if split is None else names.index(split)
-        found = find_episodes(index, manifest.splits, episodes, url=storage.url)
-        chosen = found[index.split[found] != number]
-        new = index.split.astype(np.int64)
-        new[chosen] = number
-        if not dry_run:
-            commit_splits(storage, base, manifest, index, new, names)
-        return [index.key(i) for i in chosen.tolist()]
+        found = dataset.find(episodes)
+        chosen = [i for i in found if dataset.index.split[i] != number]
+        return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
+
+    return edit_dataset(location, make, dry_run, storage_options)
 
 
 def _check(shares: object) -> None:
@@ -198,27 +194,11 @@ def _drawn(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
 
 
-def split_names(manifest: Manifest, more: Iterable[str], url: str) -> tuple[str, ...]:
+def _names(dataset: Opened, more: Iterable[str]) -> tuple[str, ...]:
     """The names of a dataset's splits, and then those of more."""
-    names = tuple(dict.fromkeys((*manifest.splits, *more)))
+    names = tuple(dict.fromkeys((*dataset.manifest.splits, *more)))
     if len(names) > MAX_SPLITS:
-        raise ClipError("too many splits", file=url, expected=MAX_SPLITS, got=len(names))
-    return names
-
-
-def commit_splits(
-    storage: Storage,
-    base: Base,
-    manifest: Manifest,
-    index: Index,
-    new: npt.NDArray[np.int64],
-    names: tuple[str, ...],
-) -> None:
-    """Commit that episodes are in other splits than before; see `put_splits`."""
-    if (new != index.split).any():
-        version = Version(
-            *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
-            *(names, manifest.statistics, manifest.edits),
+        raise ClipError(
+            "too many splits", file=dataset.storage.url, expected=MAX_SPLITS, got=len(names)
         )
-        with SmallFiles(storage) as own:
-            put_version(own, base, put_splits(own, version, new, names))
+    return names

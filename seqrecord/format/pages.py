@@ -61,14 +61,14 @@ class Blob(NamedTuple):
 class PageCodec:
     """Encodes and decodes the pages of one feature. Safe to use from many threads at once.
 
-    With `quick`, it encodes in less time into more bytes; see `FrameCodec`. Raises `SchemaError`
+    With `fast`, it encodes in less time into more bytes; see `FrameCodec`. Raises `SchemaError`
     for a feature with a codec that this version does not know.
     """
 
-    def __init__(self, spec: FeatureSpec, *, quick: bool = False) -> None:
+    def __init__(self, spec: FeatureSpec, *, fast: bool = False) -> None:
         self.spec = spec
         try:
-            self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape, quick=quick)
+            self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape, fast=fast)
         except SchemaError as error:
             raise error.located(feature=spec.name) from error.__cause__
 

@@ -14,7 +14,7 @@ from seqrecord.errors import SourceError
 if TYPE_CHECKING:
     from seqrecord.sources.bags import Recording
 
-__all__ = ["ALIGNMENTS", "NONE", "Timeline", "align", "associate", "sample_bounds"]
+__all__ = ["ALIGNMENTS", "NONE", "AlignedMessages", "align", "associate", "sample_bounds"]
 
 ALIGNMENTS = ("nearest", "last")
 NONE = -1
@@ -90,7 +90,7 @@ def sample_bounds(times: npt.NDArray[Any], samples: npt.NDArray[Any]) -> npt.NDA
     return np.searchsorted(samples, np.append(times, times[-1] + interval), "left").astype(np.int64)
 
 
-class Timeline:
+class AlignedMessages:
     """Which messages of a recording make its frames.
 
     `clock` [N] are the frames' times in ns, of each message of the clock's topic; `picks` are by

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,19 +41,15 @@ _NPY_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.rea
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
 _PFM_HEADER = 128  # bytes that a PFM's header may take
-_EXR_MAGIC = b"\x76\x2f\x31\x01"
-_EXR_HEADER = 1 << 16  # bytes that an OpenEXR's attributes may take
-_EXR_UNREAD = 0x18  # flags: deep data, several parts
+_EXR = ".exr"
 _EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))
-_EXR_DTYPES = {"uint": "<u4", "half": "<f2", "float": "<f4"}  # in the order of their numbers
 
 
 @dataclass(frozen=True)
 class ArrayHeader:
     """What a file declares of its array, and the byte `offset` at which its values start.
 
-    An image is [H, W] or [H, W, C]. A PFM's rows lie from the bottom up (`is_flipped`); an OpenEXR
-    file has `channels`, in their order, and no values that lie as one run.
+    An image is [H, W] or [H, W, C]. A PFM's rows lie from the bottom up (`is_flipped`).
     """
 
     dtype: np.dtype[Any]
@@ -62,7 +57,6 @@ class ArrayHeader:
     offset: int = 0
     fortran_order: bool = False
     is_flipped: bool = False
-    channels: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -70,8 +64,14 @@ class ArrayHeader:
 
 
 def array_header(path: Path) -> ArrayHeader:
-    """The header, which agrees with the file's size; raises `SourceError` otherwise."""
+    """The header, which agrees with the file's size; raises `SourceError` otherwise.
+
+    An OpenEXR file is decoded, for its library tells kinds of pixels of decoded ones alone.
+    """
     with opened(path) as stream:
+        if path.suffix.lower() == _EXR:
+            array = _read_exr(path)
+            return ArrayHeader(array.dtype, array.shape)
         return _header(stream, path)
 
 
@@ -90,6 +90,8 @@ def read_array(
     `MissingPackageError` names what reads OpenEXR files where it is not installed.
     """
     with opened(path) as stream:
+        if path.suffix.lower() == _EXR:
+            return _read_exr(path)
         header = _header(stream, path)
         want = header.dtype if dtype is None else np.dtype(dtype)
         check_array(header.dtype, header.shape, want, shape or header.shape, path)
@@ -99,8 +101,6 @@ def read_array(
                 expected=f"at most {MAX_FRAME_BYTES} bytes",
                 got=f"{header.nbytes} bytes",
             )
-        if header.channels:
-            return _read_exr(path, header)
         stream.seek(header.offset)
         values = read_values(stream, header.dtype, math.prod(header.shape))
         if values.nbytes != header.nbytes:  # cut since the header was checked
@@ -167,20 +167,26 @@ class NpyFile:
 def _header(stream: BinaryIO, path: Path) -> ArrayHeader:
     parse = _RASTERS.get(path.suffix.lower())
     header = (parse or _npy_header)(stream)
-    if parse and (0 in header.shape or header.nbytes > MAX_FRAME_BYTES):
-        raise SourceError(
-            "an image of an impossible size",
-            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
-            got=list(header.shape),
-        )
+    if parse:
+        _check_size(header.shape, header.dtype.itemsize)
     declared, size = header.offset + header.nbytes, stream.seek(0, os.SEEK_END)
-    if header.offset and (declared != size or min(header.shape, default=0) < 0):
+    if declared != size or min(header.shape, default=0) < 0:
         raise SourceError(
             f"an {_noun(path)} whose size is not what its header declares",
             expected=f"{declared} bytes for {header.dtype} {list(header.shape)}"[:200],
             got=f"{size} bytes",
         )
     return header
+
+
+def _check_size(shape: tuple[int, ...], itemsize: int) -> None:
+    """Raises `SourceError` for a shape that no image has."""
+    if min(shape) < 1 or itemsize * math.prod(shape) > MAX_FRAME_BYTES:
+        raise SourceError(
+            "an image of an impossible size",
+            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
+            got=list(shape),
+        )
 
 
 def _noun(path: Path) -> str:
@@ -228,89 +234,44 @@ def _pfm_header(stream: BinaryIO) -> ArrayHeader:
     return ArrayHeader(dtype, shape, found.end(), is_flipped=True)
 
 
-def _exr_header(stream: BinaryIO) -> ArrayHeader:
-    """From the attributes; https://openexr.com/en/latest/OpenEXRFileLayout.html."""
-    data = stream.read(_EXR_HEADER)
-    flags = int.from_bytes(data[4:8], "little") >> 8
-    if data[:4] != _EXR_MAGIC or flags & _EXR_UNREAD:
-        raise SourceError(
-            "not an OpenEXR file of one flat image",
-            expected="neither deep nor of several parts",
-            got=repr(data[:8]),
-        )
-    try:
-        attributes = _exr_attributes(data)
-        left, top, right, bottom = struct.unpack("<4i", attributes["dataWindow"])
-        found = dict(_exr_channels(attributes["channels"]))
-    except (ValueError, LookupError, struct.error) as error:
-        raise SourceError("a damaged OpenEXR header") from error
-    names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
-    kinds = set(found.values())
-    if len(kinds) != 1 or (len(names) > 1 and names not in _EXR_COLOURS):
-        raise SourceError(
-            "OpenEXR channels that are not one image",
-            expected="one channel, or R, G, B and perhaps A, of one kind and not subsampled",
-            got=", ".join(f"{name} ({kind})" for name, kind in found.items())[:200],
-        )
-    (dtype,) = kinds
-    if dtype not in _EXR_DTYPES:
-        raise SourceError("subsampled OpenEXR channels", got=dtype)
-    size = (max(0, bottom - top + 1), max(0, right - left + 1))
-    shape = (*size, len(names)) if len(names) > 1 else size
-    return ArrayHeader(np.dtype(_EXR_DTYPES[dtype]), shape, channels=names)
-
-
-def _exr_attributes(data: bytes) -> dict[str, bytes]:
-    """Values by name: each is name, type, size and value."""
-    found = {}
-    position = 8
-    while data[position] != 0:
-        end_of_name = data.index(b"\0", position)
-        end_of_type = data.index(b"\0", end_of_name + 1)
-        (size,) = struct.unpack_from("<I", data, end_of_type + 1)
-        begin = end_of_type + 5
-        if begin + size >= len(data):
-            raise ValueError("cut")
-        found[data[position:end_of_name].decode("latin-1")] = data[begin : begin + size]
-        position = begin + size
-    return found
-
-
-def _exr_channels(data: bytes) -> Iterator[tuple[str, str]]:
-    """Name and kind of each channel; a subsampled one's kind says so."""
-    position = 0
-    while data[position] != 0:
-        end = data.index(b"\0", position)
-        kind, _, across, down = struct.unpack_from("<4i", data, end + 1)
-        name = dict(enumerate(_EXR_DTYPES)).get(kind, f"kind {kind}")
-        sampled = name if (across, down) == (1, 1) else f"{name}, every {across} by {down}"
-        yield data[position:end].decode("latin-1"), sampled
-        position = end + 17
-
-
-def _read_exr(path: Path, header: ArrayHeader) -> npt.NDArray[Any]:
+def _read_exr(path: Path) -> npt.NDArray[Any]:
     said = "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
     exr = required("OpenEXR", said)
     try:
         with on_disk(path) as file:
+            parts = exr.File(str(file), header_only=True).parts
+            if len(parts) != 1 or parts[0].type() not in (exr.scanlineimage, exr.tiledimage):
+                raise SourceError(
+                    "not an OpenEXR file of one flat image",
+                    expected="neither deep nor of several parts",
+                )
+            (left, top), (right, bottom) = np.array(parts[0].header["dataWindow"]).tolist()
+            size = (bottom - top + 1, right - left + 1)
+            _check_size((*size, len(parts[0].header["channels"])), itemsize=4)
             found = exr.File(str(file), separate_channels=True).channels()
-            planes = [np.asarray(found[name].pixels) for name in header.channels]
-    except StorageError:  # it cannot be copied
+    except (SourceError, StorageError):
         raise
     except Exception as error:  # the library raises about any kind
         raise SourceError(
             "an OpenEXR file that cannot be decoded", got=first_line(error)
         ) from error
-    for plane in planes:
-        check_array(plane.dtype, plane.shape, header.dtype, header.shape[:2], path)
-    return np.ascontiguousarray(np.stack(planes, axis=-1)).reshape(header.shape)
+    names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
+    planes = [np.asarray(found[name].pixels) for name in names]
+    kinds = [f"{name} ({plane.dtype})" for name, plane in zip(names, planes, strict=True)]
+    alike = {(plane.dtype.kind in "fu", plane.dtype, plane.shape) for plane in planes}
+    if alike != {(True, planes[0].dtype, size)} or (len(names) > 1 and names not in _EXR_COLOURS):
+        raise SourceError(
+            "OpenEXR channels that are not one image",
+            expected="one channel, or R, G, B and perhaps A, of one kind and not subsampled",
+            got=", ".join(kinds)[:200],
+        )
+    return np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
 
 
 _RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {
     ".flo": _flo_header,
     ".pfm": _pfm_header,
-    ".exr": _exr_header,
 }
 
-RASTER_ENDINGS = frozenset(_RASTERS)
+RASTER_ENDINGS = frozenset([*_RASTERS, _EXR])
 """File name endings, lower case."""

@@ -56,23 +56,28 @@ class Recording:
     paths: tuple[Path, ...]
 
     @cached_property
-    def files(self) -> list[_Mcap | _Sqlite]:
-        return [(_Sqlite if path.suffix == ".db3" else _Mcap)(path) for path in self.paths]
-
     def topics(self) -> dict[str, Topic]:
         """All topics, in the order of names; `SourceError` where two files disagree about one."""
         found: dict[str, Topic] = {}
-        for file in self.files:
-            for name, topic in file.topics.items():
+        for path in self.paths:
+            for name, topic in self._topics_of[path].items():
                 known = found.setdefault(name, topic)
                 if (known.type, known.encoding) != (topic.type, topic.encoding):
                     raise SourceError(
                         "a topic of two types",
-                        file=str(file.path),
+                        file=str(path),
                         expected=f"{name}: {known.type}",
                         got=topic.type,
                     )
         return dict(sorted(found.items()))
+
+    @cached_property
+    def _topics_of(self) -> dict[Path, dict[str, Topic]]:
+        found = {}
+        for path in self.paths:
+            with _opened(path) as file:
+                found[path] = file.topics()
+        return found
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         """By topic when its messages were recorded, in ns, in ascending order.
@@ -80,13 +85,15 @@ class Recording:
         Raises `SourceError` where a later file has a message of an earlier time.
         """
         found: dict[str, list[npt.NDArray[np.int64]]] = {}
-        for file in self.files:
-            for topic, times in file.times().items():
+        for path in self.paths:
+            with _opened(path) as file:
+                times_of = file.times()
+            for topic, times in times_of.items():
                 runs = found.setdefault(topic, [])
                 if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
                     raise SourceError(
                         "timestamps that go back from one file to the next",
-                        file=str(file.path),
+                        file=str(path),
                         expected=f"{topic} at {runs[-1][-1]} ns or later",
                         got=f"{times[0]} ns",
                     )
@@ -95,10 +102,11 @@ class Recording:
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
         """Topic, bytes and file of all messages of these topics."""
-        for file in self.files:
-            present = [topic for topic in topics if topic in file.topics]
-            for topic, data in file.messages(present) if present else ():
-                yield topic, data, file.path
+        for path in self.paths:
+            if present := [topic for topic in topics if topic in self._topics_of[path]]:
+                with _opened(path) as file:
+                    for topic, data in file.messages(present):
+                        yield topic, data, path
 
 
 def find_recordings(root: Path) -> list[Recording]:
@@ -128,63 +136,7 @@ def find_recordings(root: Path) -> list[Recording]:
 
 
 class _Mcap:
-    """A file of messages. All members raise `SourceError` that names the file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @cached_property
-    def topics(self) -> dict[str, Topic]:
-        """Found once: a file without an index is read whole for it."""
-        found: dict[str, Topic] = {}
-        with self._open() as reader:
-            for schema, channel in reader.channels():
-                name, type_ = channel.topic, "" if schema is None else schema.name
-                definition = (b"", "") if schema is None else (schema.data, schema.encoding)
-                topic = Topic(name, type_, channel.message_encoding, *definition)
-                if found.setdefault(name, topic) != topic:
-                    raise SourceError(
-                        "a topic of two types",
-                        file=str(self.path),
-                        got=f"{name}: {found[name].type}, {type_}",
-                    )
-        return found
-
-    def times(self) -> dict[str, npt.NDArray[np.int64]]:
-        """By topic when its messages were recorded, in ns, in ascending order."""
-        times = {}
-        with self._open() as reader:
-            for topic, runs in reader.times().items():
-                joined = np.concatenate([*runs, np.empty(0, np.uint64)])
-                if len(joined) and joined.max() >= 1 << 63:
-                    raise SourceError("a time beyond the year 2262", file=str(self.path))
-                ordered = joined.astype(np.int64)
-                if reader.summary is not None:
-                    ordered.sort()
-                elif np.any(np.diff(ordered) < 0):
-                    raise SourceError(
-                        "timestamps that go back, in a file without an index",
-                        file=str(self.path),
-                        expected="a file that `mcap recover` or `mcap sort` has written",
-                        got=topic,
-                    )
-                times[topic] = ordered
-        return times
-
-    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Topic and bytes of each message of these topics; those of a topic in order of time."""
-        with self._open() as reader:
-            for _, channel, message in reader.messages(topics):
-                yield channel.topic, message.data
-
-    @contextmanager
-    def _open(self) -> Iterator[_McapReader]:
-        with _reading(self.path), open_file(self.path) as stream:
-            yield _McapReader(stream, self.path)
-
-
-class _McapReader:
-    """The mcap package's readers of one open file, with its checksums verified.
+    """An MCAP file, read by the mcap package, with its checksums verified.
 
     `summary` is `None` for a file without an index of its chunks, which is read front to back.
     """
@@ -202,20 +154,52 @@ class _McapReader:
             if largest > _MAX_CHUNK_BYTES:
                 raise SourceError(
                     "a chunk that is too large",
-                    file=str(path),
                     expected=f"at most {_MAX_CHUNK_BYTES} bytes",
                     got=largest,
                 )
 
-    def channels(self) -> list[tuple[Any, Any]]:
-        """Schemas, or `None`, and channels."""
+    def topics(self) -> dict[str, Topic]:
+        """A file without a summary is read whole for it."""
         if self.summary is None:
-            found = {channel.id: (schema, channel) for schema, channel, _ in self.messages()}
-            return [*found.values()]
-        schemas = {0: None, **self.summary.schemas}
-        return [(schemas[each.schema_id], each) for each in self.summary.channels.values()]
+            channels = {channel.id: (schema, channel) for schema, channel, _ in self._messages()}
+        else:
+            schemas = {0: None, **self.summary.schemas}
+            channels = {n: (schemas[c.schema_id], c) for n, c in self.summary.channels.items()}
+        found: dict[str, Topic] = {}
+        for schema, channel in channels.values():
+            name, type_ = channel.topic, "" if schema is None else schema.name
+            definition = (b"", "") if schema is None else (schema.data, schema.encoding)
+            topic = Topic(name, type_, channel.message_encoding, *definition)
+            if found.setdefault(name, topic) != topic:
+                two = f"{name}: {found[name].type}, {type_}"
+                raise SourceError("a topic of two types", got=two)
+        return found
 
-    def messages(self, topics: Sequence[str] | None = None) -> Iterator[tuple[Any, Any, Any]]:
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        """By topic when its messages were recorded, in ns, in ascending order."""
+        times = {}
+        for topic, runs in self._times().items():
+            joined = np.concatenate([*runs, np.empty(0, np.uint64)])
+            if len(joined) and joined.max() >= 1 << 63:
+                raise SourceError("a time beyond the year 2262")
+            ordered = joined.astype(np.int64)
+            if self.summary is not None:
+                ordered.sort()
+            elif np.any(np.diff(ordered) < 0):
+                raise SourceError(
+                    "timestamps that go back, in a file without an index",
+                    expected="a file that `mcap recover` or `mcap sort` has written",
+                    got=topic,
+                )
+            times[topic] = ordered
+        return times
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Topic and bytes of each message of these topics; those of a topic in order of time."""
+        for _, channel, message in self._messages(topics):
+            yield channel.topic, message.data
+
+    def _messages(self, topics: Sequence[str] | None = None) -> Iterator[tuple[Any, Any, Any]]:
         """Schema, channel and message, in order of time from the chunks that have them; without a
         summary in the order of the file, which is read whole."""
         if self.summary is not None:
@@ -225,13 +209,12 @@ class _McapReader:
         whole = self._library.NonSeekingReader(self._stream, **self._limits)
         yield from whole.iter_messages(topics, log_time_order=False)
 
-    def times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
-        """By topic when its messages were recorded: what the message indexes hold, or, where not
-        all chunks have one, the messages."""
-        runs: dict[str, list[npt.NDArray[np.uint64]]]
+    def _times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
+        """What the message indexes hold, or, where not all chunks have one, the messages."""
         chunks = [] if self.summary is None else self.summary.chunk_indexes
         if self.summary is not None and all(each.message_index_offsets for each in chunks):
             channels = self.summary.channels
+            runs: dict[str, list[npt.NDArray[np.uint64]]]
             runs = {channel.topic: [] for channel in channels.values()}
             for chunk in chunks:
                 for channel_id, offset in chunk.message_index_offsets.items():
@@ -239,7 +222,7 @@ class _McapReader:
                     runs[channels[channel_id].topic].append(entries)
             return runs
         scanned: dict[str, list[int]] = {}
-        for _, channel, message in self.messages():
+        for _, channel, message in self._messages():
             scanned.setdefault(channel.topic, []).append(message.log_time)
         return {topic: [np.array(each, np.uint64)] for topic, each in scanned.items()}
 
@@ -259,72 +242,70 @@ class _McapReader:
 
 
 class _Sqlite:
-    """The same of rosbag2's storage `sqlite3`: a table of topics, and one of messages.
+    """The same of rosbag2's storage `sqlite3`: a table of topics, and one of messages."""
 
-    A file on a URL is copied to the folder for temporary files while it is read.
-    """
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @cached_property
     def topics(self) -> dict[str, Topic]:
-        with self._open() as database:
-            rows = database.execute("SELECT name, type, serialization_format FROM topics")
-            return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}
+        rows = self._database.execute("SELECT name, type, serialization_format FROM topics")
+        return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
-        with self._open() as database:
-            times = {}
-            for number, name in database.execute("SELECT id, name FROM topics").fetchall():
-                rows = database.execute(
-                    "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp",
-                    (number,),
-                )
-                times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
-            return times
+        times = {}
+        for number, name in self._names():
+            rows = self._database.execute(
+                "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp", (number,)
+            )
+            times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
+        return times
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        with self._open() as database:
-            names = dict(database.execute("SELECT id, name FROM topics").fetchall())
-            chosen = [number for number, name in names.items() if name in topics]
-            marks = ", ".join("?" * len(chosen))
-            rows = database.execute(
-                f"SELECT topic_id, data FROM messages WHERE topic_id IN ({marks}) "  # noqa: S608
-                "ORDER BY timestamp, id",
-                chosen,
-            )
-            for number, data in rows:
-                if not isinstance(data, bytes):
-                    raise ValueError("a message that is no bytes")
-                yield names[number], data
+        names = {number: name for number, name in self._names() if name in topics}
+        marks = ", ".join("?" * len(names))
+        rows = self._database.execute(
+            f"SELECT topic_id, data FROM messages WHERE topic_id IN ({marks}) "  # noqa: S608
+            "ORDER BY timestamp, id",
+            [*names],
+        )
+        for number, data in rows:
+            if not isinstance(data, bytes):
+                raise ValueError("a message that is no bytes")
+            yield names[number], data
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        import sqlite3  # a Python may be built without it
-
-        with _reading(self.path):
-            if not is_file(self.path):
-                raise FileNotFoundError(self.path)
-            with on_disk(self.path) as path:
-                url = f"file:{quote(str(path))}?mode=ro&immutable=1"
-                with closing(sqlite3.connect(url, uri=True)) as database:
-                    yield database
+    def _names(self) -> list[tuple[int, str]]:
+        return self._database.execute("SELECT id, name FROM topics").fetchall()
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """What a reader raises for a damaged file, which is of any kind, becomes a `SourceError`."""
+def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
+    """A file of messages; raises `SourceError` that names it, for a damaged one too.
+
+    One of SQLite on a URL is copied to the folder for temporary files while it is read.
+    """
+    is_mcap = path.suffix == ".mcap"
     try:
-        yield
-    except SeqRecordError:
+        if is_mcap:
+            with open_file(path) as stream:
+                yield _Mcap(stream, path)
+            return
+        import sqlite3  # a Python may be built without it
+
+        if not is_file(path):
+            raise FileNotFoundError(path)
+        with on_disk(path) as local:
+            url = f"file:{quote(str(local))}?mode=ro&immutable=1"
+            with closing(sqlite3.connect(url, uri=True)) as database:
+                yield _Sqlite(database)
+    except SeqRecordError as error:
+        error.located(file=str(path))
         raise
     except Exception as error:
         raise SourceError(
             "a file of messages that is damaged, or was not finished",
             file=str(path),
             expected="a whole file; `mcap recover` saves what is in one that was cut"
-            if path.suffix == ".mcap"
+            if is_mcap
             else None,
             got=first_line(error),
         ) from error

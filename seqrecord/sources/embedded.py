@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy.typing as npt
 
-from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.files import first_line
-from seqrecord.sources.images import decode_image, encoded_header, passthrough_codec
+from seqrecord.sources.images import (
+    decode_image,
+    encoded_header,
+    image_format,
+    passthrough_codec,
+)
 from seqrecord.sources.specs import check_like_first, feature_spec
 
-__all__ = ["embedded_format", "embedded_spec", "embedded_value", "read_rows"]
+__all__ = ["embedded_spec", "embedded_value", "read_rows"]
 
 _BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
 _CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
@@ -28,19 +32,18 @@ def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> 
     With `keep_encoded` RGB images of 8 bits get the codec that keeps them. Raises `SourceError`
     that names `path` for what is neither a PNG nor a JPEG.
     """
-    header = encoded_header(data, path, embedded_format(data, path))
+    header = encoded_header(data, path)
     codec = passthrough_codec(header) if keep_encoded else ()
     return feature_spec(name, header.dtype, header.shape, path, codec=codec, kind="image")
 
 
 def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[Any] | EncodedImage:
     """An image as a frame of `spec`, decoded to be checked even where it stays encoded."""
-    found = embedded_format(data, path)
-    array = decode_image(data, path, format=found)
+    array = decode_image(data, path)
     check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array
-    if found != spec.codec[0]["format"]:
+    if (found := image_format(data, path)) != spec.codec[0]["format"]:
         raise SourceError(
             "an image of another format than the one kept",
             file=str(path),
@@ -49,14 +52,6 @@ def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[An
             got=found,
         )
     return EncodedImage(bytes(data))
-
-
-def embedded_format(data: bytes, path: Path) -> str:
-    """`png` or `jpeg`; raises `SourceError` that names `path` for anything else."""
-    for signature, name in SIGNATURES.items():
-        if data[: len(signature)] == signature:
-            return name
-    raise SourceError("neither a PNG nor a JPEG image", file=str(path), got=repr(bytes(data[:8])))
 
 
 def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:

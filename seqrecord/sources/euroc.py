@@ -27,15 +27,8 @@ from seqrecord.errors import SourceError
 from seqrecord.sources.aligning import NONE, align, sample_bounds
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
-from seqrecord.sources.sequences import (
-    Column,
-    Images,
-    Samples,
-    SequenceFrames,
-    SequenceSource,
-    Values,
-)
-from seqrecord.sources.text_tables import check_rising, rows_of, table
+from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
+from seqrecord.sources.text_tables import rows_of, timed_files, timed_values
 
 __all__ = ["FORMAT", "Euroc"]
 
@@ -68,13 +61,9 @@ class Euroc(SequenceSource):
         return "mav0" in names or ("cam0" in names and bool(names & {"imu0", *_TRUTHS, "cam1"}))
 
     def key(self, folder: Path) -> str:
-        return self.relative_key(folder.parent if folder.name == "mav0" else folder)
-
-    def relative_key(self, folder: Path) -> str:
-        root = self.path
-        if not folder.is_relative_to(root):
-            return folder.name  # the root is its mav0
-        return super().relative_key(folder)
+        sequence = folder.parent if folder.name == "mav0" else folder
+        is_below = sequence.is_relative_to(self.path)  # or else the root is its mav0
+        return super().key(sequence) if is_below else sequence.name
 
     def open(self, folder: Path) -> SequenceFrames:
         mav = folder / "mav0" if is_directory(folder / "mav0") else folder
@@ -85,7 +74,7 @@ class Euroc(SequenceSource):
         metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
         times = np.empty(0, np.int64)
         for name in cameras:
-            stamps, images = _images(mav / name)
+            stamps, images = timed_files(mav / name / "data.csv", mav / name / "data", ",", int)
             if name == "cam0":
                 times = stamps
                 if not len(times):
@@ -102,10 +91,10 @@ class Euroc(SequenceSource):
                 metadata["cameras"][name] = _sensor(mav / name / "sensor.yaml")
         columns["timestamp"] = Values(times, "timestamp", "ns")
         if is_file(mav / "imu0" / "data.csv"):
-            stamps, samples = _csv(mav / "imu0" / "data.csv", 6)
+            stamps, samples = timed_values(mav / "imu0" / "data.csv", 6, ",", int)
             bounds = sample_bounds(times, stamps)
-            columns["imu"] = Samples(samples, bounds, "imu", "rad/s, m/s^2")
-            columns["imu_timestamp"] = Samples(stamps, bounds, "timestamp", "ns")
+            columns["imu"] = Values(samples, "imu", "rad/s, m/s^2", bounds=bounds)
+            columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
             metadata["imu_before_first_frame"] = int(bounds[0])
             metadata["imu_after_last_frame"] = len(stamps) - int(bounds[-1])
         for name in _TRUTHS:
@@ -120,34 +109,10 @@ class Euroc(SequenceSource):
 FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, takes_urls=True)
 
 
-def _images(camera: Path) -> tuple[npt.NDArray[np.int64], list[Path]]:
-    path = camera / "data.csv"
-    rows = rows_of(path, ",")
-    for number, words in rows:
-        if len(words) != 2 or Path(words[1]).name != words[1]:
-            raise SourceError(
-                f"a bad row in line {number}",
-                file=str(path),
-                expected="a timestamp and the name of a file in data/",
-                got=repr(" ".join(words)[:120]),
-            )
-    times = table(path, rows, 1, int)[:, 0]
-    check_rising(times, path)
-    return times, [camera / "data" / words[1] for _, words in rows]
-
-
-def _csv(path: Path, columns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Times in nanoseconds, which a float64 could not hold, and numbers."""
-    rows = rows_of(path, ",")
-    times = table(path, rows, 1, int)[:, 0]
-    check_rising(times, path)
-    return times, table(path, [(number, words[1:]) for number, words in rows], columns)
-
-
 def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -> dict[str, Column]:
     rows = rows_of(path, ",")
     has_state = bool(rows) and len(rows[0][1]) >= 17
-    stamps, values = _csv(path, 16 if has_state else 7)
+    stamps, values = timed_values(path, 16 if has_state else 7, ",", int)
     near = align(times, stamps, "nearest", _WITHIN)
     there = near != NONE
     metadata["frames_without_pose"] = int(np.count_nonzero(~there))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,7 +24,7 @@ from seqrecord.sources.images import (
     load_imagecodecs,
     passthrough_codec,
 )
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import Originals, key_of
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
@@ -91,12 +90,58 @@ class Folders(Originals):
 
     @cached_property
     def _schema(self) -> Schema:
-        episodes = {self._key(episode.path): episode for episode in self._episodes}
-        return _find_schema(self.path, episodes, self.features, keep_encoded=self.keep_encoded)
+        """The features of the episodes: those asked for in that order, by default all.
+
+        dtype comes from the first episode that has the feature; a dimension in which two episodes
+        differ is variable. Exported features come first, in their order, then others by name.
+        Raises `SourceError` for a feature that no episode has, or of which no first file is sound.
+        """
+        specs: dict[str, FeatureSpec] = {}
+        codecs: dict[str, _Codec] = {}
+        errors: dict[str, SourceError] = {}  # of features, and of whole episodes by no name
+        exported: dict[str, None] = {}
+        offered: set[str] = set()
+        for episode in self._episodes:
+            key = self._key(episode.path)
+            described: dict[str, ExportedFeature] = {}
+            try:
+                if episode.is_exported:
+                    features = read_description(episode.path).features
+                    described = {feature.spec.name: feature for feature in features}
+            except SourceError as error:
+                error.located(episode=key)
+                errors.setdefault("", error)
+                continue
+            exported |= dict.fromkeys(described)
+            here = described.keys() if episode.is_exported else {*episode.folders, *episode.arrays}
+            offered |= here
+            for name in here if self.features is None else here & set(self.features):
+                try:
+                    spec, codec = (
+                        _as_exported(episode, described[name], self.keep_encoded)
+                        if episode.is_exported
+                        else _from_first_file(episode, name)
+                    )
+                except SourceError as error:
+                    error.located(episode=key, feature=name)
+                    errors.setdefault(name, error)
+                    continue
+                specs[name] = widened(specs.get(name, spec), spec)
+                if codec is not None:
+                    # Of an exported feature all files are known: one that is no image is enough.
+                    gives_up = episode.is_exported and not codec
+                    codecs[name] = () if gives_up else codecs.get(name, codec)
+        for name in sorted(errors.keys() - specs.keys()):
+            if name or not specs:
+                raise errors[name]
+        every = [*exported, *sorted(offered - {*exported})]
+        names = chosen_names(every, self.features, self.path, "no such feature in this tree")
+        if not self.keep_encoded:
+            return Schema([specs[name] for name in names])
+        return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
     def _key(self, path: Path) -> str:
-        relative = path.relative_to(self.root).as_posix()
-        return path.name if relative == "." else relative
+        return key_of(path, self.path, ending=True)
 
     def _folder(self, key: str) -> Path:
         root = self.path
@@ -141,83 +186,13 @@ def _length(episode: EpisodeFolder) -> tuple[int, float | None]:
 
 
 _Codec: TypeAlias = tuple[CodecConfig, ...]
-_Probe: TypeAlias = Callable[[], tuple[FeatureSpec, "_Codec | None"]]
-"""A feature as an episode has it, and the codec that keeps its images encoded.
-
-That is empty if they cannot be kept, and `None` if the episode has none of them.
-"""
-
-
-def _find_schema(
-    root: Path,
-    episodes: Mapping[str, EpisodeFolder],
-    features: Sequence[str] | None,
-    *,
-    keep_encoded: bool,
-) -> Schema:
-    """The features of the episodes, by key: those asked for in that order, by default all.
-
-    dtype comes from the first episode that has the feature; a dimension in which two episodes
-    differ is variable. Exported features come first, in their order, then others by name. Raises
-    `SourceError` for a feature that no episode has, or of which no first file is sound.
-    """
-    specs: dict[str, FeatureSpec] = {}
-    codecs: dict[str, _Codec] = {}
-    errors: dict[str, SourceError] = {}
-    exported: dict[str, None] = {}
-    offered: set[str] = set()
-    for key, episode in episodes.items():
-        try:
-            probes = (
-                _exported(episode, keep_encoded)
-                if episode.is_exported
-                else _probes_of_files(episode)
-            )
-        except SourceError as error:
-            error.located(episode=key)
-            errors.setdefault("", error)
-            continue
-        offered |= probes.keys()
-        exported |= dict.fromkeys(probes if episode.is_exported else ())
-        for name in probes if features is None else probes.keys() & set(features):
-            try:
-                spec, codec = probes[name]()
-            except SourceError as error:
-                error.located(episode=key, feature=name)
-                errors.setdefault(name, error)
-                continue
-            specs[name] = widened(specs.get(name, spec), spec)
-            if codec is not None:
-                # Of an exported feature all files are known: one that is no image is enough.
-                gives_up = episode.is_exported and not codec
-                codecs[name] = () if gives_up else codecs.get(name, codec)
-    for name in errors.keys() - specs.keys():
-        if name or not specs:
-            raise errors[name]
-    every = [*exported, *sorted(offered - {*exported})]
-    names = chosen_names(every, features, root, "no such feature in this tree")
-    if not keep_encoded:
-        return Schema([specs[name] for name in names])
-    return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
-
-
-def _probes_of_files(episode: EpisodeFolder) -> dict[str, _Probe]:
-    return {
-        name: partial(_from_first_file, episode, name)
-        for name in sorted({*episode.folders, *episode.arrays})
-    }
-
-
-def _exported(episode: EpisodeFolder, keep_encoded: bool) -> dict[str, _Probe]:
-    return {
-        feature.spec.name: partial(_as_exported, episode, feature, keep_encoded)
-        for feature in read_description(episode.path).features
-    }
+"""The codec that keeps a feature's images encoded; empty if they cannot be kept."""
 
 
 def _as_exported(
     episode: EpisodeFolder, feature: ExportedFeature, keep_encoded: bool
 ) -> tuple[FeatureSpec, _Codec | None]:
+    """The feature as it is described; no codec where the episode has none of its images."""
     folder = episode.folders.get(feature.path)
     if folder is None or not keep_encoded:
         return feature.spec, None

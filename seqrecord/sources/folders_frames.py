@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError, located
-from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.array_files import NpyFile, array_header, read_array
+from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Frame, Schema
+from seqrecord.sources.array_files import NpyFile, read_array
+from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.exported import (
     DESCRIPTION,
     ENDINGS,
@@ -21,7 +22,7 @@ from seqrecord.sources.exported import (
 )
 from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
-from seqrecord.sources.images import IMAGE_FORMATS, decode_image, read_image_file
+from seqrecord.sources.images import IMAGE_FORMATS, read_image_file
 from seqrecord.sources.specs import check_spec
 
 __all__ = ["check_time_axis", "read_frames"]
@@ -186,20 +187,7 @@ def _read_frame(path: Path, spec: FeatureSpec) -> Any:
     if ending not in IMAGE_FORMATS:
         if spec.codec:
             raise SourceError(f"a {ending} file among kept images", file=str(path))
-        header = array_header(path)
-        check_spec(header.dtype, header.shape, spec, path)
-        return read_array(path)
-    data = read_image_file(path)
-    array = decode_image(data, path)
-    check_spec(array.dtype, array.shape, spec, path)
-    if not spec.codec:
+        array = read_array(path)
+        check_spec(array.dtype, array.shape, spec, path)
         return array
-    kept = spec.codec[0]["format"]
-    if IMAGE_FORMATS[ending] != kept:
-        raise SourceError(
-            "an image of another format than the one kept",
-            file=str(path),
-            expected=kept,
-            got=IMAGE_FORMATS[ending],
-        )
-    return EncodedImage(data)
+    return embedded_value(read_image_file(path), spec, path)

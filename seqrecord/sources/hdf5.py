@@ -16,7 +16,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.embedded import embedded_format, embedded_spec, embedded_value, read_rows
+from seqrecord.sources.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
 from seqrecord.sources.hdf5_files import (
     encoded_row,
@@ -26,7 +26,8 @@ from seqrecord.sources.hdf5_files import (
     open_hdf5,
     text_of,
 )
-from seqrecord.sources.hdf5_layouts import Recording, groups, recording
+from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
+from seqrecord.sources.images import image_format
 from seqrecord.sources.originals import Originals, find_files, has_file, key_of
 from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
@@ -101,13 +102,13 @@ class Hdf5(Originals):
             }
 
     @contextmanager
-    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Recording, Path]]:
+    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Hdf5Episode, Path]]:
         """The episode, and the file that holds it, while that is open."""
         path = self._folder / str(info.metadata.get("file", ""))
         if ".." in path.parts or not is_hdf5_name(path):
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
         with located(SourceError, episode=info.key), open_hdf5(path) as file:
-            yield recording(file, path, str(info.metadata.get("group", "/")), self.map), path
+            yield read_episode(file, path, str(info.metadata.get("group", "/")), self.map), path
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -137,7 +138,7 @@ class Hdf5(Originals):
                     for group in groups(file):
                         key, metadata = self._place(path, group)
                         episodes.append(EpisodeInfo(key, 0, metadata))
-                        one = recording(file, path, group, self.map)
+                        one = read_episode(file, path, group, self.map)
                         offered |= dict.fromkeys(one.stored)
                         found += list(self._specs(one, path))
                         told = {**one.metadata, **metadata}
@@ -166,12 +167,12 @@ class Hdf5(Originals):
             return f"{key}/{group.rpartition('/')[2]}", {"file": file, "group": group}
         return key, {"file": file}
 
-    def _specs(self, one: Recording, path: Path) -> Iterator[FeatureSpec]:
+    def _specs(self, one: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
         for name, dataset in one.stored.items():
             if name in self.features if self.features else name not in one.optional:
                 yield self._spec(name, dataset, one, path)
 
-    def _video_specs(self, one: Recording, known: Container[str]) -> list[FeatureSpec]:
+    def _video_specs(self, one: Hdf5Episode, known: Container[str]) -> list[FeatureSpec]:
         """Those of videos that no episode before has."""
         specs = []
         for name, path in one.videos.items():
@@ -181,7 +182,7 @@ class Hdf5(Originals):
                     specs.append(video_spec(name, video))
         return specs
 
-    def _spec(self, name: str, dataset: Any, one: Recording, path: Path) -> FeatureSpec:
+    def _spec(self, name: str, dataset: Any, one: Hdf5Episode, path: Path) -> FeatureSpec:
         if dataset.shape == ():
             raise SourceError("a dataset without a time axis", feature=name, expected="[T, …]")
         data = first_image(dataset, path)
@@ -201,11 +202,11 @@ class Hdf5(Originals):
         dtype, shape = dataset.dtype, dataset.shape[1:]
         return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
-    def _is_bgr(self, data: bytes, one: Recording, path: Path) -> bool:
+    def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
-        return order == "bgr" and embedded_format(data, path) == "jpeg"
+        return order == "bgr" and image_format(data, path) == "jpeg"
 
-    def _read(self, one: Recording, path: Path) -> Iterator[Frame]:
+    def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
         num_frames = _num_frames(one)
         readers: dict[str, Iterator[Any]] = {}
         there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema
@@ -226,7 +227,7 @@ class Hdf5(Originals):
             yield {name: next(values) for name, values in readers.items()}
 
     def _values(
-        self, dataset: Any, spec: FeatureSpec, one: Recording, path: Path, num_frames: int
+        self, dataset: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path, num_frames: int
     ) -> Iterator[Any]:
         """The feature's values, checked."""
         number: int | None = None
@@ -250,7 +251,7 @@ class Hdf5(Originals):
             raise
 
     def _image(
-        self, row: Any, spec: FeatureSpec, one: Recording, path: Path
+        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
@@ -288,7 +289,7 @@ def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
             )
 
 
-def _num_frames(one: Recording) -> int:
+def _num_frames(one: Hdf5Episode) -> int:
     """What the file says, or the rows of the actions, or of the first dataset."""
     if one.num_frames is not None:
         return one.num_frames

@@ -38,7 +38,7 @@ from seqrecord.sources.hdf5_files import (
 )
 from seqrecord.sources.originals import natural_order
 
-__all__ = ["Recording", "groups", "recording"]
+__all__ = ["Hdf5Episode", "groups", "read_episode"]
 
 _AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
 """ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
@@ -51,7 +51,7 @@ _SHOWN = 12  # datasets of a file that an error names
 
 
 @dataclass(frozen=True)
-class Recording:
+class Hdf5Episode:
     """An episode in an open file.
 
     `stored` are its datasets by feature name; those in `optional` are read only where they are
@@ -81,7 +81,9 @@ def groups(file: Any) -> list[str]:
     return [demo for demo in demos if "actions" in file[demo]] or ["/"]
 
 
-def recording(file: Any, path: Path, group: str, places: Mapping[str, str] | None) -> Recording:
+def read_episode(
+    file: Any, path: Path, group: str, places: Mapping[str, str] | None
+) -> Hdf5Episode:
     """The episode of a group.
 
     `places` are paths by feature name, in the file or, of robomimic, in each demonstration; only
@@ -92,9 +94,9 @@ def recording(file: Any, path: Path, group: str, places: Mapping[str, str] | Non
         raise SourceError(f"no group {group}")
     found = datasets(file[group])
     if places:
-        stored = _placed(found, places)
+        stored = _mapped(found, places)
         if group == "/":
-            return Recording("mapped", stored, metadata=attributes(file))
+            return Hdf5Episode("mapped", stored, metadata=attributes(file))
         return replace(_robomimic(file, path, group, {}), stored=stored)
     if group != "/":
         return _robomimic(file, path, group, found)
@@ -111,10 +113,10 @@ def recording(file: Any, path: Path, group: str, places: Mapping[str, str] | Non
     )
 
 
-def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
+def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
     sorted_ = _sorted_out(found, path)
     stored = {name: item for name, item in sorted_.frames.items() if name not in _AUXILIARY}
-    return Recording(
+    return Hdf5Episode(
         "ALOHA",
         {_feature(name): item for name, item in stored.items()},
         sorted_.left_out,
@@ -122,7 +124,7 @@ def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
     )
 
 
-def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Recording:
+def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Hdf5Episode:
     name = group.rpartition("/")[2]
     sorted_ = _sorted_out(found, path)
     stored = {_feature(where): item for where, item in sorted_.frames.items()}
@@ -134,7 +136,7 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> R
         metadata["env_name"] = environment["env_name"]
     if masks := _masks(file, name):
         metadata["masks"] = masks
-    return Recording(
+    return Hdf5Episode(
         "robomimic",
         stored,
         sorted_.left_out,
@@ -146,7 +148,7 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> R
     )
 
 
-def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
+def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
     """Serial numbers of cameras become what the cameras are: wrist, ext1, ext2."""
     said = _droid_metadata(path.parent)
     serials = {
@@ -167,7 +169,7 @@ def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Recording:
         stored[".".join([*above, last])] = item
     metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **said}
     videos = _droid_videos(path.parent, serials)
-    return Recording("DROID", stored, left_out, metadata=metadata, videos=videos)
+    return Hdf5Episode("DROID", stored, left_out, metadata=metadata, videos=videos)
 
 
 def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
@@ -208,7 +210,7 @@ def _is_json_scalar(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _placed(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     stored = {}
     for feature, place in places.items():
         if place.strip("/") not in found:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.images import ImageHeader
+from seqrecord.codecs.images import SIGNATURES, ImageHeader
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
@@ -30,6 +30,7 @@ __all__ = [
     "IMAGE_FORMATS",
     "decode_image",
     "encoded_header",
+    "image_format",
     "image_header",
     "load_imagecodecs",
     "passthrough_codec",
@@ -76,7 +77,7 @@ _KINDS = {"U": "u", "S": "i", "F": "f"}
 def image_header(path: Path) -> ImageHeader:
     """The header alone: the pixels are neither read nor checked."""
     with opened(path) as stream:
-        return _header(stream, _format_of(path))[0]
+        return _header(stream, path)[0]
 
 
 def passthrough_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
@@ -91,32 +92,43 @@ def read_image_file(path: Path) -> bytes:
     return read_bytes(path, MAX_FRAME_BYTES)
 
 
-def encoded_header(
-    data: bytes,
-    path: Path,
-    format: str | None = None,  # noqa: A002 - as Pillow calls it
-) -> ImageHeader:
-    """As `image_header`, of bytes that were read from `path`, which are of `format` if given."""
+def image_format(data: bytes, path: Path) -> str:
+    """`png` or `jpeg`, of an image's first bytes; raises `SourceError` that names `path` for
+    anything else, and where that has the ending of the other one."""
+    found = next((name for magic, name in SIGNATURES.items() if data[: len(magic)] == magic), None)
+    if found is None:
+        raise SourceError(
+            "neither a PNG nor a JPEG image", file=str(path), got=repr(bytes(data[:8]))
+        )
+    named = IMAGE_FORMATS.get(path.suffix.lower(), found)
+    if named != found:
+        raise SourceError(
+            "an image of another format than its name says",
+            file=str(path),
+            expected=named,
+            got=found,
+        )
+    return found
+
+
+def encoded_header(data: bytes, path: Path) -> ImageHeader:
+    """As `image_header`, of bytes that were read from `path`."""
     with located(SourceError, file=str(path)):
-        return _header(io.BytesIO(data), format or _format_of(path))[0]
+        return _header(io.BytesIO(data), path)[0]
 
 
 def decode_image(
-    data: bytes,
-    path: Path,
-    mode: str | None = None,
-    size: tuple[int, int] | None = None,
-    format: str | None = None,  # noqa: A002 - as Pillow calls it
+    data: bytes, path: Path, mode: str | None = None, size: tuple[int, int] | None = None
 ) -> npt.NDArray[Any]:
     """The pixels of an image that was read from `path`, of the dtypes uint8, uint16 or, for bilevel
     images, bool: [H, W] or [H, W, C].
 
     A palette image gives its indices. `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
-    (H, W) are demanded where given. `format` is `png` or `jpeg`, by default the one that the name
-    says. Raises `SourceError` for what is cut or damaged anywhere, or is of another mode or size.
+    (H, W) are demanded where given. Raises `SourceError` for what is cut or damaged anywhere, or is
+    of another mode or size.
     """
-    try:
-        header, image = _header(io.BytesIO(data), format or _format_of(path))
+    with located(SourceError, file=str(path)):
+        header, image = _header(io.BytesIO(data), path)
         if mode is not None and header.mode != mode:
             raise SourceError("an image of the wrong kind", expected=mode, got=header.mode)
         if size is not None and header.shape[:2] != size:
@@ -137,9 +149,6 @@ def decode_image(
         except Exception as error:  # Pillow and imagecodecs raise about any kind
             raise _undecodable(error) from error
         return np.ascontiguousarray(array, header.dtype).reshape(header.shape)
-    except SourceError as error:
-        error.located(file=str(path))
-        raise
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
@@ -154,16 +163,13 @@ def load_imagecodecs(path: Path | None = None) -> Any:
     return imagecodecs
 
 
-def _format_of(path: Path) -> str:
-    return IMAGE_FORMATS.get(path.suffix.lower(), "png")
-
-
-def _header(stream: BinaryIO, format_: str) -> tuple[ImageHeader, Image.Image]:
+def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image]:
     """The checked header, and Pillow's image, whose pixels still lie in `stream`."""
     from PIL import Image  # here, since not all sources have images
 
     head = stream.read(26)
     stream.seek(0)
+    format_ = image_format(head, path)
     try:
         image = Image.open(stream, formats=(format_.upper(),))
     except Exception as error:

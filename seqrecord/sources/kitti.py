@@ -26,7 +26,7 @@ from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import IMAGE_FORMATS, image_header
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
-from seqrecord.sources.text_tables import check_rising, rows_of, table
+from seqrecord.sources.text_tables import rows_of, table, timed_values
 
 __all__ = ["FORMAT", "Kitti"]
 
@@ -55,14 +55,13 @@ class Kitti(SequenceSource):
         return "times.txt" in names and bool(names & {*_IMAGES, "velodyne"})
 
     def key(self, folder: Path) -> str:
-        key = self.relative_key(folder)
+        key = super().key(folder)
         kept = [part for part in key.split("/") if part not in ("dataset", "sequences")]
         return "/".join(kept) or key
 
     def open(self, folder: Path) -> SequenceFrames:
         path = folder / "times.txt"
-        times = table(path, rows_of(path), 1)[:, 0]
-        check_rising(times, path)
+        times, _ = timed_values(path, 0)
         if not len(times):
             raise SourceError("a sequence without frames", file=str(path))
         columns: dict[str, Column] = {}

@@ -27,8 +27,8 @@ from seqrecord.sources.lerobot_layout import (
 )
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
-from seqrecord.sources.originals import Originals
-from seqrecord.sources.specs import text_spec
+from seqrecord.sources.originals import FirstError, Originals
+from seqrecord.sources.specs import chosen_names, text_spec
 from seqrecord.sources.video_streams import TOLERANCE
 
 __all__ = ["FORMAT", "LeRobot"]
@@ -86,25 +86,24 @@ class LeRobot(Originals):
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         episode = self._episode(info)
-        depths = [name for name in self._videos if not self.schema()[name].is_video]
         with located(SourceError, episode=info.key):
-            if not depths:
-                yield from self._rows.frames(episode)
-                return
-            times = self._rows.times(episode)
-            values = {name: self._videos[name].depths(episode, times) for name in depths}
+            depths = {
+                name: video.depths(episode, self._rows.times(episode))
+                for name, video in self._videos.items()
+                if video.is_depth
+            }
             for frame in self._rows.frames(episode):
-                yield {**frame, **{name: next(each) for name, each in values.items()}}
+                yield {**frame, **{name: next(each) for name, each in depths.items()}}
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
         """The GOPs of one episode's video features; its frames lack these features."""
         episode = self._episode(info)
-        names = [name for name in self._videos if self.schema()[name].is_video]
-        if not names:
-            return {}
         with located(SourceError, episode=info.key):
-            times = self._rows.times(episode)
-        return {name: self._videos[name].gops(episode, times) for name in names}
+            return {
+                name: video.gops(episode, self._rows.times(episode))
+                for name, video in self._videos.items()
+                if not video.is_depth
+            }
 
     def _episode(self, info: EpisodeInfo) -> LeRobotEpisode:
         episode = self._episodes.get(info.key)
@@ -154,19 +153,10 @@ class LeRobot(Originals):
         offered = {n: each for n, each in self._info.features.items() if n not in replaced}
         # Texts that are numbers in the rows.
         offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
-        names = self.features
-        if names is None:
-            names = [n for n in offered if not (self.without_video and n in self._info.videos)]
-        for name in names:
-            if name not in offered:
-                raise SourceError(
-                    "no such feature",
-                    file=str(self.path / INFO),
-                    expected=f"some of {', '.join(offered)}",
-                    got=name,
-                )
-        if not names:
-            raise SourceError("no features", file=str(self.path / INFO))
+        chosen = self.features
+        if chosen is None and self.without_video:
+            chosen = [name for name in offered if name not in self._info.videos]
+        names = chosen_names(offered, chosen, self.path / INFO, "no such feature")
         return Schema([self._spec(offered[name]) for name in names])
 
     def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
@@ -192,8 +182,7 @@ class LeRobot(Originals):
     def _first_spec(self, feature: LeRobotFeature) -> FeatureSpec:
         """From the first episode that can be read: the declared shape may be [C, H, W]."""
         is_video = feature.dtype == "video"
-        first: SourceError | None = None
-        tried = set()
+        errors, tried = FirstError(), set()
         for episode in self._episodes.values():
             if episode.error is not None:  # it has no files
                 continue
@@ -201,21 +190,18 @@ class LeRobot(Originals):
             if file in tried:
                 continue
             tried.add(file)
-            path = self.path / file
-            try:
-                with located(SourceError, episode=episode.key, feature=feature.name):
-                    if is_video:
-                        spec = read_spec(feature, path)
-                    else:
-                        data = image_bytes(path, feature.name)
-                        keep = self.keep_encoded
-                        spec = embedded_spec(feature.name, data, path, keep_encoded=keep)
-            except SourceError as error:
-                first = first or error
-                continue
-            feature.check_size(spec, path)
-            return spec
-        raise first or SourceError("a LeRobot dataset without episodes", file=str(self.root))
+            path, spec = self.path / file, None
+            with errors.skipped(episode=episode.key, feature=feature.name):
+                if is_video:
+                    spec = read_spec(feature, path)
+                else:
+                    data = image_bytes(path, feature.name)
+                    keep = self.keep_encoded
+                    spec = embedded_spec(feature.name, data, path, keep_encoded=keep)
+            if spec is not None:
+                feature.check_size(spec, path)
+                return spec
+        raise errors.first or SourceError("a LeRobot dataset without episodes", file=str(self.root))
 
     def _info_of(self, episode: LeRobotEpisode) -> EpisodeInfo:
         metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import is_file, list_folder, open_file, read_bytes, unreadable
+from seqrecord.sources.files import is_file, open_file, read_bytes, unreadable
+from seqrecord.sources.originals import find_files
 from seqrecord.sources.remote import remote_files
 from seqrecord.text import repr_of
 
@@ -29,8 +30,8 @@ __all__ = [
     "LeRobotFeature",
     "LeRobotInfo",
     "LeRobotVideo",
+    "ParquetTable",
     "number_columns",
-    "read_batches",
     "read_episodes",
     "read_info",
     "read_texts",
@@ -46,7 +47,6 @@ _ANNOTATION = "annotation."
 _SUBTASK_INDEX = "subtask_index"
 _MAX_INFO_BYTES = 16 << 20
 _MAX_LINES_BYTES = 1 << 30
-_MAX_DEPTH = 2  # of folders of episode tables: chunk-000/file-000.parquet
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 
 
@@ -214,61 +214,61 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
         return texts
 
 
-def read_batches(
-    path: Path,
-    columns: Sequence[str] | None = None,
-    *,
-    features: Container[str] = (),
-    rows: int = 65536,
-    episode: int | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a parquet file, so many at a time.
+class ParquetTable:
+    """An open parquet file; raises `SourceError` for what is none."""
 
-    Args:
-        path: the file.
-        columns: those that are read, by default all.
-        features: the columns of these names are features; errors say so.
-        rows: of a batch, at most.
-        episode: row groups before the first one that may have rows of it are left out.
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq  # here, since it takes longer to import than this package
 
-    Raises `SourceError` for what is no parquet file, lacks a column or is damaged.
-    """
-    import pyarrow.parquet as pq  # here, since it takes longer to import than this whole package
+        self._path = path
+        try:
+            self._file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
+        except OSError as error:  # also a footer that is damaged
+            raise unreadable(path, error) from error
+        except (pa.ArrowException, ValueError) as error:
+            raise _parquet_error("not a parquet file", path, error) from error
 
-    try:
-        file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
-    except OSError as error:  # also a footer that is damaged
-        raise unreadable(path, error) from error
-    except (pa.ArrowException, ValueError) as error:
-        raise _parquet_error("not a parquet file", path, error) from error
-    names = file.schema_arrow.names
-    for name in columns or ():
-        if name not in names:
-            raise SourceError(
-                "a parquet file that lacks a column",
-                file=str(path),
-                feature=name if name in features else None,
-                expected=name,
-                got=", ".join(names)[:200],
-            )
-    groups = None if episode is None else _row_groups(file, episode)
-    try:
-        yield from file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _parquet_error("a damaged parquet file", path, error) from error
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        features: Container[str] = (),
+        rows: int = 65536,
+        first: int = 0,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows, so many at a time.
 
+        Args:
+            columns: those that are read, by default all.
+            features: the columns of these names are features; errors say so.
+            rows: of a batch, at most.
+            first: the number of the first row; row groups before it are not read.
 
-def _row_groups(file: Any, episode: int) -> list[int]:
-    """The row groups from the first one on that may have rows of the episode."""
-    paths = [file.schema.column(i).path for i in range(len(file.schema))]
-    position = paths.index("episode_index") if "episode_index" in paths else None
-    for number in range(file.num_row_groups):
-        group = file.metadata.row_group(number)
-        statistics = None if position is None else group.column(position).statistics
-        largest = statistics.max if statistics is not None and statistics.has_min_max else None
-        if not isinstance(largest, int) or largest >= episode:
-            return list(range(number, file.num_row_groups))
-    return []
+        Raises `SourceError` for a file that lacks a column or is damaged.
+        """
+        names = self._file.schema_arrow.names
+        for name in columns or ():
+            if name not in names:
+                raise SourceError(
+                    "a parquet file that lacks a column",
+                    file=str(self._path),
+                    feature=name if name in features else None,
+                    expected=name,
+                    got=", ".join(names)[:200],
+                )
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
+        skipped = first - sum(sizes[: groups[0]] if groups else sizes)
+        try:
+            for batch in self._file.iter_batches(
+                rows, row_groups=groups, columns=columns, use_threads=False
+            ):
+                if skipped < batch.num_rows:
+                    yield batch.slice(skipped)
+                skipped = max(skipped - batch.num_rows, 0)
+        except (pa.ArrowException, OSError) as error:
+            raise _parquet_error("a damaged parquet file", self._path, error) from error
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
@@ -383,20 +383,12 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
             if line.strip():
                 yield _object(line, f" in line {number + 1}")
         return
-    paths = [place] if place.suffix else sorted(_parquet_files(place, _MAX_DEPTH))
+    paths = [place] if place.suffix else find_files(place, lambda path: path.suffix == ".parquet")
     if not paths:
         raise SourceError("no table of episodes")
     for path in paths:
-        for batch in read_batches(path, columns):
+        for batch in ParquetTable(path).batches(columns):
             yield from batch.to_pylist()
-
-
-def _parquet_files(folder: Path, depth: int) -> Iterator[Path]:
-    for name, is_folder in list_folder(folder):
-        if is_folder and depth > 1:
-            yield from _parquet_files(folder / name, depth - 1)
-        elif name.endswith(".parquet"):
-            yield folder / name
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

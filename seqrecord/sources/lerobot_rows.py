@@ -13,13 +13,13 @@ import pyarrow as pa
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, read_batches
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable
 from seqrecord.text import repr_of
 
 __all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes"]
 
-_ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
 _ORDER = ("episode_index", "frame_index", "timestamp")
+_ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
 
 
 class NumberedTexts(NamedTuple):
@@ -47,56 +47,32 @@ class EpisodeRows:
         self._root, self._schema, self._numbered = root, schema, texts
         has_images = any(spec.kind == "image" for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
-        self._path: Path | None = None
+        self._episodes: dict[Path, _Episodes] = {}  # of the file that was looked at last
+        self._path: Path | None = None  # the open file
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
-        self._times_path: Path | None = None
-        self._times = np.empty(0, np.int64), np.empty(0)
-        self._last: int = -1  # the episode that was read last from the open file
+        self._row = 0  # the first of them, or the next one to be read
 
     def frames(self, episode: LeRobotEpisode) -> Iterator[Frame]:
         """All frames; raises `SourceError` for rows that are missing, twice or out of order."""
         path = self._root / episode.file
         with located(SourceError, file=str(path)):
-            count, last = 0, -np.inf
-            for batch in self._rows_of(path, episode.index):
-                numbers = _column(batch, "frame_index").astype(np.int64)
-                wrong = np.flatnonzero(numbers != np.arange(count, count + len(numbers)))
-                if len(wrong):
-                    raise SourceError(
-                        "rows that are missing or out of order",
-                        frame=count + int(wrong[0]),
-                        expected=f"frame_index {count + int(wrong[0])}",
-                        got=int(numbers[wrong[0]]),
-                    )
-                times = np.concatenate([[last], _column(batch, "timestamp").astype(np.float64)])
-                back = np.flatnonzero(~(np.diff(times) > 0))
-                if len(back):
-                    raise SourceError(
-                        "timestamps that go back",
-                        frame=count + int(back[0]),
-                        expected=f"more than {times[back[0]]} s",
-                        got=f"{times[back[0] + 1]} s",
-                    )
-                last = float(times[-1])
+            begin, times = self._in_file(path).rows_of(episode)
+            count = 0
+            for batch in self._rows(path, begin, begin + len(times)):
                 yield from self._frames(batch, path, count)
-                count += len(numbers)
-            if count != episode.length:
-                raise SourceError(
-                    "another number of rows than the episode's length",
-                    expected=episode.length,
-                    got=count,
-                )
+                count += batch.num_rows
 
     def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
-        """The timestamps of an episode's rows: seconds [rows]."""
+        """The timestamps of an episode's rows: seconds [rows]; raises as `frames` does."""
         path = self._root / episode.file
-        if path != self._times_path:
-            with located(SourceError, file=str(path)):
-                self._times, self._times_path = _read_times(path), path
-        episodes, times = self._times
-        mine: npt.NDArray[np.float64] = times[episodes == episode.index]
-        return mine
+        with located(SourceError, file=str(path)):
+            return self._in_file(path).rows_of(episode)[1]
+
+    def _in_file(self, path: Path) -> _Episodes:
+        if path not in self._episodes:
+            self._episodes = {path: _Episodes(path)}
+        return self._episodes[path]
 
     def _frames(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Frame]:
         columns: dict[str, Any] = {}
@@ -119,57 +95,84 @@ class EpisodeRows:
                     frame[name] = embedded_value(_image(column[row]), self._schema[name], path)
             yield frame
 
-    def _rows_of(self, path: Path, episode: int) -> Iterator[pa.RecordBatch]:
-        """The rows of one episode, batch by batch."""
-        if path != self._path or episode <= self._last:
-            self._batches, self._rest = self._opened(path, episode), None
-        self._last = episode
-        found = False
-        while True:
+    def _rows(self, path: Path, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a file from `begin` up to `end`, batch by batch."""
+        if path != self._path or begin < self._row:
+            self._batches, self._rest, self._row = self._opened(path, begin), None, begin
+        while begin < end:
             batch, self._rest = self._rest, None
             if batch is None:
                 self._path = None  # unless more can be read
                 batch = next(self._batches, None)
                 if batch is None:
-                    return
+                    raise SourceError("columns of several lengths", expected=f"{end} rows or more")
                 self._path = path
-            mine = np.flatnonzero(_column(batch, "episode_index") == episode)
-            if not len(mine):
-                if found:
-                    self._rest = batch
-                    return
-                continue
-            found = True
-            begin, end = int(mine[0]), int(mine[-1]) + 1
-            if len(mine) != end - begin:
-                raise SourceError("rows of other episodes among those of this one")
-            if end < batch.num_rows:
-                self._rest = batch.slice(end)
-            yield batch.slice(begin, end - begin)
-            if end < batch.num_rows:
-                return
+            skipped = min(begin - self._row, batch.num_rows)
+            mine = batch.slice(skipped, end - begin)
+            used = skipped + mine.num_rows
+            self._rest = batch.slice(used) if used < batch.num_rows else None
+            self._row += used
+            begin += mine.num_rows
+            yield mine
 
-    def _opened(self, path: Path, episode: int) -> Iterator[pa.RecordBatch]:
+    def _opened(self, path: Path, first: int) -> Iterator[pa.RecordBatch]:
         stands_for = {name: each.column for name, each in self._numbered.items()}
         features = [stands_for.get(name, name) for name in self._schema]
-        columns = [*dict.fromkeys([*_ORDER, *features])]
+        columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
         rows = self._batch_rows
-        return read_batches(path, columns, features=self._schema, rows=rows, episode=episode)
+        table = self._in_file(path).table
+        return table.batches(columns, features=self._schema, rows=rows, first=first)
 
 
-def _read_times(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Episode and timestamp of each row of a file."""
-    episodes, times = [np.empty(0, np.int64)], [np.empty(0)]
-    for batch in read_batches(path, ["episode_index", "timestamp"]):
-        episodes.append(_column(batch, "episode_index").astype(np.int64))
-        times.append(_column(batch, "timestamp").astype(np.float64))
-    return np.concatenate(episodes), np.concatenate(times)
+class _Episodes:
+    """Which rows of a file are of which episode, and their times."""
+
+    def __init__(self, path: Path) -> None:
+        self.table = ParquetTable(path)
+        batches = list(self.table.batches(_ORDER))
+        self._columns = [
+            np.concatenate([np.empty(0), *(_column(batch, name) for batch in batches)])
+            for name in _ORDER
+        ]
+
+    def rows_of(self, episode: LeRobotEpisode) -> tuple[int, npt.NDArray[np.float64]]:
+        """The first row of an episode, and the timestamps of all of them: seconds [rows].
+
+        Raises `SourceError` for rows that are missing or out of order.
+        """
+        episodes, numbers, times = self._columns
+        rows = np.flatnonzero(episodes == episode.index)
+        if len(rows) and len(rows) != rows[-1] + 1 - rows[0]:
+            raise SourceError("rows of other episodes among those of this one")
+        numbers, times = numbers[rows], times[rows]
+        for frame in np.flatnonzero(numbers != np.arange(len(rows)))[:1].tolist():
+            raise SourceError(
+                "rows that are missing or out of order",
+                frame=frame,
+                expected=f"frame_index {frame}",
+                got=int(numbers[frame]),
+            )
+        before = np.concatenate([[-np.inf], times])[:-1]
+        for frame in np.flatnonzero(~(times > before))[:1].tolist():
+            raise SourceError(
+                "timestamps that go back",
+                frame=frame,
+                expected=f"more than {before[frame]} s",
+                got=f"{times[frame]} s",
+            )
+        if len(rows) != episode.length:
+            raise SourceError(
+                "another number of rows than the episode's length",
+                expected=episode.length,
+                got=len(rows),
+            )
+        return int(rows[0]) if len(rows) else 0, times
 
 
 def image_bytes(path: Path, name: str) -> bytes:
     """The first image of a column."""
     with located(SourceError, file=str(path)):
-        for batch in read_batches(path, [name], rows=1):
+        for batch in ParquetTable(path).batches([name], rows=1):
             return _image(batch.column(0)[0])
         raise SourceError("a parquet file without rows")
 

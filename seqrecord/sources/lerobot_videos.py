@@ -7,6 +7,7 @@ keeps the scale in the feature's `info`. Formulas are those of its `datasets/dep
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class LeRobotVideos:
         self, root: Path, feature: LeRobotFeature, spec: FeatureSpec, tolerance: float
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
+        self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None
 
@@ -116,14 +118,11 @@ class DepthScale:
         numbers = []
         for name in _NUMBERS:
             value = info.get(f"video.{name}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"video.{name}: a number is expected, got {value!r:.40}")
-            try:
-                numbers.append(float(value))
-            except OverflowError:
-                numbers.append(math.inf)
-            if not math.isfinite(numbers[-1]):
+            if isinstance(value, bool) or not (
+                isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+            ):
                 raise ValueError(f"video.{name}: a finite number is expected, got {value!r:.40}")
+            numbers.append(float(value))
         use_log = info.get("video.use_log")
         if not isinstance(use_log, bool):
             raise ValueError(f"video.use_log: true or false is expected, got {use_log!r:.40}")

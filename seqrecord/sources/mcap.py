@@ -14,12 +14,12 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources.aligning import ALIGNMENTS, Timeline
+from seqrecord.sources.aligning import ALIGNMENTS, AlignedMessages
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
-from seqrecord.sources.originals import Originals, has_file
+from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.specs import check_like_first, feature_name, feature_spec, text_spec
 from seqrecord.text import repr_of
 
@@ -98,8 +98,6 @@ class Mcap(Originals):
         return self._schema
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        if not self._recordings:
-            raise SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
         return self._episodes
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -108,17 +106,17 @@ class Mcap(Originals):
             if info.key not in self._recordings:
                 raise SourceError("no such episode", file=str(path))
             recording = self._recordings[info.key]
-            timeline = self._timeline(recording)
+            aligned = self._aligned(recording)
             read = self._reader(recording)
-            for row, values in enumerate(timeline.frames(recording, read)):
-                frame: dict[str, Any] = {LOG_TIME: np.array(timeline.clock[row], "<i8")}
+            for row, values in enumerate(aligned.frames(recording, read)):
+                frame: dict[str, Any] = {LOG_TIME: np.array(aligned.clock[row], "<i8")}
                 for each in values.values():
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
 
     def _reader(self, recording: Recording) -> Callable[[str, bytes, Path], dict[str, Any]]:
         """What makes values of frames of a recording's messages."""
-        offered, path = recording.topics(), recording.paths[0]
+        offered, path = recording.topics, recording.paths[0]
         decoders = {}
         for topic in self._topics:
             if topic not in offered:
@@ -137,21 +135,22 @@ class Mcap(Originals):
 
     @cached_property
     def _recordings(self) -> dict[str, Recording]:
-        return {recording.key: recording for recording in find_recordings(self.path)}
+        found = {recording.key: recording for recording in find_recordings(self.path)}
+        if not found:
+            raise SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
+        return found
 
     # --- which topics, and their features ---------------------------------------------------
 
     @cached_property
     def _offered(self) -> dict[str, Topic]:
         """The topics of the first recording that can be read."""
-        first: SourceError | None = None
+        errors = FirstError()
         for recording in self._recordings.values():
-            try:
-                with located(SourceError, episode=recording.key):
-                    return recording.topics()
-            except SourceError as error:
-                first = first or error
-        raise first or SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
+            with errors.skipped(episode=recording.key):
+                return recording.topics
+        assert errors.first is not None
+        raise errors.first
 
     @cached_property
     def _prefixes(self) -> dict[str, str]:
@@ -195,18 +194,15 @@ class Mcap(Originals):
 
     def _first(self, topic: str, prefix: str) -> _TopicFeatures | None:
         """From the first message that can be read; `None` where no recording has one."""
-        first: SourceError | None = None
+        errors = FirstError()
         for recording in self._recordings.values():
-            try:
-                with located(SourceError, episode=recording.key):
-                    for _, data, path in recording.messages([topic]):
-                        message = decoder(recording.topics()[topic], path)(data, path)
-                        keep, wanted = self.keep_encoded, self.features or None
-                        return _TopicFeatures(prefix, message, path, wanted, keep_encoded=keep)
-            except SourceError as error:
-                first = first or error
-        if first is not None:
-            raise first
+            with errors.skipped(episode=recording.key):
+                for _, data, path in recording.messages([topic]):
+                    message = decoder(recording.topics[topic], path)(data, path)
+                    keep, wanted = self.keep_encoded, self.features or None
+                    return _TopicFeatures(prefix, message, path, wanted, keep_encoded=keep)
+        if errors.first is not None:
+            raise errors.first
         return None
 
     @cached_property
@@ -232,9 +228,9 @@ class Mcap(Originals):
             ", ".join(self._topics) or "no topic with messages",
         )
 
-    def _timeline(self, recording: Recording) -> Timeline:
+    def _aligned(self, recording: Recording) -> AlignedMessages:
         tolerance = round(self.tolerance * 1e9)
-        return Timeline(recording, [*self._topics], self._clock, self.align, tolerance)
+        return AlignedMessages(recording, [*self._topics], self._clock, self.align, tolerance)
 
     @cached_property
     def _episodes(self) -> list[EpisodeInfo]:
@@ -242,14 +238,14 @@ class Mcap(Originals):
         clock = self._clock  # a wrong one concerns the source as a whole, not an episode
         for recording in self._recordings.values():
             try:
-                timeline = self._timeline(recording)
+                aligned = self._aligned(recording)
             except SourceError as error:
                 found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
                 continue
-            topics = {topic: timeline.counts(topic) for topic in self._topics}
+            topics = {topic: aligned.counts(topic) for topic in self._topics}
             dropped += sum(each["dropped"] for each in topics.values())
             total += sum(each["messages"] for each in topics.values())
-            found.append(self._info(recording, timeline, topics))
+            found.append(self._info(recording, aligned, topics))
         if dropped:
             _logger.warning(
                 "%s: %d of %d messages are in no frame: frames are at the times of %s, and hold "
@@ -259,9 +255,9 @@ class Mcap(Originals):
         return found
 
     def _info(
-        self, recording: Recording, timeline: Timeline, topics: dict[str, dict[str, int]]
+        self, recording: Recording, aligned: AlignedMessages, topics: dict[str, dict[str, int]]
     ) -> EpisodeInfo:
-        others = {t: n for t, n in timeline.num_messages.items() if t not in topics and n}
+        others = {t: n for t, n in aligned.num_messages.items() if t not in topics and n}
         names = {
             spec.name: list(each.names)
             for each in self._topics.values()
@@ -271,14 +267,14 @@ class Mcap(Originals):
         metadata: dict[str, Any] = {
             "files": [path.name for path in recording.paths],
             "clock": self._clock,
-            "start_ns": int(timeline.clock[0]),
+            "start_ns": int(aligned.clock[0]),
             "topics": topics,
         }
         if others:
             metadata["topics_not_read"] = others
         if names:
             metadata["names"] = names
-        return EpisodeInfo(recording.key, len(timeline.clock), metadata, fps=timeline.fps)
+        return EpisodeInfo(recording.key, len(aligned.clock), metadata, fps=aligned.fps)
 
     def _refused(self, message: str, got: str) -> SourceError:
         works = ", ".join(f"{t} ({_type(o)})" for t, o in self._offered.items() if can_read(o))

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
+from seqrecord.sources.specs import chosen_schema
 
 __all__ = [
     "MAX_DEPTH",
+    "FirstError",
     "Originals",
+    "Scan",
+    "ScannedSource",
+    "by_key",
     "check_depth",
     "find_files",
     "find_folders",
@@ -61,6 +71,83 @@ class Originals:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
 
 
+class FirstError:
+    """The first error of several originals, of which the broken ones must not hide the others.
+
+    ::
+
+        errors = FirstError()
+        for path in paths:
+            with errors.skipped(file=str(path)):
+                return read(path)
+        raise errors.first or SourceError("no file")
+    """
+
+    def __init__(self) -> None:
+        self.first: SourceError | None = None
+
+    @contextmanager
+    def skipped(self, **facts: Any) -> Iterator[None]:
+        """Ends the block at a `SourceError`, which gets the facts that it does not know yet."""
+        try:
+            with located(SourceError, **facts):
+                yield
+        except SourceError as error:
+            self.first = self.first or error
+
+
+@dataclass
+class Scan:
+    """What is found in originals: features, the names of all that there are, and episodes."""
+
+    specs: list[FeatureSpec] = field(default_factory=list)
+    offered: dict[str, None] = field(default_factory=dict)
+    episodes: list[EpisodeInfo] = field(default_factory=list)
+    first_error: SourceError | None = None
+
+    @contextmanager
+    def unless_broken(self, info: EpisodeInfo) -> Iterator[None]:
+        """An error of the block makes the episode `info`, whose frames say what is wrong."""
+        try:
+            yield
+        except SourceError as error:
+            self.episodes.append(info)
+            error.located(episode=info.key)
+            self.first_error = self.first_error or error
+
+
+@dataclass(frozen=True)
+class ScannedSource(Originals, ABC):
+    """A source that opens each original once to know features and episodes.
+
+    It is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    """
+
+    @abstractmethod
+    def scan(self, found: Scan) -> None:
+        """Fill in what there is. Of the features, only those to read count."""
+
+    def schema(self) -> Schema:
+        return self._scanned[0]
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return self._scanned[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if "_scanned" in state:
+            state["_scanned"] = (self.schema(), ())  # a worker gets its episodes one by one
+        return state
+
+    @cached_property
+    def _scanned(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
+        found = Scan()
+        self.scan(found)
+        if not found.specs and found.first_error:
+            raise found.first_error
+        return chosen_schema(found.specs, self.features, self.path, found.offered), found.episodes
+
+
 def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     """Whether a file that `fits` is `root`, or is among the first entries of the tree below it.
 
@@ -102,6 +189,17 @@ def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
         for name, is_folder in names.items()
         if not is_folder and fits(folder / name)
     )
+
+
+def by_key(found: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    """Places of episodes by key; raises `SourceError` for two of one key."""
+    places: dict[str, Path] = {}
+    for key, path in found:
+        if (other := places.setdefault(key, path)) is not path:
+            raise SourceError(
+                "two episodes of one key", file=str(other), episode=key, got=str(path)
+            )
+    return places
 
 
 def key_of(path: Path, root: Path, *, ending: bool = False) -> str:

@@ -1,39 +1,56 @@
 """The wire format of protocol buffers, as much as is needed to find fields in a message.
 
 https://protobuf.dev/programming-guides/encoding/. A message is a run of fields, each a varint of
-its number and type, then its value. Nothing is copied: values are views of the message.
+its number and type, then its value. Nothing is copied: values are parts of the message, which may
+lie in a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BYTES", "FIXED32", "FIXED64", "VARINT", "Field", "fields", "read_varint", "varints"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["BYTES", "FIXED32", "FIXED64", "VARINT", "Span", "fields", "read_varint", "varints"]
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-Field: TypeAlias = "tuple[int, int, int | memoryview]"
-"""Number, type and value: an int for `VARINT`, else the value's bytes."""
 
 _MAX_VARINT = 10  # bytes of a 64-bit number
 
 
-def read_varint(data: memoryview, position: int) -> tuple[int, int]:
+class Span(Protocol):
+    """Bytes that need not be in memory, such as a `memoryview`, which are."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Self: ...
+
+    def tobytes(self) -> bytes: ...
+
+
+_Span = TypeVar("_Span", bound=Span)
+
+
+def read_varint(data: Span, position: int) -> tuple[int, int]:
     """A varint at `position`, and the position behind it; `ValueError` where there is none."""
     value = 0
-    for i, byte in enumerate(data[position : position + _MAX_VARINT]):
+    for i, byte in enumerate(data[position : position + _MAX_VARINT].tobytes()):
         value |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position + i + 1
     raise ValueError(f"no varint at byte {position}")
 
 
-def fields(message: memoryview) -> Iterator[Field]:
-    """All fields in their order; raises `ValueError` where the message breaks the rules."""
+def fields(message: _Span) -> Iterator[tuple[int, int, int | _Span]]:
+    """All fields in their order: number, type and value, an int for `VARINT`, else its bytes.
+
+    Raises `ValueError` where the message breaks the rules.
+    """
     position, end = 0, len(message)
     while position < end:
         tag, position = read_varint(message, position)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +97,15 @@ def format_names() -> list[str]:
     return [DATASET, *BUILT_IN, *sorted(point.name for point in _points())]
 
 
+@dataclass
 class _Opening:
     """One call of `open_source`; `tried` is what came of each format, in words."""
 
-    def __init__(
-        self,
-        path: Path,
-        features: Sequence[str] | None,
-        keep_encoded: bool,
-        options: dict[str, Any],
-    ) -> None:
-        self._path, self._options = path, options
-        self._common: dict[str, Any] = {"features": features, "keep_encoded": keep_encoded}
-        self._tried = [f"{DATASET} (manifest.json of a dataset)"]
+    path: Path
+    features: Sequence[str] | None
+    keep_encoded: bool
+    options: dict[str, Any]
+    tried: list[str] = field(default_factory=lambda: [f"{DATASET} (manifest.json of a dataset)"])
 
     def named(self, name: str) -> Source:
         wanted = _format(name)
@@ -118,9 +114,9 @@ class _Opening:
         if source is None:
             raise SourceError(
                 f"nothing here of the format {name}",
-                file=str(self._path),
+                file=str(self.path),
                 expected=wanted.layout,
-                got=_contents(self._path),
+                got=_contents(self.path),
             )
         return source
 
@@ -133,7 +129,7 @@ class _Opening:
                 names = ", ".join(each.name for each, _ in found)
                 raise SourceError(
                     "more than one format fits: choose one by --format NAME, or format=",
-                    file=str(self._path),
+                    file=str(self.path),
                     expected="; ".join(f"{each.name} ({each.layout})" for each, _ in found),
                     got=f"{names} of {', '.join(each.name for each in formats)}",
                 )
@@ -142,20 +138,21 @@ class _Opening:
                 return source
         raise SourceError(
             "nothing here that can be packed",
-            file=str(self._path),
-            expected=f"one of these formats: {'; '.join(self._tried)}",
-            got=_contents(self._path),
+            file=str(self.path),
+            expected=f"one of these formats: {'; '.join(self.tried)}",
+            got=_contents(self.path),
         )
 
     def _try(self, wanted: SourceFormat) -> FoundSource | None:
         """The source, if there is one of this format."""
-        self._tried.append(f"{wanted.name} ({wanted.layout})")
-        if is_file(self._path) and not wanted.takes_files:
+        self.tried.append(f"{wanted.name} ({wanted.layout})")
+        if is_file(self.path) and not wanted.takes_files:
             return None
-        if remote_files(self._path) is not None and not wanted.takes_urls:
+        if remote_files(self.path) is not None and not wanted.takes_urls:
             return None
-        options = {k: v for k, v in self._options.items() if k in wanted.options}
-        source = wanted.make(self._path, **self._common, **options)
+        options = {k: v for k, v in self.options.items() if k in wanted.options}
+        options |= {"features": self.features, "keep_encoded": self.keep_encoded}
+        source = wanted.make(self.path, **options)
         return source if source.exists() else None
 
     def _added(self) -> list[SourceFormat]:
@@ -165,15 +162,15 @@ class _Opening:
             try:
                 found.append(_loaded(point))
             except SourceError as error:
-                self._tried.append(f"{point.name} ({error.message}: {error.got})")
+                self.tried.append(f"{point.name} ({error.message}: {error.got})")
         return found
 
     def _check_options(self, chosen: SourceFormat) -> None:
-        for name in self._options:
+        for name in self.options:
             if name not in chosen.options:
                 raise SourceError(
                     f"{name} cannot be chosen for the format {chosen.name}",
-                    file=str(self._path),
+                    file=str(self.path),
                     expected=", ".join(chosen.options) or "no options",
                     got=name,
                 )
@@ -192,7 +189,7 @@ def _format(name: str) -> SourceFormat:
     raise SourceError("no such format", expected=f"one of {', '.join(format_names())}", got=name)
 
 
-def _points() -> Iterable[EntryPoint]:
+def _points() -> list[EntryPoint]:
     """Those of other packages: a name of this package's own formats cannot be taken."""
     own = (DATASET, *BUILT_IN)
     return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
@@ -205,30 +202,24 @@ def _built_in(name: str) -> SourceFormat:
 
 
 def _loaded(point: EntryPoint) -> SourceFormat:
+    refused = SourceError(
+        f"the format {point.name} of another package cannot be loaded", file=point.value
+    )
     try:
         loaded = point.load()
     except Exception as error:  # importing another package raises anything
         text = error.message if isinstance(error, SeqRecordError) else str(error)
-        raise SourceError(
-            f"the format {point.name} of another package cannot be loaded",
-            file=point.value,
-            got=f"{type(error).__name__}: {text}"[:200],
-        ) from error
+        raise refused.located(got=f"{type(error).__name__}: {text}"[:200]) from error
     if not isinstance(loaded, SourceFormat) or loaded.name != point.name:
-        raise SourceError(
-            f"the format {point.name} of another package cannot be loaded",
-            file=point.value,
-            expected=f"a SourceFormat named {point.name}",
-            got=repr_of(loaded),
-        )
+        wanted = f"a SourceFormat named {point.name}"
+        raise refused.located(expected=wanted, got=repr_of(loaded))
     return loaded
 
 
 def _contents(path: Path) -> str:
+    """What lies at a path that no format fits, in words."""
     if is_file(path):
         return "a file"
     names = sorted(f"{name}/" if is_folder else name for name, is_folder in list_folder(path))
-    if not names:
-        return "an empty folder"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(islice(names, _SHOWN))}{more}"
+    return f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"

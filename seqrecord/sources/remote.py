@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shutil
 import tempfile
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -48,7 +47,7 @@ BLOCK_BYTES = 4 << 20
 MAX_BLOCKS = 8
 """Blocks of a file that are kept while it is open: 32 MiB."""
 
-_AHEAD = 4  # blocks that are read at once where a file is read front to back
+_READ_AT_ONCE = 4  # blocks, where a file is read front to back
 _MAX_LISTINGS = 64  # folders whose names are kept
 
 _known: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
@@ -119,7 +118,7 @@ class RemoteFiles:
         if self._copy is None or self._copy.original != path:
             self._copy = None  # first, so that its room is free
             with self.open(path) as file:
-                self._copy = LocalCopy(path, file, file.seek(0, io.SEEK_END))
+                self._copy = LocalCopy(path, file)
         return self._copy
 
     def read(self, name: str, ranges: list[ByteRange], views: list[memoryview]) -> None:
@@ -199,7 +198,7 @@ class RemoteFile(io.RawIOBase):
 
     def _block(self, number: int) -> Buffer:
         if number not in self._blocks:
-            count = _AHEAD if number == self._next and number else 1
+            count = _READ_AT_ONCE if number == self._next and number else 1
             count = min(count, -(-self._size // BLOCK_BYTES) - number)
             starts = [(number + i) * BLOCK_BYTES for i in range(count)]
             ranges = [ByteRange(at, min(at + BLOCK_BYTES, self._size)) for at in starts]
@@ -226,43 +225,34 @@ def remote_files(path: Path) -> RemoteFiles | None:
 
 
 class LocalCopy:
-    """A temporary file with the `size` bytes of `file`, removed when nobody holds this object.
+    """A temporary file with what `file` holds, removed when nobody holds this object.
 
     Raises `StorageError` where the folder for temporary files has no room: that is no matter of
     the original.
     """
 
-    def __init__(self, original: Path, file: io.RawIOBase, size: int) -> None:
+    def __init__(self, original: Path, file: io.RawIOBase) -> None:
         self.original = original
-        folder = tempfile.gettempdir()
-        if (free := shutil.disk_usage(folder).free) < size:
-            raise _no_room(folder, size, f"{free} bytes free")
-        number, path = tempfile.mkstemp(prefix="seqrecord-", suffix=original.suffix)
-        self.path = Path(path)
-        self.remove = weakref.finalize(self, _removed, path)
+        folder, size = tempfile.gettempdir(), file.seek(0, io.SEEK_END)
         file.seek(0)
-        left = size
-        with os.fdopen(number, "wb", buffering=0) as copy:
-            while left and (piece := file.read(min(left, BLOCK_BYTES))):
-                left -= len(piece)
-                try:
-                    copy.write(piece)
-                except OSError as error:
-                    raise _no_room(folder, size, error.strerror or str(error)) from error
-
-
-def _no_room(folder: str, size: int, got: str) -> StorageError:
-    return StorageError(
-        "an original on a URL cannot be copied to the folder for temporary files (TMPDIR)",
-        file=folder,
-        expected=f"room for {size} bytes",
-        got=got,
-    )
-
-
-def _removed(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)  # noqa: PTH108 - a finalizer keeps no more than text
+        try:
+            if (free := shutil.disk_usage(folder).free) < size:
+                raise OSError(f"{free} bytes free")
+            copy = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed with this object
+                prefix="seqrecord-", suffix=original.suffix, buffering=0
+            )
+            self.path = Path(copy.name)
+            weakref.finalize(self, copy.close)
+            shutil.copyfileobj(file, copy, BLOCK_BYTES)
+        except SeqRecordError:  # of the original
+            raise
+        except OSError as error:
+            raise StorageError(
+                "an original on a URL cannot be copied to the folder for temporary files (TMPDIR)",
+                file=folder,
+                expected=f"room for {size} bytes",
+                got=error.strerror or str(error),
+            ) from error
 
 
 def is_url(path: StorageLike) -> TypeGuard[str]:
@@ -285,7 +275,7 @@ def open_remote(
         is_folder = False
     if not is_folder and isinstance(url, str):
         files, path = _beside(url, storage_options)
-    with _told(files):
+    with _urls_in_errors(files):
         if files.entry(path) is None:
             raise SourceError("nothing at this URL", file=str(path), expected="a folder or a file")
         source = find(path)
@@ -314,15 +304,15 @@ class RemoteSource:
     source: Source
 
     def schema(self) -> Schema:
-        with _told(self.files):
+        with _urls_in_errors(self.files):
             return self.source.schema()
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        with _told(self.files):
+        with _urls_in_errors(self.files):
             return self.source.episodes()
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        with _told(self.files):
+        with _urls_in_errors(self.files):
             yield from self.source.frames(info)
 
 
@@ -330,17 +320,17 @@ class _RemoteVideos(RemoteSource):
     """Of a source that has video."""
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
-        with _told(self.files):
+        with _urls_in_errors(self.files):
             found: Mapping[str, Iterable[Gop]] = self.source.videos(info)  # type: ignore[attr-defined]
         return {name: self._gops(gops) for name, gops in found.items()}
 
     def _gops(self, gops: Iterable[Gop]) -> Iterator[Gop]:
-        with _told(self.files):
+        with _urls_in_errors(self.files):
             yield from gops
 
 
 @contextmanager
-def _told(files: RemoteFiles) -> Iterator[None]:
+def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
     """Errors with URLs in place of paths, and a request's failure as it is."""
     try:
         yield

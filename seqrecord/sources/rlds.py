@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.files import list_folder, size_of
-from seqrecord.sources.originals import Originals, has_file
+from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.rlds_layout import (
     FEATURES,
     RldsFeature,
@@ -26,15 +27,13 @@ from seqrecord.sources.rlds_layout import (
     find_shards,
     read_features,
 )
-from seqrecord.sources.specs import feature_spec, text_spec
+from seqrecord.sources.specs import chosen_names, feature_spec, text_spec
 from seqrecord.sources.tfrecord import (
     RECORD_HEAD,
     TfRecord,
     TfRecordFile,
     Values,
     parse_example,
-    parse_feature,
-    scan_example,
 )
 
 __all__ = ["FORMAT", "Rlds"]
@@ -87,16 +86,15 @@ class Rlds(Originals):
         return found
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        path = self._folder
         with located(SourceError, episode=info.key):
-            path, offset = self._place(info.metadata)
+            name, offset = info.metadata.get("file"), info.metadata.get("offset")
+            if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
+                raise SourceError("no such episode", file=str(self._folder))
+            path = self._folder / name
             with TfRecordFile(path) as file:
                 data = file.read(file.record_at(offset))
-            try:
-                values = parse_example(data)
-                columns = self._columns(values)
-            except ValueError as error:
-                raise _not_an_example(path, offset, error) from error
+            with _examples(path, offset):
+                columns = self._columns(parse_example(data))
             yield from self._frames(columns, path)
 
     @cached_property
@@ -112,21 +110,14 @@ class Rlds(Originals):
 
     @cached_property
     def _chosen(self) -> tuple[RldsFeature, ...]:
-        offered = {feature.name: feature for feature in self._features.steps}
-        names = tuple(offered) if self.features is None else self.features
-        readable = ", ".join(name for name, feature in offered.items() if feature.can_be_read)
-        if unknown := [name for name in names if name not in offered]:
-            raise SourceError(
-                "no such feature",
-                file=str(self._folder / FEATURES),
-                expected=f"some of {readable}",
-                got=", ".join(unknown),
-            )
+        path, offered = self._folder / FEATURES, {each.name: each for each in self._features.steps}
+        names = chosen_names(offered, self.features, path, "no such feature")
         chosen = tuple(offered[name] for name in names)
         if refused := [each for each in chosen if not each.can_be_read]:
+            readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
             raise SourceError(
                 "features of kinds that cannot be read; name the others (--features)",
-                file=str(self._folder / FEATURES),
+                file=str(path),
                 expected=f"some of {readable}",
                 got=", ".join(f"{each.name} ({each.kind})" for each in refused)[:300],
             )
@@ -147,22 +138,17 @@ class Rlds(Originals):
 
     def _image_spec(self, feature: RldsFeature) -> FeatureSpec:
         """From the first image that can be read."""
-        first: SourceError | None = None
+        errors = FirstError()
         for shard in find_shards(self._folder):
             path = self._folder / shard.file
-            try:
-                with TfRecordFile(path) as file:
-                    for record in file.records():
+            with errors.skipped(), TfRecordFile(path) as file:
+                for record in file.records():
+                    with _examples(path, record.offset):
                         values = parse_example(file.read(record)).get(feature.key)
-                        if isinstance(values, list) and values:
-                            return embedded_spec(
-                                feature.name, bytes(values[0]), path, keep_encoded=self.keep_encoded
-                            )
-            except SourceError as error:
-                first = first or error
-            except ValueError as error:
-                first = first or _not_an_example(path, 0, error)
-        raise first or SourceError("no image", file=str(self._folder), feature=feature.name)
+                    if isinstance(values, list) and values:
+                        data, keep = bytes(values[0]), self.keep_encoded
+                        return embedded_spec(feature.name, data, path, keep_encoded=keep)
+        raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
 
     # --- episodes: as little as possible is read of a record --------------------------------
 
@@ -198,45 +184,28 @@ class Rlds(Originals):
         }
         counted = min(self._features.steps, key=_bytes_per_step)
         try:
-            found = scan_example(
-                file.peek, record.offset, record.size, {*about, counted.key}.__contains__
-            )
-            values = {key: parse_feature(data) for key, data in found.items()}
-        except ValueError:  # fields in another order: the whole record tells
-            try:
-                values = parse_example(file.read(record))
-            except (ValueError, SourceError):
-                return 0, {}
+            values = parse_example(file.unread(record), {*about, counted.key})
+        except ValueError:
+            return 0, {}
         try:
-            steps = counted.count(values[counted.key]) if counted.key in values else 0
+            steps = counted.count(values.get(counted.key, []))
         except ValueError:
             steps = 0
         return steps, _metadata({key: values[key] for key in about if key in values}, about)
 
     # --- frames -----------------------------------------------------------------------------
 
-    def _place(self, metadata: Mapping[str, Any]) -> tuple[Path, int]:
-        name, offset = metadata.get("file"), metadata.get("offset")
-        if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
-            raise SourceError("no such episode", file=str(self._folder))
-        return self._folder / name, offset
-
     def _columns(self, values: Mapping[str, Values]) -> dict[str, Any]:
         """By feature what its steps hold, which must be as many of each."""
         columns: dict[str, Any] = {}
-        first: RldsFeature | None = None
+        steps: dict[str, int] = {}
         for feature in self._chosen:
             if feature.key not in values:
                 raise ValueError(f"the record lacks {feature.key}")
-            found = values[feature.key]
-            steps = feature.count(found)
-            if first is not None and steps != first.count(values[first.key]):
-                raise ValueError(
-                    f"{steps} steps of {feature.key}, and {first.count(values[first.key])} of "
-                    f"{first.key}"
-                )
-            first = first or feature
-            columns[feature.name] = feature.column(found)
+            steps[feature.key] = feature.count(values[feature.key])
+            columns[feature.name] = feature.column(values[feature.key])
+        if len({*steps.values()}) > 1:
+            raise ValueError(f"other numbers of steps: {steps}")
         return columns
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
@@ -303,10 +272,15 @@ def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature])
     return result
 
 
-def _not_an_example(path: Path, offset: int, error: ValueError) -> SourceError:
-    return SourceError(
-        "a record that is not the episode that features.json declares",
-        file=str(path),
-        offset=offset,
-        got=str(error)[:300],
-    )
+@contextmanager
+def _examples(path: Path, offset: int) -> Iterator[None]:
+    """What is wrong with a record as `SourceError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise SourceError(
+            "a record that is not the episode that features.json declares",
+            file=str(path),
+            offset=offset,
+            got=str(error)[:300],
+        ) from error

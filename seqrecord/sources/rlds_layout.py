@@ -69,7 +69,8 @@ class RldsFeature:
     @property
     def per_step(self) -> int:
         """Values of one step in the Example."""
-        return math.prod(self.shape) if self.kind == "tensor" and self.encoding == "none" else 1
+        one_by_one = self.kind == "tensor" and self.encoding == "none"
+        return max(math.prod(self.shape), 1) if one_by_one else 1
 
     def count(self, values: Values) -> int:
         """How many steps these values are of; raises `ValueError` for a part of one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.files import find_root, is_file
+from seqrecord.sources.files import is_file
 from seqrecord.sources.images import load_imagecodecs
+from seqrecord.sources.originals import Originals
 from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
@@ -35,7 +35,7 @@ from seqrecord.sources.tartanair_layout import (
     Size,
     Trajectory,
     find_trajectories,
-    trajectory_of,
+    open_trajectory,
 )
 
 __all__ = ["FORMAT", "TartanAir"]
@@ -44,7 +44,7 @@ _PNG: tuple[CodecConfig, ...] = ({"id": "seqrecord.image", "format": "png"},)
 
 
 @dataclass(frozen=True)
-class TartanAir:
+class TartanAir(Originals):
     """A TartanAir tree as a source of episodes.
 
     `root` is a folder of environments, one environment, one difficulty or one trajectory.
@@ -67,17 +67,14 @@ class TartanAir:
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    root: str | os.PathLike[str]
-    features: Sequence[str] | None = None
     cameras: Sequence[str] = CAMERAS
     difficulty: str | None = None
-    keep_encoded: bool = False
+
+    unpickled = ("_found",)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "root", find_root(self.root))
+        super().__post_init__()
         object.__setattr__(self, "cameras", tuple(self.cameras))
-        if self.features is not None:
-            object.__setattr__(self, "features", tuple(self.features))
         if not self.cameras or not set(self.cameras) <= set(CAMERAS):
             raise SourceError(
                 "no such camera", expected="left, right or both", got=", ".join(self.cameras)
@@ -96,8 +93,10 @@ class TartanAir:
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
-            trajectory = trajectory_of(Path(self.root), info.key)
-            schema, sizes = self._probed
+            schema, sizes, folders = self._probed
+            if info.key not in folders:
+                raise SourceError("no such trajectory", file=str(self.root))
+            trajectory = open_trajectory(folders[info.key])
             size = sizes.get(trajectory.layout.version) if trajectory.layout else None
             yield from read_frames(
                 trajectory, schema, size or (0, 0), keep_encoded=self.keep_encoded
@@ -111,20 +110,17 @@ class TartanAir:
         return any(
             any(file in trajectory.entries for *_, file in trajectory.layout.poses)
             or any(_some_has([trajectory], files) for files in trajectory.pixels)
-            for trajectory in self._found
+            for trajectory in self._found.values()
             if trajectory.layout
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_found"}
-
     @cached_property
-    def _found(self) -> list[Trajectory]:
-        return find_trajectories(Path(self.root))
+    def _found(self) -> dict[str, Trajectory]:
+        return find_trajectories(self.path)
 
     @property
     def _trajectories(self) -> list[Trajectory]:
-        found = [t for t in self._found if self.difficulty in (None, t.difficulty)]
+        found = [t for t in self._found.values() if self.difficulty in (None, t.difficulty)]
         if not any(trajectory.layout for trajectory in found):
             level = f"{self.difficulty} " if self.difficulty else ""
             raise SourceError(
@@ -137,8 +133,8 @@ class TartanAir:
         return found
 
     @cached_property
-    def _probed(self) -> tuple[Schema, dict[str, Size]]:
-        """The schema, and the image size by layout version."""
+    def _probed(self) -> tuple[Schema, dict[str, Size], dict[str, Path]]:
+        """The schema, the image size by layout version, and folders by key."""
         layouts = [
             layout for layout in LAYOUTS if any(t.layout is layout for t in self._trajectories)
         ]
@@ -147,13 +143,13 @@ class TartanAir:
         for layout in layouts:
             for spec in self._offered(layout, sizes.get(layout.version)):
                 offered[spec.name] = spec
-        root = Path(self.root)
-        names = chosen_names(offered, self.features, root, "no such feature in this tree")
+        names = chosen_names(offered, self.features, self.path, "no such feature in this tree")
         for layout in layouts:
             for files in layout.pixels:
                 if files.needs_imagecodecs and any(f.name in names for f in files.features):
                     load_imagecodecs()
-        return Schema([offered[name] for name in names]), sizes
+        folders = {key: trajectory.path for key, trajectory in self._found.items()}
+        return Schema([offered[name] for name in names]), sizes, folders
 
     def _offered(self, layout: Layout, size: Size | None) -> Iterator[FeatureSpec]:
         """The features that some trajectory of this layout has."""

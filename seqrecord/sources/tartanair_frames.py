@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +13,12 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import read_array
-from seqrecord.sources.files import is_file, list_folder, read_bytes
+from seqrecord.sources.files import is_file, list_folder
 from seqrecord.sources.images import read_image_file
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
+from seqrecord.sources.text_tables import rows_of, table
 
 __all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames"]
-
-_MAX_POSE_BYTES = 1 << 30  # five million lines
 
 
 def read_frames(
@@ -238,24 +236,5 @@ def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any
 
 
 def _read_poses(path: Path) -> npt.NDArray[np.float64]:
-    """Poses as float64 [T, 7]: metres, then a quaternion.
-
-    Raises `SourceError` for a line that is not seven finite numbers; empty lines at the end pass.
-    """
-    lines = read_bytes(path, _MAX_POSE_BYTES).rstrip().splitlines()
-    poses = np.empty((len(lines), 7), np.float64)
-    for number, line in enumerate(lines):
-        try:
-            values = [float(word) for word in line.split()]
-        except ValueError:
-            values = []
-        if len(values) != 7 or not all(map(math.isfinite, values)):
-            raise SourceError(
-                f"a bad pose in line {number + 1}",
-                file=str(path),
-                frame=number,
-                expected="seven finite numbers: tx ty tz qx qy qz qw",
-                got=repr(line[:120].decode("ascii", "replace")),
-            )
-        poses[number] = values
-    return poses
+    """Poses as float64 [T, 7]: metres, then a quaternion."""
+    return table(path, rows_of(path), 7, exact=True)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.array_files import array_header, read_array
 from seqrecord.sources.exported import DESCRIPTION
-from seqrecord.sources.files import check_array, is_directory, list_folder
+from seqrecord.sources.files import check_array, list_folder
 from seqrecord.sources.images import decode_image, image_header, read_image_file
+from seqrecord.sources.originals import by_key
 
 __all__ = [
     "CAMERAS",
@@ -46,7 +46,7 @@ __all__ = [
     "Trajectory",
     "check_rgb",
     "find_trajectories",
-    "trajectory_of",
+    "open_trajectory",
 ]
 
 CAMERAS = ("left", "right")
@@ -271,47 +271,28 @@ class Trajectory:
         return [files for files in pixels if files.folder in self.entries]
 
 
-def find_trajectories(root: Path) -> list[Trajectory]:
-    """All trajectories in order of their keys; none if `root` is no such tree.
+def find_trajectories(root: Path) -> dict[str, Trajectory]:
+    """All trajectories by key, in order; none if `root` is no such tree.
 
     `root` may hold environments (each perhaps in a folder of the same name again, as the original
-    zip files have it), or be an environment, a difficulty or a trajectory.
+    zip files have it), or be an environment, a difficulty or a trajectory. Raises `SourceError`
+    where two folders hold the same trajectory.
     """
     found = sorted(_walk(root), key=lambda trajectory: trajectory.key)
-    for one, other in pairwise(found):
-        if one.key == other.key:
-            raise SourceError(
-                "two folders hold the same trajectory",
-                file=str(one.path),
-                episode=one.key,
-                got=str(other.path),
-            )
-    return found
-
-
-def trajectory_of(root: Path, key: str) -> Trajectory:
-    """The trajectory named `key` below `root`, found without walking the tree."""
-    parts = key.split("/")
-    tails = [parts[len(parts) - depth :] for depth in range(len(parts) + 1)]
-    for tail in (*tails, [parts[0], *parts]):  # the last one: ENV/ENV/Easy/P000
-        path = root.joinpath(*tail)
-        if list(_key_parts(path)) == parts and ".." not in parts and is_directory(path):
-            return _open(path)
-    raise SourceError("no such trajectory", file=str(root), episode=key)
+    by_key((each.key, each.path) for each in found)
+    return {trajectory.key: trajectory for trajectory in found}
 
 
 def _walk(root: Path) -> Iterator[Trajectory]:
-    here = _open(root)
+    here = open_trajectory(root)
+    folders = _folders(root)
+    has_levels = not DIFFICULTIES.keys().isdisjoint(folders)
     if here.layout:
         yield here
-        return
-    folders = _folders(root)
-    if root.name in DIFFICULTIES:
+    elif root.name in DIFFICULTIES or (not has_levels and any(map(_TRAJECTORY.fullmatch, folders))):
         yield from _in_difficulty(root, folders)
-    elif not DIFFICULTIES.keys().isdisjoint(folders):
+    elif has_levels:
         yield from _in_environment(root, folders)
-    elif any(map(_TRAJECTORY.fullmatch, folders)):
-        yield from _in_difficulty(root, folders)
     else:
         for name in folders:
             yield from _in_environment(root / name, _folders(root / name))
@@ -327,7 +308,7 @@ def _in_environment(path: Path, folders: Sequence[str]) -> Iterator[Trajectory]:
 
 def _in_difficulty(path: Path, folders: Sequence[str]) -> Iterator[Trajectory]:
     for name in folders:
-        trajectory = _open(path / name)
+        trajectory = open_trajectory(path / name)
         # One that is empty or half downloaded is still an episode: a bad one, not none.
         if trajectory.layout or _TRAJECTORY.fullmatch(name):
             yield trajectory
@@ -337,7 +318,8 @@ def _folders(path: Path) -> list[str]:
     return sorted(name for name, is_folder in list_folder(path) if is_folder)
 
 
-def _open(path: Path) -> Trajectory:
+def open_trajectory(path: Path) -> Trajectory:
+    """A folder as a trajectory, whatever lies there."""
     entries = frozenset(name for name, _ in list_folder(path))
     fits = [layout for layout in LAYOUTS if not entries.isdisjoint(layout.names)]
     if DESCRIPTION in entries:  # an exported episode, whatever its features are called

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,12 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import read_bytes
 
-__all__ = ["check_rising", "rows_of", "table"]
+__all__ = ["rows_of", "table", "timed_files", "timed_values"]
 
 _MAX_BYTES = 1 << 30
+
+_Rows: TypeAlias = Sequence[tuple[int, Sequence[str]]]
+"""Lines' numbers and words."""
 
 
 def rows_of(path: Path, separators: str = "") -> list[tuple[int, list[str]]]:
@@ -39,15 +42,20 @@ def rows_of(path: Path, separators: str = "") -> list[tuple[int, list[str]]]:
 
 def table(
     path: Path,
-    rows: Sequence[tuple[int, Sequence[str]]],
+    rows: _Rows,
     columns: int,
     parse: Callable[[str], Any] = float,
+    *,
+    exact: bool = False,
 ) -> npt.NDArray[Any]:
-    """Rows of `columns` finite numbers each: [T, columns]; raises `SourceError` for other rows."""
+    """Rows of `columns` finite numbers each: [T, columns]; raises `SourceError` for other rows.
+
+    What follows in a row does not count, unless it must be `exact`.
+    """
     values = []
     for number, words in rows:
         try:
-            row = [parse(word) for word in words[:columns]]
+            row = [parse(word) for word in (words if exact else words[:columns])]
         except ValueError:
             row = []
         if len(row) != columns or not all(map(math.isfinite, row)):
@@ -65,8 +73,41 @@ def table(
         raise SourceError("a number that is too large", file=str(path)) from error
 
 
-def check_rising(times: npt.NDArray[Any], path: Path) -> None:
-    """Raises `SourceError` where a time is before the one above it."""
+def timed_values(
+    path: Path, columns: int, separators: str = "", parse: Callable[[str], Any] = float
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+    """Rows of a time and `columns` numbers: times [T], which rise, and numbers [T, columns].
+
+    `parse` makes a time: `int` makes int64, for a float64 could not hold nanoseconds.
+    """
+    rows = rows_of(path, separators)
+    times = _times(path, rows, parse)
+    return times, table(path, [(number, words[1:]) for number, words in rows], columns)
+
+
+def timed_files(
+    path: Path, folder: Path, separators: str, parse: Callable[[str], Any] = float
+) -> tuple[npt.NDArray[Any], list[Path]]:
+    """Rows of a time and the path of a file below `folder`: times [T], which rise, and the files.
+
+    Raises `SourceError` for a path that leads elsewhere.
+    """
+    rows = rows_of(path, separators)
+    for number, words in rows:
+        place = Path(words[1]) if len(words) > 1 else Path("..")
+        if place.is_absolute() or ".." in place.parts:
+            raise SourceError(
+                f"a bad row in line {number}",
+                file=str(path),
+                expected="a timestamp and the path of a file in the sequence's folder",
+                got=repr(" ".join(words)[:120]),
+            )
+    return _times(path, rows, parse), [folder / words[1] for _, words in rows]
+
+
+def _times(path: Path, rows: _Rows, parse: Callable[[str], Any]) -> npt.NDArray[Any]:
+    """The first column; raises `SourceError` where a time is before the one above it."""
+    times = table(path, rows, 1, parse)[:, 0]
     back = np.flatnonzero(np.diff(times) < 0)
     if back.size:
         row = int(back[0])
@@ -77,3 +118,4 @@ def check_rising(times: npt.NDArray[Any], path: Path) -> None:
             expected=f"{times[row]} or later",
             got=times[row + 1],
         )
+    return times

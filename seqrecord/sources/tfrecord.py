@@ -12,10 +12,10 @@ feature lists, one list a step, the steps' values are joined.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import open_file, read_values, size_of, unreadable
-from seqrecord.sources.protobuf import BYTES, FIXED32, VARINT, fields, read_varint, varints
+from seqrecord.sources.protobuf import BYTES, FIXED32, VARINT, Span, fields, varints
 
 __all__ = [
     "RECORD_HEAD",
@@ -32,15 +32,15 @@ __all__ = [
     "Values",
     "masked_crc32c",
     "parse_example",
-    "parse_feature",
-    "scan_example",
 ]
 
+_Span = TypeVar("_Span", bound=Span)
 _HEAD = struct.Struct("<QI")
 RECORD_HEAD = _HEAD.size
 """Bytes of a record before its data."""
 _MASK_DELTA = 0xA282EAD8
 _TRAILER = 4
+_PEEK_BYTES = 512  # of an Example's map entry, enough for its sizes and its name
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class TfRecordFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._peeked_at, self._peeked = 0, memoryview(b"")
         try:
             self._file = open_file(path, buffered=False)
             self._size = size_of(path)
@@ -101,9 +102,18 @@ class TfRecordFile:
             raise self._broken("a record that does not match its checksum", record.offset)
         return data
 
-    def peek(self, offset: int, size: int) -> memoryview:
-        """At most `size` bytes from `offset` on, which nothing has checked."""
-        return self._read(offset, max(min(size, self._size - offset), 0))
+    def unread(self, record: TfRecord) -> Span:
+        """The record's data, of which is read what is asked for; nothing checks it."""
+        return _Unread(self, record.offset, record.size)
+
+    def peek(self, offset: int, size: int) -> bytes:
+        """Bytes that nothing has checked. Some of those behind them are read with them, and stay
+        in memory until others are asked for."""
+        begin = offset - self._peeked_at
+        if begin < 0 or begin + size > len(self._peeked):
+            count = max(size, min(_PEEK_BYTES, self._size - offset))
+            self._peeked_at, self._peeked, begin = offset, self._read(offset, count), 0
+        return self._peeked[begin : begin + size].tobytes()
 
     def _read(self, offset: int, size: int) -> memoryview:
         try:
@@ -125,6 +135,25 @@ class TfRecordFile:
         )
 
 
+@dataclass(frozen=True)
+class _Unread:
+    """Bytes of an open file."""
+
+    file: TfRecordFile
+    offset: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice, /) -> _Unread:
+        start, stop, _ = part.indices(self.size)
+        return _Unread(self.file, self.offset + start, stop - start)
+
+    def tobytes(self) -> bytes:
+        return self.file.peek(self.offset, self.size)
+
+
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
     """TFRecord's checksum: CRC32C, rotated by 15 bits and moved by a constant."""
     crc = crc32c(data)
@@ -134,26 +163,30 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
 Values: TypeAlias = "list[memoryview] | npt.NDArray[np.float32] | npt.NDArray[np.int64]"
 """What a feature holds: bytes, floats or integers."""
 
-_HEAD_BYTES = 512  # of a map entry, enough for its sizes and its name
 
+def parse_example(data: Span, wanted: Container[str] | None = None) -> dict[str, Values]:
+    """The features of an Example or a SequenceExample that are `wanted`, by default all.
 
-def parse_example(data: memoryview) -> dict[str, Values]:
-    """All features of an Example or a SequenceExample; `ValueError` for what is neither."""
+    No more than the names and sizes of the others is read. Raises `ValueError` for what is neither.
+    """
     found: dict[str, Values] = {}
     for number, part in _parts(data, 1, 2):
         for _, entry in _parts(part, 1):  # of a map: its key, and its value
             named = dict(_parts(entry, 1, 2))
-            key, value = bytes(named.get(1, b"")).decode(), named.get(2, memoryview(b""))
+            key = named[1].tobytes().decode() if 1 in named else ""
+            if wanted is not None and key not in wanted:
+                continue
             if key in found:
                 raise ValueError(f"{key} is there twice")
+            value: memoryview = _in_memory(named.get(2, memoryview(b"")))
             if number == 1:
-                found[key] = parse_feature(value)
+                found[key] = _parse_feature(value)
             else:
-                found[key] = _joined([parse_feature(step) for _, step in _parts(value, 1)])
+                found[key] = _joined([_parse_feature(step) for _, step in _parts(value, 1)])
     return found
 
 
-def parse_feature(data: memoryview) -> Values:
+def _parse_feature(data: memoryview) -> Values:
     """One `tf.train.Feature`."""
     result: Values = []
     for number, part in _parts(data, 1, 2, 3):
@@ -166,55 +199,14 @@ def parse_feature(data: memoryview) -> Values:
     return result
 
 
-def scan_example(
-    peek: Callable[[int, int], memoryview], offset: int, size: int, wanted: Callable[[str], bool]
-) -> dict[str, memoryview]:
-    """The encoded features of an Example that are `wanted` by name, without reading the others.
-
-    `peek(offset, size)` reads bytes of the file in which the Example lies at `offset`. Features
-    follow each other, so only their first bytes are read, and the whole of those that are wanted.
-    Raises `ValueError` for bytes in another order than serializers write them.
-    """
-    found: dict[str, memoryview] = {}
-    end = offset + size
-    begin, length, position = _delimited(peek, offset, end)
-    if begin + length != end:
-        raise ValueError("not one message of features")
-    position = begin
-    while position < end:
-        begin, length, _ = _delimited(peek, position, end)
-        head = peek(begin, min(length, _HEAD_BYTES))
-        tag, at = read_varint(head, 0)
-        name_size, at = read_varint(head, at)
-        name = bytes(head[at : at + name_size])
-        at += name_size
-        value_tag, at = read_varint(head, at)
-        value_size, at = read_varint(head, at)
-        if (tag, value_tag) != (0x0A, 0x12) or at + value_size != length:
-            raise ValueError("not a name and a feature")
-        key = name.decode()
-        if wanted(key):
-            found[key] = peek(begin + at, value_size)
-        position = begin + length
-    return found
+def _in_memory(data: Any) -> memoryview:
+    return data if isinstance(data, memoryview) else memoryview(data.tobytes())
 
 
-def _delimited(
-    peek: Callable[[int, int], memoryview], offset: int, end: int
-) -> tuple[int, int, int]:
-    """Where the value of field 1 at `offset` begins, its size, and where it ends."""
-    head = peek(offset, 11)
-    tag, at = read_varint(head, 0)
-    size, at = read_varint(head, at)
-    if tag != 0x0A or offset + at + size > end:
-        raise ValueError(f"no field 1 at byte {offset}")
-    return offset + at, size, offset + at + size
-
-
-def _parts(data: memoryview, *numbers: int) -> Iterator[tuple[int, memoryview]]:
+def _parts(data: _Span, *numbers: int) -> Iterator[tuple[int, _Span]]:
     """The fields of these numbers that are messages, texts or bytes."""
     for number, kind, part in fields(data):
-        if kind == BYTES and number in numbers and isinstance(part, memoryview):
+        if kind == BYTES and number in numbers and not isinstance(part, int):
             yield number, part
 
 

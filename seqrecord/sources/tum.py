@@ -10,31 +10,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.aligning import associate, sample_bounds
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file
-from seqrecord.sources.sequences import (
-    Column,
-    Images,
-    Samples,
-    SequenceFrames,
-    SequenceSource,
-    Values,
-)
-from seqrecord.sources.text_tables import check_rising, rows_of, table
+from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
+from seqrecord.sources.text_tables import timed_files, timed_values
 
 __all__ = ["FORMAT", "Tum"]
 
 _WITHIN = 0.02  # seconds: what associate.py allows
+_SEPARATORS = ",\t"
 
 
 @dataclass(frozen=True)
@@ -58,16 +50,13 @@ class Tum(SequenceSource):
     def is_sequence(names: set[str]) -> bool:
         return {"rgb.txt", "rgb"} <= names
 
-    def key(self, folder: Path) -> str:
-        return self.relative_key(folder)
-
     def open(self, folder: Path) -> SequenceFrames:
-        times, images = _list(folder, "rgb.txt")
+        times, images = timed_files(folder / "rgb.txt", folder, _SEPARATORS)
         kept = np.arange(len(times))
         columns: dict[str, Column] = {}
         metadata: dict[str, Any] = {"dataset": "TUM RGB-D"}
         if is_file(folder / "depth.txt"):
-            depth_times, depths = _list(folder, "depth.txt")
+            depth_times, depths = timed_files(folder / "depth.txt", folder, _SEPARATORS)
             kept, partners = associate(times, depth_times, _WITHIN)
             columns["depth"] = Images(
                 [depths[row] for row in partners.tolist()], "depth", "1/5000 m"
@@ -86,7 +75,7 @@ class Tum(SequenceSource):
         columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
         columns["timestamp"] = Values(times, "timestamp", "s")
         if is_file(folder / "groundtruth.txt"):
-            pose_times, poses = _numbers(folder / "groundtruth.txt", 7)
+            pose_times, poses = timed_values(folder / "groundtruth.txt", 7, _SEPARATORS)
             frames, rows = associate(times, pose_times, _WITHIN)
             found = np.zeros((len(times), 7))
             there = np.zeros(len(times), np.bool_)
@@ -95,35 +84,10 @@ class Tum(SequenceSource):
             if len(frames):
                 columns["pose"] = Values(found, "pose", "m", there)
         if is_file(folder / "accelerometer.txt"):
-            sample_times, samples = _numbers(folder / "accelerometer.txt", 3)
-            rows_ = np.column_stack([sample_times, samples])
-            columns["accelerometer"] = Samples(rows_, sample_bounds(times, sample_times), "imu")
+            stamps, values = timed_values(folder / "accelerometer.txt", 3, _SEPARATORS)
+            samples, bounds = np.column_stack([stamps, values]), sample_bounds(times, stamps)
+            columns["accelerometer"] = Values(samples, "imu", bounds=bounds)
         return SequenceFrames(len(times), columns, metadata)
 
 
 FORMAT = SourceFormat("tum", Tum.expected, Tum, takes_urls=True)
-
-
-def _list(folder: Path, name: str) -> tuple[npt.NDArray[np.float64], Sequence[Path]]:
-    """Times that rise, and the files that belong to them, which lie in the sequence's folder."""
-    path = folder / name
-    rows = rows_of(path, ",\t")
-    for number, words in rows:
-        place = Path(words[1]) if len(words) > 1 else Path("..")
-        if place.is_absolute() or ".." in place.parts:
-            raise SourceError(
-                f"a bad row in line {number}",
-                file=str(path),
-                expected="a timestamp and the path of a file in the sequence's folder",
-                got=repr(" ".join(words)[:120]),
-            )
-    times = table(path, rows, 1)[:, 0]
-    check_rising(times, path)
-    return times, [folder / words[1] for _, words in rows]
-
-
-def _numbers(path: Path, columns: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Times that rise, and as many numbers for each."""
-    values = table(path, rows_of(path, ",\t"), 1 + columns)
-    check_rising(values[:, 0], path)
-    return values[:, 0], values[:, 1:]

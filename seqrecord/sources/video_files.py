@@ -12,7 +12,7 @@ from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import open_file, unreadable
 from seqrecord.sources.remote import remote_files
-from seqrecord.sources.video_packets import KEPT, Start, packet_format
+from seqrecord.sources.video_packets import PASSTHROUGH, Start, packet_format
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
 
@@ -77,7 +77,7 @@ class VideoFile:
         self.color_range = _RANGES.get(int(context.color_range))
         self.fps = float(rate) if rate and 0 < rate < 1e6 else None
         try:
-            kept = self.codec in KEPT
+            kept = self.codec in PASSTHROUGH
             self._format = packet_format(self.codec, self.extradata) if kept else None
         except ValueError as error:
             self.close()

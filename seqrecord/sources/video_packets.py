@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple
 
-__all__ = ["KEPT", "PacketFormat", "Start", "packet_format"]
+__all__ = ["PASSTHROUGH", "PacketFormat", "Start", "packet_format"]
 
-KEPT = ("h264", "hevc", "av1", "vp9")
+PASSTHROUGH = ("h264", "hevc", "av1", "vp9")
 """The codecs whose packets are kept as they are."""
 
 _START_CODE = b"\0\0\0\1"
@@ -58,7 +58,7 @@ class PacketFormat(ABC):
 
 
 def packet_format(codec: str, extradata: bytes) -> PacketFormat:
-    """How the packets of a stream are laid out, of which the codec is one of `KEPT`."""
+    """How the packets of a stream are laid out, of which the codec is one of `PASSTHROUGH`."""
     if codec in ("h264", "hevc"):
         return _H264(extradata) if codec == "h264" else _Hevc(extradata)
     return _Av1(extradata) if codec == "av1" else _Vp9(extradata)

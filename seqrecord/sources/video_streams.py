@@ -29,7 +29,7 @@ from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
-from seqrecord.sources.video_packets import KEPT
+from seqrecord.sources.video_packets import PASSTHROUGH
 
 __all__ = ["TOLERANCE", "check_file", "read_frames", "read_gops", "stored_codec", "video_spec"]
 
@@ -77,7 +77,7 @@ def read_gops(
                 if reason := _why_not(file, held):
                     break
             if not reason:
-                yield from _kept(file, held, rows)
+                yield from _passed_through(file, held, rows)
                 continue
             before = rows.taken
             yield from _encoded_anew(file, chain(held, group), rows)
@@ -136,7 +136,7 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
 
 def stored_codec(codec: str) -> str:
     """The codec in which a video of `codec` is stored."""
-    if codec in KEPT:
+    if codec in PASSTHROUGH:
         return codec
     return "ffv1" if codec in _LOSSLESS else _OTHERS
 
@@ -252,7 +252,7 @@ def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
     """Why no `Gop` can hold these packets, which lie between two cuts, of which some are wanted;
     empty if one can.
     """
-    if file.codec not in KEPT:
+    if file.codec not in PASSTHROUGH:
         return f"packets of {file.codec} are not kept"
     if not group[0][0].is_cut:
         return "no decoder is sure to begin at its first keyframe"
@@ -265,7 +265,7 @@ def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
     return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
 
 
-def _kept(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Iterator[Gop]:
+def _passed_through(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Iterator[Gop]:
     """The packets of a GOP as they are, if any of its frames is wanted."""
     shown = sorted((packet.tick, i) for i, (packet, wanted) in enumerate(group) if wanted)
     if not shown:
@@ -311,7 +311,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
     ticks: list[int] = []  # of wanted packets that went into the decoder
     with _source_errors():
         context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
-        if file.codec not in KEPT:
+        if file.codec not in PASSTHROUGH:
             context.height, context.width = file.size
             if file.extradata:
                 context.extradata = file.extradata

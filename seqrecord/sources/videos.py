@@ -13,8 +13,8 @@ from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.originals import Originals, find_files, has_file, key_of
-from seqrecord.sources.specs import feature_spec
+from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
+from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 
@@ -116,15 +116,7 @@ class Videos(Originals):
     @cached_property
     def _schema(self) -> Schema:
         offered = dict.fromkeys([*(n for files in self._files.values() for n in files), _TIME])
-        names = self.features or tuple(offered)
-        for name in names:
-            if name not in offered:
-                raise SourceError(
-                    "no such feature",
-                    file=str(self.root),
-                    expected=f"some of {', '.join(offered)}"[:500],
-                    got=name,
-                )
+        names = chosen_names(offered, self.features or None, self.path, "no such feature")
         return Schema([self._spec(name) for name in names])
 
     def _spec(self, name: str) -> FeatureSpec:
@@ -132,18 +124,13 @@ class Videos(Originals):
         if name == _TIME:
             path = self.path
             return feature_spec(name, np.dtype("f8"), (), path, kind="timestamp", unit="s")
-        first: SourceError | None = None
+        errors = FirstError()
         for key, files in self._files.items():
-            if name not in files:
-                continue
-            try:
-                with VideoFile(files[name]) as file:
+            if name in files:
+                with errors.skipped(episode=key, feature=name), VideoFile(files[name]) as file:
                     return video_spec(name, file)
-            except SourceError as error:
-                error.located(episode=key, feature=name)
-                first = first or error
-        assert first is not None
-        raise first
+        assert errors.first is not None
+        raise errors.first
 
 
 def _is_video(path: Path) -> bool:

@@ -12,7 +12,7 @@ same as one file, `NAME.zarr.zip`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
-from seqrecord.sources.originals import Originals, natural_order
+from seqrecord.sources.originals import Scan, ScannedSource, natural_order
 from seqrecord.sources.remote import remote_files
-from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
+from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 
 __all__ = ["FORMAT", "ZarrBuffers"]
 
@@ -39,7 +39,7 @@ _MAX_CHUNK_BYTES = 1 << 31  # decompressed; the limit of Zarr's usual compressor
 
 
 @dataclass(frozen=True)
-class ZarrBuffers(Originals):
+class ZarrBuffers(ScannedSource):
     """Replay buffers as a source: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
 
     Episodes are called `NAME/000000` and so on. Each array of `data` is a feature; those of `meta`
@@ -52,8 +52,6 @@ class ZarrBuffers(Originals):
     images are arrays here. Arrays whose codec would unpickle objects are refused.
 
     On a URL each chunk is a request of its own, several at a time.
-
-    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
     takes_files = True
@@ -63,21 +61,9 @@ class ZarrBuffers(Originals):
         """Whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip` file."""
         return bool(self._buffers)
 
-    def schema(self) -> Schema:
-        return self._probed[0]
-
-    def episodes(self) -> Sequence[EpisodeInfo]:
-        return self._probed[1]
-
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
             yield from self._read(info)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if "_probed" in state:
-            state["_probed"] = (state["_probed"][0], ())  # a worker gets its episodes one by one
-        return state
 
     @cached_property
     def _buffers(self) -> list[Path]:
@@ -89,37 +75,25 @@ class ZarrBuffers(Originals):
         names = sorted((name for name, _ in list_folder(root)), key=natural_order)
         return [root / name for name in names if _is_buffer(root / name)]
 
-    @cached_property
-    def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
+    def scan(self, found: Scan) -> None:
         if not self._buffers:
             raise SourceError(
                 "no replay buffer found",
                 file=str(self.root),
                 expected="NAME.zarr with data/ and meta/episode_ends, or NAME.zarr.zip",
             )
-        found: list[FeatureSpec] = []
-        offered: dict[str, None] = {}
-        episodes: list[EpisodeInfo] = []
-        first_error: SourceError | None = None
         for path in self._buffers:
-            try:
-                with _open(path) as group:
-                    arrays = _arrays(group)
-                    offered |= dict.fromkeys(arrays)
-                    specs = [
-                        _spec(name, array, path)
-                        for name, array in arrays.items()
-                        if self.features is None or name in self.features
-                    ]
-                    episodes.extend(_infos(path, group, arrays))
-                    found.extend(specs)
-            except SourceError as error:  # `frames` says what is wrong
-                episodes.append(EpisodeInfo(_name(path), 0, {"buffer": path.name}))
-                error.located(episode=_name(path))
-                first_error = first_error or error
-        if not found and first_error:
-            raise first_error
-        return chosen_schema(found, self.features, self.path, offered), episodes
+            broken = EpisodeInfo(_name(path), 0, {"buffer": path.name})
+            with found.unless_broken(broken), _open(path) as group:
+                arrays = _arrays(group)
+                found.offered |= dict.fromkeys(arrays)
+                specs = [
+                    _spec(name, array, path)
+                    for name, array in arrays.items()
+                    if self.features is None or name in self.features
+                ]
+                found.episodes += _infos(path, group, arrays)
+                found.specs += specs
 
     def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
         name = str(info.metadata.get("buffer", ""))

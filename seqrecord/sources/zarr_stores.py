@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import zipfile
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,13 +138,8 @@ class RemoteZip(ZipStore):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, mode="r")
-
-    def _sync_open(self) -> None:
-        self._lock = threading.RLock()
-        self._stream = open_file(self.path)
-        self._zf = zipfile.ZipFile(self._stream)
-        self._is_open = True
+        self.path: Any = open_file(path)  # which `ZipFile` takes, too
 
     def close(self) -> None:
         super().close()
-        self._stream.close()
+        self.path.close()

@@ -26,11 +26,11 @@ class StatisticsCollector:
     """Statistics of the frames of episodes, up to the last `keep` of each.
 
     Which pixels are looked at depends on the episode's key and the frame's number alone: not on the
-    worker that sees it, nor on what it saw before.
+    worker that sees it, nor on what it saw before. Without a schema nothing is looked at.
     """
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema = schema.kept
+    def __init__(self, schema: Schema | None) -> None:
+        self._features: Mapping[str, FeatureSpec] = {} if schema is None else schema.kept
         self._base = _base_shares()
         self._num_frames = 0
         self._all = self._fresh()
@@ -114,7 +114,7 @@ class StatisticsCollector:
     def _fresh(self) -> dict[str, _Feature]:
         return {
             name: _Feature(spec, count)
-            for name, spec in self._schema.items()
+            for name, spec in self._features.items()
             if (count := num_channels(spec)) is not None
         }
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -28,6 +29,7 @@ __all__ = [
     "check_rewind",
     "entries_of",
     "short_read",
+    "tag_of",
     "too_large",
 ]
 
@@ -255,6 +257,11 @@ def short_read(file: str, item: ByteRange, got: int) -> StorageError:
         expected=f"{item.length} bytes",
         got=f"{got} bytes",
     )
+
+
+def tag_of(data: bytes) -> str:
+    """The tag of a file that holds `data`: whichever client reads it, it is the same."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def too_large(file: str, limit: int, size: int) -> StorageError:

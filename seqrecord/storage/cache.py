@@ -21,8 +21,14 @@ from typing import Any, TypeVar
 from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
-from seqrecord.storage.cache_files import CacheBusyError, CacheReadOnlyError, check_folder
-from seqrecord.storage.cache_folder import MIN_LIMIT, CacheFolder, CacheKey
+from seqrecord.storage.cache_folder import (
+    MIN_LIMIT,
+    CacheBusyError,
+    CacheFolder,
+    CacheKey,
+    CacheReadOnlyError,
+    check_folder,
+)
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import is_place_of, local_path, shown_place

@@ -8,6 +8,12 @@
     <digest>/where                          the place of a storage, of which that is the digest
     <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a stored file
 
+An entry holds one byte range of one stored file, with its checksums; integers are little-endian::
+
+    │ data │ CRC32C of each piece │ CRC32C of what it is and of these │
+
+Pieces are what is checked as one, so that a part of the range can be read without the rest.
+
 An entry is read without a lock, and its time of change is that of its last use. Who adds one takes
 its space in `taken` before its file has a byte. While somebody adds, and so after a kill there,
 `taken` holds no number; after a kill elsewhere it may be more than there is, never less. It is
@@ -18,6 +24,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
+import fcntl
 import functools
 import hashlib
 import logging
@@ -27,25 +35,24 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from seqrecord.storage.cache_files import (
-    NEW,
-    CacheBusyError,
-    CacheReadOnlyError,
-    DamagedError,
-    Taken,
-    entry_bytes,
-    locked,
-    read_entry,
-    try_lock,
-    write_entry,
-)
+from seqrecord.checksum import Buffer, crc32c
+from seqrecord.errors import LocationError
 from seqrecord.storage.ranges import ByteRange, coalesce
+from seqrecord.text import repr_of
 
-__all__ = ["MIN_LIMIT", "CacheFolder", "CacheKey", "Entry"]
+__all__ = [
+    "MIN_LIMIT",
+    "CacheBusyError",
+    "CacheFolder",
+    "CacheKey",
+    "CacheReadOnlyError",
+    "check_folder",
+]
 
 MIN_LIMIT = 1 << 20
 
@@ -53,11 +60,19 @@ _BLOCK_BYTES = 8 << 20  # of a stored file, in one folder; no entry reaches over
 _MIN_ENTRY_BYTES = 64 << 10
 _FOLDER_BYTES = 4096
 _NAME_BYTES = 128  # of a name in its folder, at most
-_SPARE_BYTES = 4 * _FOLDER_BYTES  # for what of the cache's own is not there when first counted
+_UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # for what of the cache's own is not there when first counted
 _SETTLED_NS = 10**8  # the kernel's times are some milliseconds apart
 
-_WHERE = "where"
+_NEW, _WHERE, _TAKEN, _TAG = "new", "where", "taken", "CACHEDIR.TAG"
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_PIECE_BYTES = 256 << 10
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
+    "# This folder is a cache of seqrecord: `seqrecord cache clear` empties it.\n"
+)
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 _logger = logging.getLogger("seqrecord")
 
@@ -92,7 +107,7 @@ class CacheFolder:
 
     def __init__(self, path: Path, limit: int = MIN_LIMIT, *, patience: float = 0.0) -> None:
         self.path = path
-        self._limit, self._patience = limit - _SPARE_BYTES, patience
+        self._limit, self._patience = limit - _UNCOUNTED_BYTES, patience
         # Smaller ones in a small cache, so that it is not one entry that goes or stays.
         self._entry_bytes = min(_BLOCK_BYTES, max(_MIN_ENTRY_BYTES, limit // 8))
         self._oldest: deque[Entry] = deque()  # as of the last scan
@@ -118,7 +133,7 @@ class CacheFolder:
                 self._read(key, entry, part, out[part.start - item.start :][: part.length])
             except FileNotFoundError:
                 continue  # another process needed the room
-            except DamagedError as error:
+            except _DamagedError as error:
                 _logger.warning("%s: a damaged entry, read anew: %s", self.path, error)
                 damaged += 1
                 self._drop(entry)
@@ -151,11 +166,11 @@ class CacheFolder:
                     # Its lock tells others that it is being written.
                     fd = os.open(path, _CREATE, 0o600)
                     files.append((item, data, path, fd))
-                    try_lock(fd)
-                    os.ftruncate(fd, entry_bytes(item.length))  # so that a scan sees its size
-                    taken.bytes += _on_disk(entry_bytes(item.length))
+                    _try_lock(fd)
+                    os.ftruncate(fd, _entry_bytes(item.length))  # so that a scan sees its size
+                    taken.bytes += _on_disk(_entry_bytes(item.length))
             for item, data, path, fd in files:
-                write_entry(fd, _label(key, item), data)
+                _write_entry(fd, _label(key, item), data)
                 self._note_use(fd)
                 # Not where the cache was cleared meanwhile.
                 with contextlib.suppress(FileNotFoundError):
@@ -179,7 +194,7 @@ class CacheFolder:
         entries: list[Entry] = []
         sizes: dict[int, int] = {}  # by inode
         for folder, folders, names in os.walk(self.path):
-            folders.sort(key=NEW.__ne__)  # what is being written first: it may get its name
+            folders.sort(key=_NEW.__ne__)  # what is being written first: it may get its name
             with contextlib.suppress(FileNotFoundError):
                 found = Path(folder).stat()
                 # A folder that has held many names stays as large as it has become.
@@ -202,15 +217,15 @@ class CacheFolder:
         """Remove these folders of storages, and what is being written."""
         with self.locked() as taken:
             taken.is_known = False
-            for folder in (*folders, self.path / NEW):
+            for folder in (*folders, self.path / _NEW):
                 with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(folder)
 
-    def locked(self) -> contextlib.AbstractContextManager[Taken]:
+    def locked(self) -> contextlib.AbstractContextManager[_Taken]:
         """Alone with the cache, but for readers; see `locked`."""
-        return locked(self.path, self._patience)
+        return _locked(self.path, self._patience)
 
-    def _make_room(self, taken: Taken, needed: int) -> tuple[bool, int]:
+    def _make_room(self, taken: _Taken, needed: int) -> tuple[bool, int]:
         """Whether so much more may be taken now, and how many entries had to go."""
         evicted, is_counted = 0, False
         while not taken.is_known or taken.bytes + needed > self._limit:
@@ -229,7 +244,7 @@ class CacheFolder:
                 return False, evicted
         return True, evicted
 
-    def _make_folders(self, taken: Taken, key: CacheKey, item: ByteRange) -> None:
+    def _make_folders(self, taken: _Taken, key: CacheKey, item: ByteRange) -> None:
         block, where = self._block(key, item.start), self._of(key.place) / _WHERE
         if not where.exists():
             where.parent.mkdir(mode=0o700, exist_ok=True)
@@ -242,17 +257,17 @@ class CacheFolder:
             taken.bytes += _FOLDER_BYTES
 
     def _new(self) -> Path:
-        folder = self.path / NEW
+        folder = self.path / _NEW
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / secrets.token_hex(12)
 
     def _remove_abandoned(self) -> None:
         """Remove what kills have left half written."""
         with contextlib.suppress(FileNotFoundError):
-            for path in list((self.path / NEW).iterdir()):
+            for path in list((self.path / _NEW).iterdir()):
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
-                    if try_lock(fd):
+                    if _try_lock(fd):
                         path.unlink()
                 finally:
                     os.close(fd)
@@ -283,7 +298,7 @@ class CacheFolder:
     def _read(self, key: CacheKey, entry: Entry, part: ByteRange, out: memoryview) -> None:
         fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            read_entry(fd, _label(key, entry.range), entry.range, part, out)
+            _read_entry(fd, _label(key, entry.range), entry.range, part, out)
             with contextlib.suppress(OSError):  # of a read-only disk
                 self._note_use(fd)
         finally:
@@ -350,7 +365,7 @@ def _names(folder: str, changed: int) -> list[str]:  # noqa: ARG001 - what is ke
 
 def _needed(item: ByteRange) -> int:
     """Bytes on disk for an entry at most, with folders that are not there yet."""
-    return _on_disk(entry_bytes(item.length)) + 3 * _FOLDER_BYTES
+    return _on_disk(_entry_bytes(item.length)) + 3 * _FOLDER_BYTES
 
 
 def _on_disk(length: int) -> int:
@@ -370,3 +385,148 @@ def _range(name: str) -> ByteRange | None:
     """The range of an entry, which is its name."""
     start, _, stop = name.partition("-")
     return ByteRange(int(start), int(stop)) if start.isdecimal() and stop.isdecimal() else None
+
+
+class CacheBusyError(OSError):
+    """Another process has held the lock for too long: the cache is not used for a while."""
+
+
+class CacheReadOnlyError(OSError):
+    """The cache can be read and not changed."""
+
+
+@dataclass
+class _Taken:
+    """The bytes that a cache takes, where that is known."""
+
+    bytes: int
+    is_known: bool
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
+    """Alone with the cache in a folder, which is made, but for readers.
+
+    Whoever wants it asks again and again, for `patience` seconds, and holds nothing meanwhile.
+    Raises `CacheBusyError` where another has it, and `CacheReadOnlyError`.
+    """
+    end, wait = time.monotonic() + patience, _FIRST_WAIT
+    fd = _open_taken(folder)
+    try:
+        while not _try_lock(fd):
+            if time.monotonic() >= end:
+                raise CacheBusyError(
+                    errno.EWOULDBLOCK, "another process or thread holds its lock", folder
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+        boot, _, number = os.pread(fd, 100, 0).decode("ascii", "replace").partition(" ")
+        is_known = boot == _boot() and number.strip().isdecimal()
+        os.pwrite(fd, b"unknown".ljust(80), 0)
+        taken = _Taken(int(number) if is_known else 0, is_known)
+        yield taken
+        if taken.is_known:
+            os.pwrite(fd, f"{_boot()} {taken.bytes}".ljust(80).encode(), 0)
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # or a forked child would hold it
+        os.close(fd)
+
+
+def check_folder(path: Path) -> bool:
+    """Whether a folder is a cache; `LocationError` if it is neither that nor empty."""
+    try:
+        names = {each.name for each in path.iterdir()}
+    except NotADirectoryError:
+        raise LocationError("the cache's folder is a file", file=str(path)) from None
+    except OSError:
+        return False  # it is not there; anything else is found out, and counted, when it is used
+    is_cache = {_TAG, _TAKEN} <= names
+    # `lost+found` is what a disk brings with it.
+    other = names - {_TAG, _TAKEN, _NEW, "lost+found"}
+    if other and not is_cache:
+        raise LocationError(
+            "not a folder for a cache: something else is in it",
+            file=str(path),
+            expected="an empty folder, or one that is not there yet",
+            got=repr_of(min(other)),
+        )
+    return is_cache
+
+
+def _open_taken(folder: Path) -> int:
+    path = folder / _TAKEN
+    try:
+        if not path.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_folder(folder)
+            (folder / _TAG).write_text(_TAG_TEXT, "ascii")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno not in _READ_ONLY or not path.exists():
+            raise
+        raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
+
+
+def _boot() -> str:
+    """When the machine went down, `taken` may be older than the entries."""
+    try:
+        return _BOOT.read_text("ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class _DamagedError(Exception):
+    """An entry does not hold what it should."""
+
+
+def _entry_bytes(length: int) -> int:
+    """Bytes of the file of an entry of `length` bytes."""
+    return length + 4 * -(-length // _PIECE_BYTES) + 4
+
+
+def _write_entry(fd: int, label: bytes, data: memoryview) -> None:
+    """Write an entry; `label` says what it is."""
+    pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
+    checksums = b"".join(_checksum(piece) for piece in pieces)
+    at = 0
+    for part in (data, memoryview(checksums + _checksum(label, checksums))):
+        left = part
+        while left:
+            written = os.pwrite(fd, left, at)
+            at, left = at + written, left[written:]
+
+
+def _read_entry(
+    fd: int, label: bytes, entry: ByteRange, wanted: ByteRange, out: memoryview
+) -> None:
+    """Fill `out` with bytes `wanted`, a part of the range `entry` that the file should hold.
+
+    Raises `_DamagedError` if it does not hold it, or not as it was written; `out` may then hold
+    anything.
+    """
+    size = _entry_bytes(entry.length)
+    tail = os.pread(fd, size, entry.length)
+    if os.fstat(fd).st_size != size or _checksum(label, tail[:-4]) != tail[-4:]:
+        raise _DamagedError("its checksums are damaged, or it is another entry")
+    start, stop = wanted.start - entry.start, wanted.stop - entry.start
+    for at in range(start - start % _PIECE_BYTES, stop, _PIECE_BYTES):
+        end = min(at + _PIECE_BYTES, entry.length)
+        low, high = max(at, start), min(end, stop)
+        # What is not wanted of the first piece and the last goes beside `out`.
+        before, after = bytearray(low - at), bytearray(end - high)
+        parts: list[Buffer] = [before, out[low - start : high - start], after]
+        index = at // _PIECE_BYTES * 4
+        if os.preadv(fd, parts, at) < end - at or _checksum(*parts) != tail[index : index + 4]:
+            raise _DamagedError("its data is damaged")
+
+
+def _checksum(*parts: Buffer) -> bytes:
+    return crc32c(*parts).to_bytes(4, "little")

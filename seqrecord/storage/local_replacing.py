@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import secrets
 import time
@@ -27,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
-from seqrecord.storage.base import MAX_PUT_BYTES, too_large
+from seqrecord.storage.base import MAX_PUT_BYTES, tag_of, too_large
 from seqrecord.storage.local_upload import Handle, sync_folder
 
 __all__ = ["put_file", "read_file"]
@@ -49,7 +48,7 @@ def read_file(path: Path, limit: int) -> tuple[bytes, str]:
         data = file.read(size + 1)
     if len(data) != size:
         raise TransientError("the file changed while it was read", file=str(path))
-    return data, _digest(data)
+    return data, tag_of(data)
 
 
 def put_file(
@@ -118,7 +117,7 @@ def _rename(new: Path, target: Path, data: bytes) -> bool:
     try:
         new.replace(target)
     except FileNotFoundError:
-        return _found(target) == _digest(data)  # NFS may have sent the same request twice
+        return _found(target) == tag_of(data)  # NFS may have sent the same request twice
     return True
 
 
@@ -175,10 +174,6 @@ def _found(target: Path) -> str | None:
         return read_file(target, MAX_PUT_BYTES)[1]
     except FileNotFoundError:
         return None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _try_lock(fd: int) -> bool | None:

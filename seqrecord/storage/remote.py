@@ -23,12 +23,12 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload
+from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, tag_of
 from seqrecord.storage.failures import call
 from seqrecord.storage.requests import FsspecReader
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import named_place
-from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
+from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
 __all__ = ["FsspecStorage", "url_options"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +12,21 @@ from seqrecord.errors import (
     LocationError,
     NotFoundError,
     StorageError,
-    TransientError,
 )
 from seqrecord.processes.forks import PerProcess
-from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path
-from seqrecord.storage.parts import PARTS, Content, WholeFiles, unfinished_uploads
+from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, tag_of
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.spooled import Hold, SpooledUpload, UploadTiming
+from seqrecord.storage.uploads import (
+    PARTS,
+    Content,
+    SpooledUpload,
+    UploadTiming,
+    unfinished_uploads,
+)
 
-__all__ = ["Pieces", "WholeFileStorage", "files_of", "tag_of"]
+__all__ = ["Pieces", "WholeFileStorage", "files_of"]
 
 _COMPARED_BYTES = 1 << 20  # of a file that may be ours: a record file begins with a random id
 
@@ -45,7 +48,6 @@ class WholeFileStorage(ABC):
         self._reader, self._url = reader, shown.rstrip("/")
         self.retrier = retrier or Retrier()
         self._uploads = PerProcess[weakref.WeakSet[SpooledUpload]](weakref.WeakSet)
-        self._hold = PerProcess(Hold)  # of temporary files, while it writes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {type(self._reader).__name__})"
@@ -86,11 +88,10 @@ class WholeFileStorage(ABC):
         return self.listed(check_path(folder), deep=False)
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        return unfinished_uploads(folder, self._files())
+        return unfinished_uploads(folder, self)
 
     def create(self, path: str) -> Upload:
-        self._hold.get()
-        upload = SpooledUpload(check_path(path), self._files(), self.timing)
+        upload = SpooledUpload(check_path(path), self, self.timing)
         self._uploads.get().add(upload)
         return upload
 
@@ -109,8 +110,6 @@ class WholeFileStorage(ABC):
     def close(self) -> None:
         for upload in list(self._uploads.get()):
             upload.leave()
-        if hold := self._hold.take():
-            hold.release()
         self.retrier.close()  # what waits for a server that is gone
         self._reader.close()
 
@@ -120,64 +119,55 @@ class WholeFileStorage(ABC):
         Where an answer was lost, the file that is there is ours if its length and its first bytes
         are: a small file is compared whole, and a record file begins with its id.
         """
-        sent: Pieces | None = None  # by an attempt whose answer may have been lost
+        was_sent = False  # by an attempt whose answer may have been lost
+        first = content.read(0, _COMPARED_BYTES)
+
+        def is_stored(size: int | None) -> bool:
+            if size != content.size:
+                return False
+            data = bytearray(len(first))
+            if data:
+                self.read_ranges(path, [ByteRange(0, len(data))], [memoryview(data)])
+            return data == first
 
         def attempt() -> None:
-            nonlocal sent
-            found = self._size(path)
+            nonlocal was_sent
+            found, failure = self._size(path), None
             if found is not None:
-                if sent is None or not self._is_stored(path, sent, found):
-                    raise DestinationError("the file exists already", file=self.shown(path))
-                return
-            pieces, failure = (
-                Pieces(self.shown(path), content, self.piece_bytes, self.most_pieces),
-                None,
-            )
+                if was_sent and is_stored(found):
+                    return
+                raise DestinationError("the file exists already", file=self.shown(path))
+            pieces = Pieces(self.shown(path), content, self.piece_bytes, self.most_pieces)
             try:
                 self.upload(path, pieces)
             except StorageError as error:
                 failure = error
-            sent = pieces if pieces.total is not None else None
-            if sent is not None:
+            was_sent = pieces.is_read
+            if was_sent:
                 found = self._size(path)
                 # If it failed, then the answer was lost, or another file has the name.
-                if found == sent.total and (failure is None or self._is_stored(path, sent, found)):
+                if is_stored(found) if failure else found == content.size:
                     return
             raise failure or StorageError(
                 "a file was stored at another length",
                 file=self.shown(path),
-                expected=pieces.total,
+                expected=content.size,
                 got=found,
             )
 
         self.retried(path, attempt)
 
-    def _is_stored(self, path: str, sent: Pieces, size: int | None) -> bool:
-        """Whether a file of this size is the one that was sent."""
-        if size != sent.total:
-            return False
-        data = bytearray(len(sent.first))
-        if data:
-            self.read_ranges(path, [ByteRange(0, len(data))], [memoryview(data)])
-        return data == sent.first
+    def put_part(self, path: str, data: bytes) -> None:
+        self.retried(path, lambda: self.overwrite(path, data))
+
+    def remove_part(self, path: str) -> None:
+        self.retried(path, lambda: self.delete(path))
 
     def _size(self, path: str) -> int | None:
         try:
             return self.size(path)
         except NotFoundError:
             return None
-
-    def _files(self) -> WholeFiles:
-        """What uploads ask of this storage."""
-        return WholeFiles(
-            self._url,
-            send=self.send,
-            put=lambda path, data: self.retried(path, lambda: self.overwrite(path, data)),
-            files=lambda folder: self.listed(folder, deep=True),
-            read_whole=lambda path, limit: self.read_whole(path, limit)[0],
-            read_ranges=self.read_ranges,
-            remove=lambda path: self.retried(path, lambda: self.delete(path)),
-        )
 
     def retried(self, path: str, function: Callable[[], _T]) -> _T:
         return self.retrier.call(function, file=self.shown(path))
@@ -189,34 +179,19 @@ class WholeFileStorage(ABC):
 class Pieces:
     """A file in pieces of `length` bytes, or more where `most` would not do, read as they are due.
 
-    `total` is the file's length, known when all have been read, and `first` are its first bytes.
+    `is_read` tells whether all have been read.
     """
 
     def __init__(self, file: str, content: Content, length: int, most: int) -> None:
-        self._file, self._content, self._most = file, content, most
-        self.length = max(length, -(-(content.size or 0) // most))
-        self.total: int | None = None
-        self.first = b""
+        self._file, self._content = file, content
+        self.length = max(length, -(-content.size // most))
+        self.is_read = False
 
     def __iter__(self) -> Iterator[bytes]:
-        at, number = 0, 0
-        while True:
+        for at in range(0, self._content.size, self.length):
             check_wanted(self._file)
-            piece = self._content.read(at, at + self.length)
-            if not piece:
-                break
-            if number == self._most:
-                raise TransientError("it became too long for its pieces", file=self._file)
-            if not at:
-                self.first = bytes(piece[:_COMPARED_BYTES])
-            yield piece
-            at, number = at + len(piece), number + 1
-        self.total = at
-
-
-def tag_of(data: bytes) -> str:
-    """The tag of a file that holds `data`: whichever client reads it, it is the same."""
-    return hashlib.sha256(data).hexdigest()
+            yield self._content.read(at, at + self.length)
+        self.is_read = True
 
 
 def files_of(folder: str, found: Iterable[tuple[str, int, float]]) -> list[FileInfo]:

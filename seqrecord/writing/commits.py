@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
+
+import numpy as np
 
 from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFoundError
 from seqrecord.format import RECORDS, Footer
@@ -23,17 +25,17 @@ from seqrecord.format.statistics_file import encode_statistics
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import (
     all_edits,
-    load_index,
     read_edits,
     read_file_id,
     read_footers,
     record_sizes,
 )
+from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, map_files, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
-from seqrecord.writing.committing import Base, commit, looked_at, read_base
+from seqrecord.writing.committing import Base, commit, read_base
 from seqrecord.writing.own_files import (
     SmallFiles,
     merge_note_path,
@@ -43,13 +45,10 @@ from seqrecord.writing.own_files import (
 )
 
 __all__ = [
-    "Opened",
     "Version",
     "appended",
     "edits_of",
-    "opened_to_edit",
     "put_version",
-    "read_existing",
     "rebuilt",
     "reindex",
 ]
@@ -65,18 +64,6 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A dataset that is there, with the footers and the sizes of its record files, by path."""
-
-    storage: Storage
-    base: Base
-    manifest: Manifest
-    index: Index
-    footers: dict[str, Footer]
-    sizes: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class Version:
     """What a new manifest is to say of the dataset's episodes and files."""
 
@@ -88,26 +75,6 @@ class Version:
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
     removed: tuple[str, ...] = ()  # record files that nobody may recover from now on
-
-
-def read_existing(storage: Storage) -> Opened:
-    """The dataset there, with what its record files say; `NotFoundError` where there is none."""
-
-    def look(base: Base, manifest: Manifest) -> Opened:
-        sizes = {file.path: file.size for file in manifest.record_files}
-        index = load_index(storage, manifest)
-        return Opened(storage, base, manifest, index, read_footers(storage, sizes), sizes)
-
-    return looked_at(storage, look)
-
-
-@contextlib.contextmanager
-def opened_to_edit(
-    location: str | PathLike[str], storage_options: Mapping[str, Any] | None
-) -> Iterator[Opened]:
-    """The same of a location; its storage is closed in the end."""
-    with contextlib.closing(open_storage(location, storage_options)) as storage:
-        yield read_existing(storage)
 
 
 def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
@@ -145,7 +112,13 @@ def rebuilt(
             ", …" if len(new) > _MAX_SHOWN else "",
         )
     # A file of the dataset stays in it, though all that it held be copies now.
-    paths = dict.fromkeys([*built.files, *(path for path in base.files if path in footers)])
+    schema = built.index.schema
+    paths = dict.fromkeys(built.files)
+    paths |= {
+        path: None
+        for path in base.files
+        if path in footers and _holds_any(footers[path], effect.deleted, schema)
+    }
     lost = (episode.uid for episode in built.lost if not episode.files.isdisjoint(paths))
     return Version(
         built.index,
@@ -155,6 +128,15 @@ def rebuilt(
         built.splits,
         old.statistics if old and old.fingerprint == built.index.fingerprint() else None,
         edits,
+    )
+
+
+def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool:
+    """Whether a record file has a chunk of which the episode is not deleted, nor all is dropped."""
+    lives = np.array([part.uid not in deleted for part in footer.episodes], bool)
+    return any(
+        lives[rows["episode"]].any() and not all(spec.is_dropped for spec in group.values())
+        for rows, group in zip(footer.chunks, schema.groups, strict=False)
     )
 
 

@@ -18,7 +18,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
 from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
-from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
+from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -107,7 +107,7 @@ def convert(
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
     with given_workers(executor) as runner:
         processes = workers or (runner and runner.count) or usable_cores()
-        target = begin(open_storage(destination, storage_options), mode)
+        target = Destination(open_storage(destination, storage_options), mode)
         try:
             known: Statistics | None = None
             if hasattr(source, "stored"):

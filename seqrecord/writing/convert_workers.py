@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from seqrecord.errors import DestinationError, ResourceError
 from seqrecord.processes.threads import check_room
-from seqrecord.storage.spooled import Hold
 from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy, write_job
 
 __all__ = ["Meter", "Processes", "Progress", "WorkerEnd", "Workers", "given_workers", "run_jobs"]
@@ -256,7 +255,6 @@ class WorkerEnd:
 
     frames: Any
     stop: Any
-    hold: Hold = field(default_factory=Hold)  # jobs have storages of their own, one by one
     _unreported: int = 0
 
     def advance(self, frames: int) -> None:

@@ -7,8 +7,8 @@ writer touches, and commits with one conditional write; see docs/storage_details
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,43 +26,99 @@ from seqrecord.reading.metadata import (
     read_footers,
     record_sizes,
 )
-from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.storage import Storage, map_files
+from seqrecord.storage import Storage, Unfinished, map_files
 from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
-from seqrecord.writing.committing import Base, read_base
+from seqrecord.writing.committing import read_base
 from seqrecord.writing.edit_files import put_splits
-from seqrecord.writing.leftovers import recover
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, own_sizes, tidy
+from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
 
-__all__ = ["Destination", "WriteMode", "begin", "check_mode"]
+__all__ = ["Destination", "WriteMode", "check_mode"]
 
 WriteMode = Literal["create", "resume", "append"]
 
 _logger = logging.getLogger("seqrecord")
 
 
-@dataclass
 class Destination:
-    """A destination as one writer, of the id `writer`, found it when it began.
+    """A destination as one writer finds it, of a new id `writer`. Closes `storage` on an error.
+
+    `create` wants nothing there. `append` wants a dataset; what others have left there is ignored.
+    `resume` takes anything, and recovers what is whole of what others have left; see `recover`. Of
+    a dataset that is there, all files must be there as its manifest says; they are checked before
+    anything is written. Raises `DestinationError` that says what to use instead, or which file is
+    missing or another.
 
     `committed` are the keys of the dataset as it was, `recovered` those of other episodes that are
     whole on the storage and will be committed too, with their ordinals. Ordinals from
     `first_ordinal` on were not in the dataset, and from `next_ordinal` on nowhere.
     """
 
-    storage: Storage
-    writer: str
-    schema: Schema | None
-    committed: frozenset[str]
-    recovered: Mapping[str, int]
-    first_ordinal: int
-    next_ordinal: int
-    _base: Base = field(repr=False)
-    _index: Index | None = field(repr=False)  # of the dataset as it was
-    _footers: Mapping[str, Footer] = field(repr=False)  # of its files, and of those recovered
+    def __init__(self, storage: Storage, mode: WriteMode) -> None:
+        check_mode(mode)
+        self.storage = storage
+        self.writer = new_writer_id()
+        try:
+            self._look(mode)
+        except BaseException:
+            storage.close()
+            raise
+
+    def _look(self, mode: WriteMode, *, is_second: bool = False) -> None:
+        storage = self.storage
+        self._base = base = read_base(storage)
+        manifest, files = base.manifest, base.files
+        ignored = {*files, *(manifest.removed if manifest else ())}
+        # Unfinished ones first: those finished in between are among the finished ones then.
+        unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
+        sizes = record_sizes(storage)
+        unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
+        loose = [path for path in sizes if path not in ignored]
+        _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
+        if loose or unfinished:
+            passed = of_merges(storage, [*loose, *(cut.path for cut in unfinished)])
+            loose = [path for path in loose if path not in passed]
+            unfinished = [cut for cut in unfinished if cut.path not in passed]
+            _tell_of_others(storage, mode, len(passed), len(loose))
+        try:
+            self._index = _checked_index(storage, manifest, sizes) if manifest else None
+        except DestinationError:
+            if is_second or read_base(storage).tag == base.tag:
+                raise
+            # Others have committed, and removed old tables.
+            self._look(mode, is_second=True)
+            return
+        self.schema = manifest.schema if manifest else None
+        self.committed = frozenset(self._index.positions) if self._index else frozenset()
+        self.recovered: dict[str, int] = {}
+        self._footers: dict[str, Footer] = {}  # of the dataset's files, and of those recovered
+        if mode == "resume" and (loose or unfinished):
+            self._recover({path: sizes[path] for path in (*files, *loose)}, unfinished)
+        self.first_ordinal = manifest.next_ordinal if manifest else 0
+        after = (ordinal + 1 for ordinal in self.recovered.values())
+        self.next_ordinal = max((self.first_ordinal, *after))
+
+    def _recover(self, sizes: Mapping[str, int], unfinished: Sequence[Unfinished]) -> None:
+        """Find the episodes that are whole in files of these sizes and unfinished ones."""
+        storage, base = self.storage, self._base
+        for path in sizes:
+            if path not in base.files:
+                check_record_path(storage, path)
+        edits = read_edits(storage, edits_of(storage, base))
+        schema = self.schema if base.manifest else edits.schema
+        footers = read_footers(storage, sizes)
+        self.schema, fitting = conformed(list(footers.items()), schema, base.files)
+        self._footers = dict(fitting)
+        whole = recover(
+            storage, self._footers, unfinished, self.committed, self.writer, self.schema
+        )
+        # As in `build_index`: of several uids of one key the smallest is the one that is taken.
+        kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
+        found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
+        self.recovered = {key: n for key, n in found.items() if key not in self.committed}
 
     @cached_property
     def finished(self) -> frozenset[str]:
@@ -130,85 +186,12 @@ class Destination:
         self.storage.close()
 
 
-def begin(storage: Storage, mode: WriteMode) -> Destination:
-    """Look at what is there, and begin as a writer of a new id. Closes `storage` on an error.
-
-    `create` wants nothing there. `append` wants a dataset; what others have left there is ignored.
-    `resume` takes anything, and recovers what is whole of what others have left; see `recover`. Of
-    a dataset that is there, all files must be there as its manifest says; they are checked before
-    anything is written. Raises `DestinationError` that says what to use instead, or which file is
-    missing or another.
-    """
-    check_mode(mode)
-    try:
-        return _begun(storage, mode, new_writer_id())
-    except BaseException:
-        storage.close()
-        raise
-
-
 def check_mode(mode: str) -> None:
     """`DestinationError` for what is no `WriteMode`."""
     if mode not in get_args(WriteMode):
         raise DestinationError(
             "no such mode", expected="create, append or resume", got=repr_of(mode, 50)
         )
-
-
-def _begun(
-    storage: Storage, mode: WriteMode, writer: str, *, is_second: bool = False
-) -> Destination:
-    base = read_base(storage)
-    manifest, files = base.manifest, base.files
-    ignored = {*files, *(manifest.removed if manifest else ())}
-    # Unfinished ones first: those that are finished in between are among the finished ones then.
-    unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
-    sizes = record_sizes(storage)
-    unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
-    loose = [path for path in sizes if path not in ignored]
-    _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
-    if loose or unfinished:
-        passed = of_merges(storage, [*loose, *(cut.path for cut in unfinished)])
-        loose = [path for path in loose if path not in passed]
-        unfinished = [cut for cut in unfinished if cut.path not in passed]
-        _tell_of_others(storage, mode, len(passed), len(loose))
-    try:
-        index = _checked_index(storage, manifest, sizes) if manifest else None
-    except DestinationError:
-        if is_second or read_base(storage).tag == base.tag:
-            raise
-        # Others have committed, and removed old tables.
-        return _begun(storage, mode, writer, is_second=True)
-    committed = frozenset(index.positions) if index else frozenset()
-    footers: dict[str, Footer] = {}
-    recovered: dict[str, int] = {}
-    schema = manifest.schema if manifest else None
-    if mode == "resume" and (loose or unfinished):
-        for path in loose:
-            check_record_path(storage, path)
-        footers = read_footers(storage, {path: sizes[path] for path in (*files, *loose)})
-        edits = read_edits(storage, edits_of(storage, base))
-        schema = manifest.schema if manifest else edits.schema
-        schema, fitting = conformed(list(footers.items()), schema, files)
-        footers = dict(fitting)
-        whole = recover(storage, footers, unfinished, committed, writer, schema)
-        # As in `build_index`: of several uids of one key the smallest is the one that is taken.
-        kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
-        found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
-        recovered = {key: ordinal for key, ordinal in found.items() if key not in committed}
-    first = manifest.next_ordinal if manifest else 0
-    return Destination(
-        storage=storage,
-        writer=writer,
-        schema=schema,
-        committed=committed,
-        recovered=recovered,
-        first_ordinal=first,
-        next_ordinal=max((first, *(ordinal + 1 for ordinal in recovered.values()))),
-        _base=base,
-        _index=index,
-        _footers=footers,
-    )
 
 
 def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:

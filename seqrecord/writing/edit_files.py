@@ -15,14 +15,22 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, encode_edit
-from seqrecord.format.index import NO_SPLIT
+from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import EDITS, SPLIT_NAME, IndexFile
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
 from seqrecord.writing.commits import Version
 from seqrecord.writing.own_files import SmallFiles
 
-__all__ = ["check_split_name", "edit_path", "gathered", "next_number", "put_edits", "put_splits"]
+__all__ = [
+    "check_split_name",
+    "edit_path",
+    "gathered",
+    "next_number",
+    "put_edits",
+    "put_splits",
+    "split_edits",
+]
 
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 
@@ -45,22 +53,26 @@ def put_splits(
 ) -> Version:
     """The version in which episodes are in the splits `new`, int64 [episodes]: places in `names`,
     or `NO_SPLIT`. Writes the edits that say so."""
-    index = version.index
+    edits = split_edits(version.index, new, names)
+    files = put_edits(own, edits, len(version.edits))
+    return replace(
+        version,
+        index=replace(version.index, split=new.astype(np.uint16)),
+        splits=names,
+        edits=(*version.edits, *files),
+    )
+
+
+def split_edits(index: Index, new: npt.NDArray[np.int64], names: Sequence[str]) -> list[Split]:
+    """What becomes of episodes whose splits are others than in the index; see `put_splits`."""
     changed = np.flatnonzero(new != index.split)
-    edits = [
+    return [
         Split(
             None if number == NO_SPLIT else names[number],
             tuple(index.uid(i) for i in changed[new[changed] == number].tolist()),
         )
         for number in np.unique(new[changed]).tolist()
     ]
-    files = put_edits(own, edits, len(version.edits))
-    return replace(
-        version,
-        index=replace(index, split=new.astype(np.uint16)),
-        splits=names,
-        edits=(*version.edits, *files),
-    )
 
 
 def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[IndexFile]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,12 +21,13 @@ from seqrecord.errors import DestinationError, QueueFullError, StorageError
 from seqrecord.processes.threads import start
 from seqrecord.schema import EncodedImage, Frame
 
-__all__ = ["Control", "FrameBuffers", "FramePlan", "FrameQueue", "QueueStats", "WhenFull"]
+__all__ = ["FrameBuffers", "FrameQueue", "QueueStats", "Task", "WhenFull"]
 
 WhenFull = Literal["spill", "raise", "drop"]
 
-SEGMENT_BYTES = 32 << 20  # of frames that are written to one file
-_SEGMENT_FRAMES = 1024
+_BATCH_BYTES = 32 << 20  # of frames that are spilled at once
+_BATCH_FRAMES = 1024
+FILE_BYTES = 1 << 30  # from then on what is spilled goes into another file
 _RETRY_SECONDS = 1.0  # after the disk took nothing more
 _ENTRY_BYTES = 1024  # that a frame counts for beside its arrays
 
@@ -48,42 +50,62 @@ class QueueStats:
     dropped_frames: int
 
 
-class Control:
-    """What is not a frame: a word to whoever takes from the queue, who says when it is done."""
+class Task:
+    """What is not a frame: a call that is done by whoever takes from the queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, do: Callable[[], object]) -> None:
+        self.do = do
         self.done = threading.Event()
 
 
-@dataclass(eq=False)
-class _Segment:
-    """A file of frames that were spilled; it is removed with the last of them."""
+@dataclass(frozen=True)
+class _Field:
+    """Where a feature lies in its frame's memory, and what it is."""
 
-    path: Path
-    frames: int
+    name: str
+    start: int
+    stop: int
+    kind: type  # ndarray, EncodedImage, str or bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def array(self, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        return memory[self.start : self.stop].view(self.dtype).reshape(self.shape)
+
+    def value(self, memory: npt.NDArray[np.uint8]) -> Any:
+        array = self.array(memory)
+        if self.kind is np.ndarray:
+            return array
+        if self.kind is EncodedImage:
+            return EncodedImage(array.tobytes())
+        return array.tobytes().decode() if self.kind is str else array.tobytes()
 
 
 @dataclass(eq=False)
 class _Entry:
-    number: int  # frames that were put before it
+    """A frame that waits: in the first `nbytes` of `memory` or, if it was spilled, in a file."""
+
     put_at: float  # on the clock
-    frame: PackedFrame
-    segment: _Segment | None = None  # where the frame is, then `frame.memory` is empty
+    fields: list[_Field]
+    nbytes: int
+    memory: npt.NDArray[np.uint8]
+    file: _SpillFile | None = None
     offset: int = 0
     is_taken: bool = False
 
     @property
     def cost(self) -> int:
-        return self.frame.nbytes + _ENTRY_BYTES
+        return self.nbytes + _ENTRY_BYTES
 
 
 class FrameQueue:
     """Frames for another thread, in order. Putting one copies it, and waits for nothing.
 
     At most `limit` bytes of frames are in memory. With `when_full="spill"` a thread writes the
-    newest frames to files in `folder` when half of that is used; they are removed as soon as they
-    are read. Where memory is full all the same, since the disk takes less than comes, and with
-    `raise`, putting raises `QueueFullError`; with `drop` the frame is counted and forgotten.
+    newest frames to files in `folder` when half of that is used. They have no names there, so that
+    no kill leaves one, and each is gone when its frames are read. Where memory is full all the
+    same, since the disk takes less than comes, and with `raise`, putting raises `QueueFullError`;
+    with `drop` the frame is counted and forgotten.
     """
 
     def __init__(
@@ -92,45 +114,35 @@ class FrameQueue:
         when_full: WhenFull,
         folder: str | PathLike[str] | None = None,
         *,
-        segment_bytes: int = SEGMENT_BYTES,
+        file_bytes: int = FILE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.put_at = 0.0  # when the frame that was taken last was put, on the clock
         self._clock = clock
         self._limit = limit
-        self._segment_bytes = segment_bytes
         self._when_full = when_full
+        self._folder, self._file_bytes = folder, file_bytes
         self._pool = FrameBuffers(limit // 4)
         self._condition = threading.Condition()
-        self._entries: deque[_Entry | Control] = deque()
+        self._entries: deque[_Entry | Task] = deque()
         self._resident: deque[_Entry] = deque()  # frames in memory that may be spilled, by age
         self._bytes = 0
         self._frames = self._spilled_bytes = self._total_spilled = self._dropped = 0
         self._is_closed = False
         self._failure: BaseException | None = None
         self._spill_failure: OSError | None = None
-        self._put = self._segments = 0
         self._taken: _Entry | None = None
-        self._unneeded: deque[Path] = deque()  # files of frames that nobody needs
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._discarded: list[_Entry] = []  # to close their files may take a while
         self._thread: threading.Thread | None = None
         if when_full == "spill":
-            # The folder is made now: where it cannot be, that is known before a frame comes.
             try:
-                self._folder = tempfile.TemporaryDirectory(
-                    prefix="seqrecord-spill-", dir=folder, ignore_cleanup_errors=True
-                )
+                _SpillFile(folder)  # where there can be none, that is known now
             except OSError as error:
                 raise DestinationError(
                     f"cannot spill there: {error.strerror}", file=str(folder or "")
                 ) from error
-            thread = threading.Thread(target=self._spill, name="seqrecord-spill", daemon=True)
-            try:
-                start(thread)
-            except BaseException:
-                self.close()
-                raise
-            self._thread = thread
+            self._thread = threading.Thread(target=self._spill, name="seqrecord-spill", daemon=True)
+            start(self._thread)
 
     @property
     def stats(self) -> QueueStats:
@@ -144,8 +156,8 @@ class FrameQueue:
 
         Raises `QueueFullError`, and what `fail` was told.
         """
-        plan = FramePlan(frame)
-        cost = plan.nbytes + _ENTRY_BYTES
+        fields, arrays, nbytes = _layout(frame)
+        cost = nbytes + _ENTRY_BYTES
         with self._condition:
             self.check()
             now = self._clock()
@@ -156,7 +168,9 @@ class FrameQueue:
                 raise self._full(cost)
             self._bytes += cost  # before the copy, which may take a while
         try:
-            frame_in_memory = plan.pack(self._pool.take(plan.nbytes))
+            memory = self._pool.take(nbytes)
+            for field, array in zip(fields, arrays, strict=True):
+                np.copyto(field.array(memory), array)
         except BaseException:
             with self._condition:
                 self._bytes -= cost
@@ -164,43 +178,37 @@ class FrameQueue:
         with self._condition:
             if self._failure is not None:
                 return False
-            entry = _Entry(self._put, now, frame_in_memory)
-            self._put += 1
+            entry = _Entry(now, fields, nbytes, memory)
             self._frames += 1
             self._entries.append(entry)
             self._resident.append(entry)
             self._condition.notify_all()
         return True
 
-    def tell(self, word: Control) -> None:
-        """Put a word behind the frames so far. Raises what `fail` was told."""
+    def tell(self, task: Task) -> None:
+        """Put a task behind the frames so far. Raises what `fail` was told."""
         with self._condition:
             self.check()
-            self._entries.append(word)
+            self._entries.append(task)
             self._condition.notify_all()
 
-    def discard(self, word: Control) -> int:
-        """Forget the frames since the word before, and put this one in their place.
-
-        Returns how many were still waiting. Files are removed by who takes, not by the caller.
-        """
+    def discard(self, task: Task) -> None:
+        """Forget the frames since the task before, and put this one in their place."""
         with self._condition:
             self.check()
-            count = 0
             while self._entries and isinstance(entry := self._entries[-1], _Entry):
                 self._entries.pop()
-                count += 1
+                self._frames -= 1
                 entry.is_taken = True
                 if self._resident and self._resident[-1] is entry:
                     self._resident.pop()
                 self._free(entry)
-            self._frames -= count
-            self._entries.append(word)
+                self._discarded.append(entry)
+            self._entries.append(task)
             self._condition.notify_all()
-        return count
 
-    def take(self, seconds: float | None) -> Frame | Control | None:
-        """The next frame or word; `None` if none has come for so long, or if the queue is over.
+    def take(self, seconds: float | None) -> Frame | Task | None:
+        """The next frame or task; `None` if none has come for so long, or if the queue is over.
 
         One thread takes. A frame's arrays may be used until its next call.
         """
@@ -210,24 +218,21 @@ class FrameQueue:
             if not self._entries:
                 return None
             entry = self._entries.popleft()
-            if isinstance(entry, Control):
+            if isinstance(entry, Task):
                 return entry
             entry.is_taken = True
             self._frames -= 1
             if self._resident and self._resident[0] is entry:  # or it is on the disk, or on its way
                 self._resident.popleft()
             self._taken, self.put_at = entry, entry.put_at
-        return (entry.frame if entry.segment is None else self._read(entry)).unpack()
+        memory = entry.memory if entry.file is None else entry.file.read(entry)
+        return {field.name: field.value(memory) for field in entry.fields}
 
     def fail(self, error: BaseException) -> None:
         """Forget all frames; from now on putting one raises a `DestinationError` that says why."""
         with self._condition:
             self._failure = error
-            for entry in self._entries:
-                if isinstance(entry, _Entry):
-                    entry.is_taken = True
-            self._entries.clear()
-            self._resident.clear()
+            self._forget_all()
             self._frames = self._bytes = self._spilled_bytes = 0
             self._condition.notify_all()
 
@@ -235,11 +240,10 @@ class FrameQueue:
         """End the thread that spills, and remove its files. Frames that wait are forgotten."""
         with self._condition:
             self._is_closed = True
+            self._forget_all()
             self._condition.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     @property
     def is_over(self) -> bool:
@@ -265,6 +269,13 @@ class FrameQueue:
             got=f"{max(0, self._limit - self._bytes)} free",
         )
 
+    def _forget_all(self) -> None:
+        for entry in self._entries:
+            if isinstance(entry, _Entry):
+                entry.is_taken = True
+        self._entries.clear()
+        self._resident.clear()
+
     def _give_back(self) -> None:
         """The frame that was taken before is done with."""
         entry, self._taken = self._taken, None
@@ -272,171 +283,133 @@ class FrameQueue:
             with self._condition:
                 self._free(entry)
                 self._condition.notify_all()
-        while self._unneeded:
-            self._unneeded.popleft().unlink(missing_ok=True)
+        self._discarded.clear()
 
     def _free(self, entry: _Entry) -> None:
         """Nobody needs a frame any more. The condition is held."""
-        if entry.segment is not None:
-            entry.segment.frames -= 1
-            if not entry.segment.frames:
-                self._unneeded.append(entry.segment.path)
         if self._failure is not None:
             return
-        if entry.segment is None:
+        if entry.file is None:
             self._bytes -= entry.cost
-            self._pool.give(entry.frame.memory)
+            self._pool.give(entry.memory)
         else:
-            self._spilled_bytes -= entry.frame.nbytes
-
-    def _read(self, entry: _Entry) -> PackedFrame:
-        """A frame that was spilled."""
-        assert entry.segment is not None
-        path, nbytes = entry.segment.path, entry.frame.nbytes
-        memory = np.fromfile(path, np.uint8, nbytes, offset=entry.offset)
-        if len(memory) < nbytes:
-            raise StorageError("a spilled frame is cut short", file=str(path))
-        return replace(entry.frame, memory=memory)
+            self._spilled_bytes -= entry.nbytes
 
     def _spill(self) -> None:
-        """The thread: keep memory below half of the limit."""
+        """The thread: keep memory below half of the limit.
+
+        A file is gone with the last of its frames.
+        """
+        last: Callable[[], _SpillFile | None] = lambda: None  # noqa: E731 - or a weak reference
+        end = 0  # of the file that was written last
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._is_closed or self._newest_is_too_much)
                 if self._is_closed:
                     return
                 entries = self._newest()
-                number = self._segments = self._segments + 1
-            assert self._folder is not None
-            path = Path(self._folder.name) / f"{number}.frames"
+            file = last()
             try:
-                _write(path, entries)
+                if file is None or end >= self._file_bytes:
+                    file, end = _SpillFile(self._folder), 0
+                first, end = end, file.write(entries, end)
             except OSError as error:
-                path.unlink(missing_ok=True)
-                self._keep(entries, error)
-                continue
-            self._forget(entries, path)
+                self._keep_in_memory(error)
+            else:
+                self._forget(entries, file, first)
+                last = weakref.ref(file)
+            del file, entries
 
     @property
     def _newest_is_too_much(self) -> bool:
         return self._bytes > self._limit // 2 and bool(self._resident)
 
     def _newest(self) -> list[_Entry]:
-        """Frames of one segment, the newest first: they are needed last."""
+        """Frames to spill at once, the newest first: they are needed last."""
         entries: list[_Entry] = []
         nbytes = 0
         while (
             self._resident
             and self._bytes - nbytes > self._limit // 2
-            and nbytes < self._segment_bytes
-            and len(entries) < _SEGMENT_FRAMES
+            and nbytes < _BATCH_BYTES
+            and len(entries) < _BATCH_FRAMES
         ):
             entries.append(self._resident.pop())
             nbytes += entries[-1].cost
         return entries
 
-    def _forget(self, entries: list[_Entry], path: Path) -> None:
+    def _forget(self, entries: list[_Entry], file: _SpillFile, offset: int) -> None:
         """These frames are in a file now. Those that were taken meanwhile are not needed there."""
         free = []
         with self._condition:
-            segment, offset = _Segment(path, 0), 0
             for entry in entries:
                 if not entry.is_taken:
-                    entry.segment, entry.offset = segment, offset
-                    segment.frames += 1
+                    entry.file, entry.offset = file, offset
                     self._bytes -= entry.cost
-                    self._spilled_bytes += entry.frame.nbytes
+                    self._spilled_bytes += entry.nbytes
                     self._total_spilled += 1
-                    free.append(entry.frame.memory)
-                    entry.frame = replace(entry.frame, memory=_NOTHING)
-                offset += entry.frame.nbytes
+                    free.append(entry.memory)
+                    entry.memory = _NOTHING
+                offset += entry.nbytes
             self._spill_failure = None
             self._condition.notify_all()
-            is_needed = segment.frames > 0
         for memory in free:
             self._pool.give(memory)
-        if not is_needed:
-            path.unlink(missing_ok=True)
 
-    def _keep(self, entries: list[_Entry], error: OSError) -> None:
-        """These frames could not be written: they stay in memory, and the disk has a rest."""
+    def _keep_in_memory(self, error: OSError) -> None:
+        """Frames could not be written: they stay in memory, and the disk has a rest."""
         with self._condition:
             if self._spill_failure is None:
                 _logger.warning("frames that wait to be recorded cannot be spilled: %s", error)
             self._spill_failure = error
             self._condition.notify_all()
-            kept = [entry for entry in entries if not entry.is_taken]
-            ordered = sorted([*kept, *self._resident], key=lambda entry: entry.number)
-            self._resident = deque(ordered)
+            frames = (entry for entry in self._entries if isinstance(entry, _Entry))
+            self._resident = deque(entry for entry in frames if entry.file is None)
             self._condition.wait_for(lambda: self._is_closed, _RETRY_SECONDS)
 
 
-def _write(path: Path, entries: list[_Entry]) -> None:
-    with path.open("xb") as file:
+class _SpillFile:
+    """A file without a name, which is gone when nobody refers to this any more."""
+
+    def __init__(self, folder: str | PathLike[str] | None) -> None:
+        file = tempfile.TemporaryFile(prefix="seqrecord-spill-", dir=folder)  # noqa: SIM115
+        self._fd = file.fileno()
+        weakref.finalize(self, file.close)
+
+    def write(self, entries: Iterable[_Entry], offset: int) -> int:
+        """Write frames, one after the other; where they end."""
         for entry in entries:
-            file.write(entry.frame.memory[: entry.frame.nbytes].data)
+            data = entry.memory[: entry.nbytes].data
+            while data:
+                count = os.pwrite(self._fd, data, offset)
+                data, offset = data[count:], offset + count
+        return offset
+
+    def read(self, entry: _Entry) -> npt.NDArray[np.uint8]:
+        """A frame that was spilled here."""
+        memory = np.empty(entry.nbytes, np.uint8)
+        if os.preadv(self._fd, [memory.data], entry.offset) < entry.nbytes:
+            raise StorageError("a spilled frame is cut short")
+        return memory
 
 
-@dataclass(frozen=True)
-class _Field:
-    """Where a feature lies in its frame's memory, and what it is."""
-
-    name: str
-    start: int
-    stop: int
-    kind: type  # ndarray, EncodedImage, str or bytes
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    def value(self, data: npt.NDArray[np.uint8]) -> Any:
-        memory = data[self.start : self.stop]
-        if self.kind is np.ndarray:
-            return memory.view(self.dtype).reshape(self.shape)
-        item = memory.tobytes()
-        if self.kind is EncodedImage:
-            return EncodedImage(item)
-        return item.decode() if self.kind is str else item
-
-
-class FramePlan:
-    """How a frame will lie in memory: `nbytes` of it are needed. Nothing is copied yet."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._items: list[tuple[_Field, npt.NDArray[Any]]] = []
-        at = 0
-        for name, item in frame.items():
-            kind: type = np.ndarray
-            if isinstance(item, (EncodedImage, str, bytes, bytearray, memoryview)):
-                kind = type(item) if isinstance(item, (EncodedImage, str)) else bytes
-                data = item.data if isinstance(item, EncodedImage) else item
-                data = data.encode() if isinstance(data, str) else bytes(data)
-                array: npt.NDArray[Any] = np.frombuffer(data, np.uint8)
-            else:
-                array = np.asarray(item)
-            field = _Field(name, at, at + array.nbytes, kind, array.dtype, array.shape)
-            self._items.append((field, array))
-            at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.nbytes = at
-
-    def pack(self, memory: npt.NDArray[np.uint8]) -> PackedFrame:
-        """Copy the frame into memory of `nbytes` or more."""
-        for field, array in self._items:
-            target = memory[field.start : field.stop].view(field.dtype).reshape(field.shape)
-            np.copyto(target, array)
-        return PackedFrame(tuple(field for field, _ in self._items), memory, self.nbytes)
-
-
-@dataclass(frozen=True, eq=False)
-class PackedFrame:
-    """A frame in the first `nbytes` of `memory`."""
-
-    fields: tuple[_Field, ...]
-    memory: npt.NDArray[np.uint8]
-    nbytes: int
-
-    def unpack(self) -> Frame:
-        """The frame; its arrays are views on the memory."""
-        return {field.name: field.value(self.memory) for field in self.fields}
+def _layout(frame: Frame) -> tuple[list[_Field], list[npt.NDArray[Any]], int]:
+    """How a frame will lie in memory, and the arrays that are copied there; bytes that it needs."""
+    fields: list[_Field] = []
+    arrays: list[npt.NDArray[Any]] = []
+    start = 0
+    for name, item in frame.items():
+        kind: type = np.ndarray
+        if isinstance(item, (EncodedImage, str, bytes, bytearray, memoryview)):
+            kind = type(item) if isinstance(item, (EncodedImage, str)) else bytes
+            data = item.data if isinstance(item, EncodedImage) else item
+            item = np.frombuffer(data.encode() if isinstance(data, str) else bytes(data), np.uint8)
+        array = np.asarray(item)
+        stop = start + array.nbytes
+        fields.append(_Field(name, start, stop, kind, array.dtype, array.shape))
+        arrays.append(array)
+        start = -(-stop // _ALIGNMENT) * _ALIGNMENT
+    return fields, arrays, start
 
 
 class FrameBuffers:

@@ -49,7 +49,7 @@ class RecordFileWriter(RecordFiles):
     ) -> None:
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
         self._names = frozenset(schema.kept)
-        self._statistics = statistics
+        self._statistics = statistics or StatisticsCollector(None)
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         videos = {spec.group for spec in schema.values() if spec.is_video}
@@ -82,11 +82,10 @@ class RecordFileWriter(RecordFiles):
             group.begin(chunk_frames)
         for lags in self._lags.values():
             lags.begin()
-        if self._statistics is not None:
-            self._statistics.begin(episode.key)
+        self._statistics.begin(episode.key)
 
-    def append(self, frame: Frame, *, quick: bool = False) -> None:
-        """Encode the episode's next frame, if need be `quick`. It may lack every feature.
+    def append(self, frame: Frame, *, fast: bool = False) -> None:
+        """Encode the episode's next frame, if need be `fast`. It may lack every feature.
 
         Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
         """
@@ -103,7 +102,7 @@ class RecordFileWriter(RecordFiles):
                 got=", ".join(unknown),
             )
         try:
-            encoders = self._fast_encoders if quick else self._encoders
+            encoders = self._fast_encoders if fast else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
@@ -119,8 +118,7 @@ class RecordFileWriter(RecordFiles):
             if name in frame:
                 lags.add(np.asarray(frame[name]).reshape(1), np.array([number]))
         self._num_frames += 1
-        if self._statistics is not None:
-            self._statistics.add({name: frame[name] for name in self._watched if name in frame})
+        self._statistics.add({name: frame[name] for name in self._watched if name in frame})
         for group in self._groups:
             self._write_chunks(group)
 
@@ -140,8 +138,7 @@ class RecordFileWriter(RecordFiles):
                     expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
                 )
             group.keep(video)
-        if self._statistics is not None:
-            self._statistics.leave_out(name)
+        self._statistics.leave_out(name)
         self._write_chunks(group)
 
     def check_even(self) -> None:
@@ -166,8 +163,7 @@ class RecordFileWriter(RecordFiles):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
         self.flush_part(self._num_frames, self._lags_so_far())
-        if self._statistics is not None:
-            self._statistics.keep()
+        self._statistics.keep()
 
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
@@ -180,8 +176,7 @@ class RecordFileWriter(RecordFiles):
                 group.settle()
                 self._write_chunks(group, rest=True)
         self.end_part(self._num_frames, self._lags_so_far())
-        if self._statistics is not None:
-            self._statistics.keep()
+        self._statistics.keep()
 
     def drop(self) -> bool:
         """Forget the episode that has begun, but for what was flushed; whether anything was.
@@ -202,8 +197,7 @@ class RecordFileWriter(RecordFiles):
         self.check()
         for group in self._groups:
             group.clear()
-        if self._statistics is not None:
-            self._statistics.discard()
+        self._statistics.discard()
         super().discard()
         self._num_frames = 0
 
@@ -215,7 +209,7 @@ class RecordFileWriter(RecordFiles):
 
     @cached_property
     def _fast_encoders(self) -> Mapping[str, _Encoder]:
-        return {name: _encoder(spec, quick=True) for name, spec in self.schema.items()}
+        return {name: _encoder(spec, fast=True) for name, spec in self.schema.items()}
 
     def _uneven(self) -> VideoGroup | None:
         """A video that was appended of which there are fewer frames than of the rest, or more."""
@@ -226,11 +220,10 @@ class RecordFileWriter(RecordFiles):
 
     def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
         for chunk in group.chunks(rest=rest):
-            if self._statistics is not None:
-                self._watch(group.schema, chunk, self._statistics)
+            self._watch(group.schema, chunk)
             self.add(chunk)
 
-    def _watch(self, schema: Schema, chunk: StoredChunk, statistics: StatisticsCollector) -> None:
+    def _watch(self, schema: Schema, chunk: StoredChunk) -> None:
         """Statistics of raw features: their pages are the frames, many of them at once."""
         for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
             if spec.is_raw and len(page):
@@ -239,7 +232,7 @@ class RecordFileWriter(RecordFiles):
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
                 if (present := chunk.gaps.get(self.schema.position(name))) is not None:
                     numbers = numbers[present]
-                statistics.add_frames(name, frames, numbers)
+                self._statistics.add_frames(name, frames, numbers)
 
     def _lags_so_far(self) -> EpisodeLags:
         """By the timestamps that all frames of the episode have."""
@@ -247,11 +240,11 @@ class RecordFileWriter(RecordFiles):
         return tuple((name, lags) for name, lags in found if lags is not None)
 
 
-def _encoder(spec: FeatureSpec, *, quick: bool = False) -> _Encoder:
+def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
     """Encodes frames of a feature: arrays, `str`, or `bytes` and what is like them."""
     if spec.is_video:
         return _video_encoder(spec)
-    codec = PageCodec(spec, quick=quick)
+    codec = PageCodec(spec, fast=fast)
     if spec.value == "array":
         if spec.is_raw and spec.dtype != np.bool_:
             return _raw_encoder(codec)

@@ -435,11 +435,11 @@ class OpenFile:
     def _footer(self, episodes: Sequence[EpisodePart], since: _Mark) -> Footer:
         """The rows from a mark on, of these episodes, the last that are here."""
         chunks = [
-            _joined(rows[first:], dtype)
+            _concatenated(rows[first:], dtype)
             for rows, first, dtype in zip(self._chunks, since.chunks, self._row_dtypes, strict=True)
         ]
         gaps = [
-            _joined(rows[first:], GAP_ROW)
+            _concatenated(rows[first:], GAP_ROW)
             for rows, first in zip(self._gaps, since.gaps, strict=True)
         ]
         for rows, missing, first in zip(chunks, gaps, since.chunks, strict=True):
@@ -483,6 +483,6 @@ def _commit(upload: Upload, is_over: threading.Event) -> None:
         upload.commit()
 
 
-def _joined(rows: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _concatenated(rows: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A copy of the rows, joined."""
     return np.concatenate([np.empty(0, dtype), *rows])

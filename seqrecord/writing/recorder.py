@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any, get_args
 
@@ -21,9 +22,9 @@ from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.frame_queue import Control, FrameQueue, WhenFull
+from seqrecord.writing.frame_queue import FrameQueue, Task, WhenFull
+from seqrecord.writing.frame_writer import FrameWriter
 from seqrecord.writing.record_file import check_value
-from seqrecord.writing.recording import Begin, Discard, End, Recording, Stop
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -86,7 +87,8 @@ class SeqRecordRecorder:
             them when their turn comes; `raise` and `drop` keep to memory. Where there is no room,
             `append` raises `QueueFullError`, and with `drop` counts the frame and goes on: the
             episode then has a gap there.
-        spill_folder: where frames are spilled; by default the system's folder for temporary files.
+        spill_folder: where frames are spilled, into files without names, of which no kill leaves
+            any; by default the system's folder for temporary files.
         flush_seconds: how often what was recorded is made safe from a kill; each flush ends a
             chunk, so that fewer frames than usual are in one.
 
@@ -127,18 +129,22 @@ class SeqRecordRecorder:
         )
         with ExitStack() as undo:
             undo.callback(writer.abort)
-            queue = FrameQueue(limit, when_full, spill_folder)
+            self._queue = queue = FrameQueue(limit, when_full, spill_folder)
             undo.callback(queue.close)
-            self._work = Recording(writer, queue, flush_seconds)
+            self._work = FrameWriter(writer, queue, flush_seconds)
             self._thread = threading.Thread(
                 target=self._work.run, name="seqrecord-recorder", daemon=True
             )
             start(self._thread)
             undo.pop_all()
-        self._session = _Session(queue, writer.schema, set(writer.finished_keys))
         self._writer = writer
+        self._schema = writer.schema  # from the first frame on
+        self._keys = set(writer.finished_keys)
+        self._episode: RecordingEpisode | None = None  # the open one
+        self._recorded = self._discarded = 0
+        self._is_closed = False
         # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
-        self._finalizer = weakref.finalize(self._session, _abandon, queue)
+        self._finalizer = weakref.finalize(self, _abandon, queue)
         self._finalizer.atexit = False
 
     def episode(
@@ -148,28 +154,28 @@ class SeqRecordRecorder:
 
         Arguments and errors are those of `SeqRecordWriter.episode`.
         """
-        session = self._session
-        session.check_open(key)
-        if session.episode is not None:
-            raise DestinationError(f"episode {session.episode.key} has not ended", episode=key)
+        self._check_open(key)
+        if self._episode is not None:
+            raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        encode_metadata(dict(metadata or {}))
+        said = dict(metadata or {})
+        encode_metadata(said)
         fps = check_fps(fps)
-        if key in session.keys:
+        if key in self._keys:
             raise DestinationError("the episode is there already", episode=key)
-        session.queue.tell(Begin(key, dict(metadata or {}), fps))
-        session.keys.add(key)
-        session.episode = RecordingEpisode(session, key)
-        return session.episode
+        self._queue.tell(Task(partial(self._work.begin, key, said, fps)))
+        self._keys.add(key)
+        self._episode = RecordingEpisode(self, key)
+        return self._episode
 
     def stats(self) -> RecorderStats:
         """What has been done so far. May be called from any thread, at any time."""
         return RecorderStats(
-            recorded_frames=self._session.recorded,
+            recorded_frames=self._recorded,
             written_frames=self._work.written_frames,
             safe_frames=self._work.safe_frames,
-            discarded_frames=self._session.discarded,
-            **vars(self._session.queue.stats),
+            discarded_frames=self._discarded,
+            **vars(self._queue.stats),
         )
 
     def close(self) -> Manifest:
@@ -177,29 +183,28 @@ class SeqRecordRecorder:
 
         Raises what failed, and what `SeqRecordWriter.close` raises.
         """
-        session = self._session
-        session.check_open(None)
-        if session.episode is not None:
-            session.episode.close(wait=False)
-        word = Stop()
+        self._check_open(None)
+        if self._episode is not None:
+            self._episode.close(wait=False)
+        task = Task(self._work.stop)
         try:
-            session.queue.tell(word)
-            session.wait_for(word)
+            self._queue.tell(task)
+            self._wait_for(task)
         finally:
             self._stop()
         return self._writer.close()
 
     def abort(self) -> None:
         """Stop without a commit, and forget what waits; what was flushed stays for a resume."""
-        if not self._session.is_closed:
-            self._session.queue.fail(DestinationError("the recorder was stopped"))
+        if not self._is_closed:
+            self._queue.fail(DestinationError("the recorder was stopped"))
             self._stop()
 
     def __enter__(self) -> SeqRecordRecorder:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._session.is_closed:
+        if self._is_closed:
             return
         if error is None:
             self.close()
@@ -210,31 +215,18 @@ class SeqRecordRecorder:
             _logger.exception("the recording could not be committed; go on with resume (--resume)")
 
     def _stop(self) -> None:
-        self._session.is_closed = True
+        self._is_closed = True
         self._finalizer.detach()
-        self._session.queue.close()
+        self._queue.close()
         self._thread.join()
 
-
-@dataclass(eq=False)
-class _Session:
-    """What a recorder and its episodes share."""
-
-    queue: FrameQueue
-    schema: Schema | None  # from the first frame on
-    keys: set[str]
-    episode: RecordingEpisode | None = None  # the open one
-    recorded: int = 0
-    discarded: int = 0
-    is_closed: bool = False
-
-    def check_open(self, key: str | None) -> None:
-        if self.is_closed:
+    def _check_open(self, key: str | None) -> None:
+        if self._is_closed:
             raise DestinationError("the recorder is closed", episode=key)
 
-    def wait_for(self, word: Control) -> None:
-        while not word.done.wait(_POLL_SECONDS):
-            self.queue.check()
+    def _wait_for(self, task: Task) -> None:
+        while not task.done.wait(_POLL_SECONDS):
+            self._queue.check()
 
 
 class RecordingEpisode:
@@ -243,10 +235,10 @@ class RecordingEpisode:
     Leaving its `with` block ends it, by an error too: what was recorded is kept.
     """
 
-    def __init__(self, session: _Session, key: str) -> None:
+    def __init__(self, recorder: SeqRecordRecorder, key: str) -> None:
         self.key = key
         self.num_frames = 0  # that were recorded
-        self._session = session
+        self._recorder = recorder
 
     def append(self, frame: Frame) -> bool:
         """Record a frame: it is copied, and waits to be written. Whether it was not dropped.
@@ -255,17 +247,16 @@ class RecordingEpisode:
         the episode goes on. Raises `QueueFullError` where there is no room, and `DestinationError`
         once writing has failed.
         """
-        session = self._session
-        self._check_current()
+        recorder = self._check_current()
         with located(SchemaError, episode=self.key, frame=self.num_frames):
             if not frame:
                 raise FrameError("a frame without any feature")
-            schema = infer_schema([frame]) if session.schema is None else session.schema
+            schema = recorder._schema or infer_schema([frame])
             _check_frame(schema, frame)
-        session.schema = schema
-        if not session.queue.put(frame):
+        recorder._schema = schema
+        if not recorder._queue.put(frame):
             return False
-        session.recorded += 1
+        recorder._recorded += 1
         self.num_frames += 1
         return True
 
@@ -274,16 +265,16 @@ class RecordingEpisode:
 
         An episode without frames is forgotten, and its key free again.
         """
-        session = self._session
-        if session.episode is self:
-            session.check_open(self.key)
-            session.episode = None
+        recorder = self._recorder
+        if recorder._episode is self:
+            recorder._check_open(self.key)
+            recorder._episode = None
             if not self.num_frames:
-                session.keys.remove(self.key)
-            word = End()
-            session.queue.tell(word)
+                recorder._keys.remove(self.key)
+            task = Task(recorder._work.end)
+            recorder._queue.tell(task)
             if wait:
-                session.wait_for(word)
+                recorder._wait_for(task)
 
     def discard(self, *, wait: bool = False) -> None:
         """Throw the episode away: the take failed. Its key may be recorded again.
@@ -293,16 +284,15 @@ class RecordingEpisode:
         moment soon after. See `EpisodeWriter.discard`. Raises `DestinationError` for an episode
         that has ended; `seqrecord edit delete` deletes it later.
         """
-        session = self._session
-        self._check_current()
-        session.episode = None
-        session.keys.remove(self.key)
-        session.recorded -= self.num_frames
-        session.discarded += self.num_frames
-        word = Discard()
-        session.queue.discard(word)
+        recorder = self._check_current()
+        recorder._episode = None
+        recorder._keys.remove(self.key)
+        recorder._recorded -= self.num_frames
+        recorder._discarded += self.num_frames
+        task = Task(recorder._work.discard)
+        recorder._queue.discard(task)
         if wait:
-            session.wait_for(word)
+            recorder._wait_for(task)
 
     def __enter__(self) -> RecordingEpisode:
         return self
@@ -310,10 +300,11 @@ class RecordingEpisode:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
-    def _check_current(self) -> None:
-        self._session.check_open(self.key)
-        if self._session.episode is not self:
+    def _check_current(self) -> SeqRecordRecorder:
+        self._recorder._check_open(self.key)
+        if self._recorder._episode is not self:
             raise DestinationError("the episode has ended", episode=self.key)
+        return self._recorder
 
 
 def _abandon(queue: FrameQueue) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from seqrecord.schema import EncodedImage, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
-from seqrecord.writing.destination import Destination, WriteMode, begin, check_mode
+from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -111,16 +110,21 @@ class SeqRecordWriter:
         check_codecs(codecs)
         check_described(features)
         self._closed = False
+        self._described, self._codecs = features, codecs
+        self._chunk_frames, self._record_bytes = chunk_frames, nbytes
+        self._keeps_statistics = statistics
+        self._collector: StatisticsCollector | None = None
         self._episode: EpisodeWriter | None = None  # that was begun last
-        self._destination = begin(open_storage(destination, storage_options), mode)
+        self._schema: Schema | None = None  # as it and `_files` are until the features are known
+        self._files: RecordFileWriter | None = None
+        self._destination = Destination(open_storage(destination, storage_options), mode)
+        self._keys = set(self._destination.finished)  # of episodes found, or written since
+        self._ordinal = self._destination.next_ordinal
         try:
-            self._packing = _Packing(
-                *(self._destination, features, codecs, chunk_frames, nbytes, statistics)
-            )
             if schema is not None:
-                self._packing.use(schema)
+                self._use(schema)
             elif self._destination.schema is not None:
-                self._packing.use(self._destination.schema.kept)
+                self._use(self._destination.schema.kept)
         except BaseException:
             self._destination.release()
             raise
@@ -128,8 +132,7 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs, `None` until they are known."""
-        schema = self._packing.schema
-        return None if schema is None else schema.kept
+        return None if self._schema is None else self._schema.kept
 
     @property
     def finished_keys(self) -> frozenset[str]:
@@ -138,8 +141,7 @@ class SeqRecordWriter:
         After a failure to write, those whose record files are finished; of the others
         `mode="resume"` finds those that are whole.
         """
-        keys, files = self._packing.keys, self._packing.files
-        return frozenset(keys if files is None else keys - files.doubtful)
+        return frozenset(self._keys if self._files is None else self._keys - self._files.doubtful)
 
     def episode(
         self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
@@ -152,12 +154,12 @@ class SeqRecordWriter:
         """
         if self._closed:
             raise DestinationError("the writer is closed", episode=key)
-        if self._packing.files is not None:
-            self._packing.files.check()
+        if self._files is not None:
+            self._files.check()
         if self._episode is not None and self._episode.is_open:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        if key in self._packing.keys:
+        if key in self._keys:
             raise DestinationError(
                 "the episode is there already", file=self._destination.storage.url, episode=key
             )
@@ -166,7 +168,7 @@ class SeqRecordWriter:
             text = encode_metadata(dict(metadata or {}))
         except FormatError as error:
             raise error.located(episode=key) from error.__cause__
-        self._episode = EpisodeWriter(self._packing, key, text, fps)
+        self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 
     def close(self) -> Manifest:
@@ -187,11 +189,12 @@ class SeqRecordWriter:
                 episode=episode.key,
             )
         try:
-            if self._packing.files is not None:
-                self._packing.files.close()
-            if not self._packing.keys:
+            if self._files is not None:
+                self._files.close()
+            if not self._keys:
                 raise DestinationError("no episode was written", file=url)
-            return self._packing.commit()
+            statistics = None if self._collector is None else self._collector.statistics()
+            return self._destination.commit(self._keys, statistics)
         finally:
             self._release()
 
@@ -202,8 +205,8 @@ class SeqRecordWriter:
         try:
             if self._episode is not None:
                 self._episode.abort()
-            if self._packing.files is not None:
-                self._packing.files.leave()
+            if self._files is not None:
+                self._files.leave()
         finally:
             self._release()
 
@@ -223,6 +226,21 @@ class SeqRecordWriter:
         self._closed = True
         self._destination.release()
 
+    def _use(self, schema: Schema) -> None:
+        """Store these features, as they were asked for or are in the dataset."""
+        self._schema = stored_schema(
+            schema, self._codecs, self._destination.schema, self._described
+        )
+        if self._keeps_statistics:
+            self._collector = StatisticsCollector(self._schema)
+        self._files = RecordFileWriter(
+            self._destination.storage,
+            self._schema,
+            writer=self._destination.writer,
+            record_bytes=self._record_bytes,
+            statistics=self._collector,
+        )
+
 
 class EpisodeWriter:
     """One episode being written.
@@ -230,24 +248,25 @@ class EpisodeWriter:
     Leaving its `with` block by an error forgets the episode, but for what was flushed.
     """
 
-    def __init__(self, packing: _Packing, key: str, metadata: str, fps: float | None) -> None:
+    def __init__(self, writer: SeqRecordWriter, key: str, metadata: str, fps: float | None) -> None:
         self.key = key
         self.num_frames = 0
         self.is_open = True
-        self._packing = packing
+        self._writer = writer
         self._metadata = metadata
         self._fps = fps
-        self._pending = _PendingFrames()
+        # Copies of a dataset's first frames, from which its schema is inferred.
+        self._pending: list[Frame] = []
+        self._pending_bytes = 0
         self._files: RecordFileWriter | None = None
         self._failed = False
-        self._has_video = False
 
     @property
     def storing_seconds(self) -> float:
         """How long the writer has waited for its storage so far."""
         return 0.0 if self._files is None else self._files.storing_seconds
 
-    def append(self, frame: Frame, *, quick: bool = False) -> None:
+    def append(self, frame: Frame, *, fast: bool = False) -> None:
         """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
         that stays encoded.
 
@@ -255,7 +274,7 @@ class EpisodeWriter:
         `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
         Any error ends the episode as `abort` does: a dataset holds no recording with a gap in it.
         While the features are not known yet, frames are only collected, and their errors come
-        later. With `quick` the frame is encoded in less time into more bytes, as far as its codecs
+        later. With `fast` the frame is encoded in less time into more bytes, as far as its codecs
         can, and is the same when it is read.
         """
         self._check_open()
@@ -272,14 +291,14 @@ class EpisodeWriter:
                 raise FrameError(
                     "a frame without any feature", episode=self.key, frame=self.num_frames
                 )
-            if self._files is None and self._packing.schema is not None:
-                self._begin()
-            if self._files is not None:
-                self._files.append(frame, quick=quick)
+            if self._files is not None or self._writer._schema is not None:
+                self._begun().append(frame, fast=fast)
             else:
-                self._pending.append(frame)
-                if self._pending.are_enough:
-                    self._begin()
+                copy = {name: _copied(item) for name, item in frame.items()}
+                self._pending.append(copy)
+                self._pending_bytes += sum(_nbytes(item) for item in copy.values())
+                if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
+                    self._begun()
         self.num_frames += 1
 
     def append_video(self, name: str, gops: Iterable[Gop]) -> None:
@@ -293,26 +312,23 @@ class EpisodeWriter:
         """
         self._check_open()
         with self._forget_on_error():
-            if self._files is None and self._packing.schema is None:
+            if self._files is None and self._writer._schema is None:
                 raise FrameError(
                     "video is kept under a schema: give one to the writer",
                     episode=self.key,
                     feature=name,
                 )
-            if self._files is None:
-                self._begin()
-            assert self._files is not None
+            files = self._begun()
             for gop in gops:
-                self._files.append_video(name, gop)
-                self._has_video = True
+                files.append_video(name, gop)
 
     def settle(self) -> None:
         """Take the features to be those of the frames so far: from here on frames are encoded as
         they come."""
         self._check_open()
-        if self._files is None and self.num_frames:
+        if self.num_frames:
             with self._forget_on_error():
-                self._begin()
+                self._begun()
 
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
@@ -329,21 +345,18 @@ class EpisodeWriter:
         """Finish the episode: from here on neither an error nor a kill loses it."""
         self._check_open()
         with self._forget_on_error():
-            if self.num_frames == 0 and not self._has_video:
+            if self._files is None and not self.num_frames:
                 raise FrameError("an episode without frames", episode=self.key)
-            if self._files is None:
-                self._begin()
-            assert self._files is not None
-            self._files.end()
+            self._begun().end()
         self.is_open = False
-        self._packing.keys.add(self.key)
+        self._writer._keys.add(self.key)
 
     def abort(self) -> None:
         """Forget the episode, or what of it came after its last flush."""
         if self.is_open:
             self.is_open = False
             if self._files is not None and self._files.drop():
-                self._packing.keys.add(self.key)
+                self._writer._keys.add(self.key)
 
     def discard(self) -> None:
         """Forget the episode and all that was flushed of it, as if it had never begun.
@@ -383,97 +396,28 @@ class EpisodeWriter:
             self.abort()
             raise
 
-    def _begin(self) -> None:
-        pending = self._pending.take()
-        self._files = self._packing.begin(self.key, self._metadata, self._fps, pending)
+    def _begun(self) -> RecordFileWriter:
+        """The record files, in which the episode has begun; from its frames so far the features
+        are inferred, if need be."""
+        if self._files is not None:
+            return self._files
+        writer, pending, self._pending = self._writer, self._pending, []
+        if writer._files is None:
+            with located(SchemaError, episode=self.key):
+                writer._use(infer_schema(pending))
+        assert writer._files is not None
+        self._files = writer._files
+        self._files.begin(
+            self.key,
+            ordinal=writer._ordinal,
+            chunk_frames=writer._chunk_frames,
+            metadata=self._metadata,
+            fps=self._fps,
+        )
+        writer._ordinal += 1
         for frame in pending:
             self._files.append(frame)
-
-
-@dataclass(eq=False)
-class _Packing:
-    """What a writer and its episodes share; the first fields are arguments of `SeqRecordWriter`.
-
-    `keys` are those of the episodes that are there: found at the start, or written since. `schema`
-    and `files`, into which frames go, are `None` until the features are known.
-    """
-
-    destination: Destination
-    described: Described | None
-    codecs: Codecs | None
-    chunk_frames: int | None
-    record_bytes: int
-    keeps_statistics: bool
-    schema: Schema | None = None
-    files: RecordFileWriter | None = None
-    statistics: StatisticsCollector | None = None
-
-    def __post_init__(self) -> None:
-        self.keys = set(self.destination.finished)
-        self._ordinal = self.destination.next_ordinal
-
-    def use(self, schema: Schema) -> None:
-        """Store these features, as they were asked for or are in the dataset."""
-        self.schema = stored_schema(schema, self.codecs, self.destination.schema, self.described)
-        if self.keeps_statistics:
-            self.statistics = StatisticsCollector(self.schema)
-        self.files = RecordFileWriter(
-            self.destination.storage,
-            self.schema,
-            writer=self.destination.writer,
-            record_bytes=self.record_bytes,
-            statistics=self.statistics,
-        )
-
-    def begin(
-        self, key: str, metadata: str, fps: float | None, first_frames: Sequence[Frame]
-    ) -> RecordFileWriter:
-        """Begin an episode of the record files; `first_frames` tell the features, if need be."""
-        if self.files is None:
-            with located(SchemaError, episode=key):
-                self.use(infer_schema(first_frames))
-        assert self.files is not None
-        self.files.begin(
-            key,
-            ordinal=self._ordinal,
-            chunk_frames=self.chunk_frames,
-            metadata=metadata,
-            fps=fps,
-        )
-        self._ordinal += 1
-        return self.files
-
-    def commit(self) -> Manifest:
-        """Make the episodes of `keys` the dataset, once the record files are closed."""
-        collected = None if self.statistics is None else self.statistics.statistics()
-        return self.destination.commit(self.keys, collected)
-
-
-class _PendingFrames:
-    """Copies of a dataset's first frames, which wait until its schema can be known from them.
-
-    Callers may fill the same arrays again for their next frame.
-    """
-
-    def __init__(self) -> None:
-        self._frames: list[Frame] = []
-        self._nbytes = 0
-
-    @property
-    def are_enough(self) -> bool:
-        """Whether they fill a chunk: then the schema is inferred."""
-        return len(self._frames) == CHUNK_FRAMES or self._nbytes >= CHUNK_BYTES
-
-    def append(self, frame: Frame) -> None:
-        """Keep a copy of a frame."""
-        copy = {name: _copied(item) for name, item in frame.items()}
-        self._frames.append(copy)
-        self._nbytes += sum(_nbytes(item) for item in copy.values())
-
-    def take(self) -> list[Frame]:
-        """The frames; none is left."""
-        frames, self._frames, self._nbytes = self._frames, [], 0
-        return frames
+        return self._files
 
 
 def _copied(item: Any) -> Any:

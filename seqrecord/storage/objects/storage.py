@@ -27,14 +27,15 @@ from seqrecord.storage.base import (
     StorageWrapper,
     Upload,
     check_path,
+    tag_of,
 )
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.objects.bucket import Bucket
 from seqrecord.storage.objects.reader import whole_of
-from seqrecord.storage.parts import Content
 from seqrecord.storage.requests import TIMEOUT_SECONDS, RequestReader
 from seqrecord.storage.retrying import Retrier, put_once
-from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of, tag_of
+from seqrecord.storage.uploads import Content
+from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
 __all__ = ["ObjectStorage", "can_copy_on_server", "copy_on_server"]
 
@@ -107,16 +108,11 @@ class ObjectStorage(WholeFileStorage):
             clients.close()
 
     def send(self, path: str, content: Content) -> None:
-        data = content.read(0, self.piece_bytes + 1)
-        if len(data) <= self.piece_bytes:
-            try:
-                self.retried(path, lambda: put_once(self, path, data, expected=None))
-                return
-            except ConflictError:
-                if self._size(path) is not None:
-                    raise
-                # Azurite takes the pieces that were sent before a rewind for a file.
-        super().send(path, content)
+        if content.size > self.piece_bytes:
+            super().send(path, content)
+            return
+        data = content.read(0, content.size)
+        self.retried(path, lambda: put_once(self, path, data, expected=None))
 
     def upload(self, path: str, pieces: Pieces) -> None:
         """Of what fails nothing is left: obstore aborts the upload."""
@@ -149,12 +145,6 @@ class ObjectStorage(WholeFileStorage):
             store.put(key, data, mode=mode, use_multipart=False)
 
         self._ask(path, put, self._senders)
-
-    def _size(self, path: str) -> int | None:
-        key = self.bucket.key(path)
-        with suppress(NotFoundError):
-            return int(self._ask(path, lambda store: store.head(key))["size"])
-        return None
 
     def delete(self, path: str) -> None:
         key = self.bucket.key(path)

@@ -9,10 +9,10 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import Control, FrameQueue
+from seqrecord.writing.frame_queue import FrameQueue, Task
 from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
-__all__ = ["Begin", "Discard", "End", "Recording", "Stop"]
+__all__ = ["FrameWriter"]
 
 # Shares of `flush_seconds`
 _RESERVE = 0.3  # that a flush begins before the oldest frame is too old, or more: see _MARGIN
@@ -25,26 +25,9 @@ _MARGIN = 2.0  # times the longest time that an append or a flush took of late
 _FORGETS = 0.9  # with each flush
 
 
-class Begin(Control):
-    def __init__(self, key: str, metadata: Mapping[str, Any], fps: float | None) -> None:
-        super().__init__()
-        self.key, self.metadata, self.fps = key, metadata, fps
-
-
-class End(Control):
-    """The episode ends."""
-
-
-class Discard(Control):
-    """The episode is forgotten."""
-
-
-class Stop(Control):
-    """So does the thread."""
-
-
-class Recording:
-    """What the thread does: it takes frames from the queue and writes them.
+class FrameWriter:
+    """What the thread does: it takes frames from the queue and writes them; `begin`, `end`,
+    `discard` and `stop` are tasks of the queue.
 
     A frame is safe from a kill `flush_seconds` after it was put into the queue, unless the storage
     takes much longer than before. Where frames have waited too long, because encoding takes longer
@@ -66,6 +49,7 @@ class Recording:
         self._clock = clock
         self._flush_seconds = flush_seconds
         self._takes = _FIRST * flush_seconds  # an append, or a flush from when it is due to its end
+        self._is_stopped = False
         self._episode: EpisodeWriter | None = None
         self._oldest: float | None = None  # when the first frame that is not flushed was put
         self._flushed_at = clock()
@@ -73,10 +57,11 @@ class Recording:
         self._storing_share = 0.0  # of the time of late, that the storage took
 
     def run(self) -> None:
-        """Until the queue says to stop, or something fails."""
+        """Until `stop`, or something fails."""
         try:
             while not self._queue.is_over:
-                if isinstance(self.step(), Stop):
+                self.step()
+                if self._is_stopped:
                     return  # the writer is closed by who told it
             self._writer.abort()
         except BaseException as error:
@@ -84,23 +69,47 @@ class Recording:
             with contextlib.suppress(SeqRecordError):  # it would be the same once more
                 self._writer.abort()
 
-    def step(self) -> Frame | Control | None:
-        """Do the next thing, and return it; `None` if it was only a flush."""
+    def step(self) -> None:
+        """Do the next thing, and flush if it is time."""
         seconds = None if self._due is None else max(0.0, self._due - self._clock())
         item = self._queue.take(seconds)
-        if isinstance(item, Begin):
-            self._episode = self._writer.episode(item.key, metadata=item.metadata, fps=item.fps)
-        elif isinstance(item, End):
-            self._end()
-        elif isinstance(item, Discard):
-            self._discard()
-        elif item is not None and not isinstance(item, Control):
+        if isinstance(item, Task):
+            item.do()
+        elif item is not None:
             self._append(item)
         if (due := self._due) is not None and self._clock() >= due:
             self._flush(due)
-        if isinstance(item, Control):
+        if isinstance(item, Task):
             item.done.set()
-        return item
+
+    def begin(self, key: str, metadata: Mapping[str, Any], fps: float | None) -> None:
+        """An episode begins."""
+        self._episode = self._writer.episode(key, metadata=metadata, fps=fps)
+
+    def end(self) -> None:
+        """The episode ends. One without frames is forgotten."""
+        episode = self._ended()
+        if episode.num_frames:
+            episode.close()
+            self.safe_frames = self.written_frames
+        else:
+            episode.abort()
+
+    def discard(self) -> None:
+        """The episode is forgotten."""
+        episode = self._ended()
+        episode.discard()
+        self.written_frames -= episode.num_frames
+        self.safe_frames = self.written_frames
+
+    def stop(self) -> None:
+        """So does the thread end."""
+        self._is_stopped = True
+
+    def _ended(self) -> EpisodeWriter:
+        episode, self._episode, self._oldest = self._episode, None, None
+        assert episode is not None, "no episode has begun"
+        return episode
 
     def _append(self, frame: Frame) -> None:
         assert self._episode is not None, "a frame of no episode"
@@ -108,7 +117,7 @@ class Recording:
         began = self._clock()
         is_late = began - put_at > self._flush_seconds * _LATE
         with self._watched(self._episode):
-            self._episode.append(frame, quick=is_late and self._storing_share < _BUSY)
+            self._episode.append(frame, fast=is_late and self._storing_share < _BUSY)
             if self._episode.num_frames == 1:
                 self._episode.settle()  # or the first second's frames are encoded all at once
         self.written_frames += 1
@@ -142,19 +151,3 @@ class Recording:
         stored = episode.storing_seconds
         yield
         self._stored += episode.storing_seconds - stored
-
-    def _discard(self) -> None:
-        episode, self._episode, self._oldest = self._episode, None, None
-        assert episode is not None, "nothing to discard"
-        episode.discard()
-        self.written_frames -= episode.num_frames
-        self.safe_frames = self.written_frames
-
-    def _end(self) -> None:
-        episode, self._episode, self._oldest = self._episode, None, None
-        assert episode is not None, "the end of no episode"
-        if episode.num_frames:
-            episode.close()
-            self.safe_frames = self.written_frames
-        else:
-            episode.abort()

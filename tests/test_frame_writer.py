@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import Control, FrameQueue
-from seqrecord.writing.recording import Begin, End, Recording
+from seqrecord.writing.frame_queue import FrameQueue, Task
+from seqrecord.writing.frame_writer import FrameWriter
 
 FRAME_BYTES = 1 << 20
 CHUNK_FRAMES = 32
@@ -39,30 +39,33 @@ class Machine:
     now: float = 100.0
     put_at: float = 0.0
     is_over: bool = False
+    has_ended: bool = False
     num_frames: int = 0
     storing_seconds: float = 0.0
-    quick: list[bool] = field(default_factory=list)
+    fast: list[bool] = field(default_factory=list)
     flushes: list[int] = field(default_factory=list)  # frames of each
     ages: list[tuple[float, float]] = field(default_factory=list)
     unsafe: deque[float] = field(default_factory=deque)
     _chunk: float = 0.0
 
     def __post_init__(self) -> None:
+        self.writer = FrameWriter(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
         count = int(self.frames_per_second * self.seconds)
         self.coming = deque(100.0 + (1 + n) / self.frames_per_second for n in range(count))
-        self.words: deque[Control] = deque([Begin("a", {}, None)])
+        self.tasks = deque([Task(lambda: self.writer.begin("a", {}, None))])
 
     # The queue
 
-    def take(self, seconds: float | None) -> Frame | Control | None:
-        if self.words:
-            return self.words.popleft()
+    def take(self, seconds: float | None) -> Frame | Task | None:
+        if self.tasks:
+            return self.tasks.popleft()
         due = self.coming[0] if self.coming else float("inf")
         if due > self.now and seconds is not None and self.now + seconds < due:
             self.now += seconds
             return None
         if not self.coming:
-            return End()
+            self.has_ended = True
+            return Task(self.writer.end)
         self.now = max(self.now, due)
         self.put_at = self.coming.popleft()
         return {"x": np.zeros(1)}
@@ -78,13 +81,13 @@ class Machine:
         assert (key, metadata, fps) == ("a", {}, None)
         return self
 
-    def append(self, frame: Frame, *, quick: bool = False) -> None:
+    def append(self, frame: Frame, *, fast: bool = False) -> None:
         assert frame
-        self.now += self.encode_quickly if quick else self.encode
+        self.now += self.encode_quickly if fast else self.encode
         self.num_frames += 1
-        self.quick.append(quick)
+        self.fast.append(fast)
         self.unsafe.append(self.put_at)
-        self._chunk += FRAME_BYTES * (0.7 if quick else 0.5)
+        self._chunk += FRAME_BYTES * (0.7 if fast else 0.5)
         if self.num_frames % CHUNK_FRAMES == 0:
             self._write()
 
@@ -115,10 +118,9 @@ class Machine:
         self._chunk = 0.0
 
     def run(self) -> Machine:
-        recording = Recording(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
-        while not isinstance(recording.step(), End):
-            pass
-        assert recording.safe_frames == recording.written_frames == self.num_frames
+        while not self.has_ended:
+            self.writer.step()
+        assert self.writer.safe_frames == self.writer.written_frames == self.num_frames
         return self
 
     @property
@@ -156,7 +158,7 @@ def test_flushes_are_few_where_they_are_in_time() -> None:
     """Each ends a chunk: short ones are read at more cost."""
     machine = Machine().run()
     assert np.median(machine.flushes) >= 20
-    assert not any(machine.quick)
+    assert not any(machine.fast)
 
 
 def test_after_a_long_stall_all_is_safe_again_soon() -> None:
@@ -169,8 +171,8 @@ def test_after_a_long_stall_all_is_safe_again_soon() -> None:
     machine = Machine(encode=0.03, stall=stall).run()
     assert machine.oldest > 3
     assert all(age <= 1.0 for now, age in machine.ages if not 120 <= now <= 124.5)
-    assert any(machine.quick)
-    assert not any(machine.quick[-900:])
+    assert any(machine.fast)
+    assert not any(machine.fast[-900:])
 
 
 def test_where_the_disk_takes_the_time_frames_do_not_become_more_bytes() -> None:
@@ -181,7 +183,7 @@ def test_where_the_disk_takes_the_time_frames_do_not_become_more_bytes() -> None
         return 2.0 if stalls and now >= stalls[0] and stalls.popleft() else 0.0
 
     machine = Machine(encode=0.001, disk=19 << 20, stall=stall).run()
-    assert not any(machine.quick[-600:])
+    assert not any(machine.fast[-600:])
     # It begins without knowing the disk, and two seconds' frames take a while to be written.
     assert all(age <= 1.0 for now, age in machine.ages if 104 < now < 120 or now > 135)
 

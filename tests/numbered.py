@@ -1,0 +1,91 @@
+"""Small datasets whose values tell which frame of which episode they are."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import seqrecord
+from seqrecord import SeqRecordWriter
+from seqrecord.errors import NotFoundError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.storage import LocalStorage
+from tests.abandoned import abandonable
+from tests.own_threads import own_threads
+
+__all__ = [
+    "LENGTHS",
+    "add",
+    "contents",
+    "frame",
+    "join_commits",
+    "keys_of",
+    "lengths_of",
+    "record_files",
+    "writer_of",
+]
+
+LENGTHS: Mapping[str, int] = {key: 1 + number % 7 for number, key in enumerate("abcdefghijkl")}
+"""Frames of the episodes that are named by a letter."""
+
+
+def frame(key: str, number: int) -> dict[str, Any]:
+    """Frame `number` of an episode: 50 bytes."""
+    return {"x": np.full(50, (zlib.crc32(key.encode()) + number) % 256, np.uint8)}
+
+
+def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
+    """A writer of short chunks and files, for `abandon`."""
+    defaults = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 700}
+    return abandonable(where, mode=mode, **(defaults | options))
+
+
+def add(writer: SeqRecordWriter, episodes: Iterable[str] | Mapping[str, int]) -> None:
+    """Write episodes of these lengths, or of those of `LENGTHS`."""
+    lengths = episodes if isinstance(episodes, Mapping) else {key: LENGTHS[key] for key in episodes}
+    for key, length in lengths.items():
+        with writer.episode(key) as episode:
+            for number in range(length):
+                episode.append(frame(key, number))
+
+
+def lengths_of(where: Any) -> dict[str, int]:
+    """Frames by episode, in order; every one is what was written. None where no dataset is."""
+    try:
+        dataset = seqrecord.open(where)
+    except NotFoundError:
+        return {}
+    with dataset:
+        for key, episode in dataset.episodes.items():
+            want = [frame(key, number)["x"] for number in range(len(episode))]
+            np.testing.assert_array_equal(episode[:]["x"], want)
+        return {key: len(episode) for key, episode in dataset.episodes.items()}
+
+
+def keys_of(folder: Path, *, verify: bool = True) -> str:
+    """Keys of `LENGTHS` in order; every frame is there, and `verify` finds nothing wrong."""
+    found = lengths_of(folder)
+    assert found == {key: LENGTHS[key] for key in found}
+    assert not (found and verify) or seqrecord.verify(folder).problems == ()
+    return "".join(found)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def record_files(folder: Path) -> list[Path]:
+    """Those that the manifest names."""
+    return [folder / file.path for file in read_manifest(LocalStorage(folder)).record_files]
+
+
+def join_commits() -> None:
+    """Until no record file is being committed."""
+    for thread in own_threads("seqrecord-commit"):
+        thread.join()

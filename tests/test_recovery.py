@@ -1,0 +1,181 @@
+"""A resume copies whole episodes from what a kill leaves of a record file; it believes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter
+from seqrecord.errors import DestinationError, FormatError
+from tests.abandoned import abandon, abandonable
+from tests.numbered import contents
+from tests.tiny import TINY, read_all, same_frames, tiny_frames
+
+SETTINGS: dict[str, Any] = {
+    "schema": TINY,
+    "features": {"raw": {"group": 0}},  # and the other with it
+    "codecs": {name: list(spec.codec) for name, spec in TINY.items()},
+    "chunk_frames": 2,
+}
+
+
+def write_ended(writer: SeqRecordWriter, *keys: str) -> None:
+    for key in keys:
+        with writer.episode(key) as episode:
+            for frame in tiny_frames():
+                episode.append(frame)
+
+
+def write(folder: Path, *ends: bool, record_bytes: int = 1 << 20) -> None:
+    """Episodes e0, e1, …, of which the last may not end, as a kill leaves them."""
+    writer = abandonable(folder, record_bytes=record_bytes, **SETTINGS)
+    write_ended(writer, *(f"e{number}" for number in range(sum(ends))))
+    if not all(ends):
+        episode = writer.episode("open")
+        for frame in tiny_frames():
+            episode.append(frame)
+    abandon(writer)
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Path:
+    """A record file of two finished episodes and half of a third, as a kill leaves it."""
+    write(tmp_path, True, True, False)
+    return tmp_path
+
+
+def partial(root: Path) -> Path:
+    (path,) = (root / "records").glob("*.partial")
+    return path
+
+
+def notes(root: Path) -> Path:
+    return partial(root).with_suffix(".notes")
+
+
+def recovered(root: Path) -> list[str]:
+    """Keys of what a resume finds, which changes nothing and leaves whole copies."""
+    before = contents(root)
+    writer = SeqRecordWriter(root, mode="resume")
+    keys = sorted(writer.finished_keys)
+    writer.abort()
+    after = contents(root)
+    assert before.items() <= after.items()
+    assert all(name.endswith(".seqrec") for name in after.keys() - before.keys())
+    return keys
+
+
+def num_copies(root: Path) -> int:
+    return len(list((root / "records").glob("*.seqrec")))
+
+
+def test_what_had_ended_is_copied_once_chunk_by_chunk(cut: Path) -> None:
+    for _ in range(2):
+        assert recovered(cut) == ["e0", "e1"]
+        (copy,) = (cut / "records").glob("*.seqrec")
+        lies = slice(64, 64 + 576 * 2)
+        assert copy.read_bytes()[lies] == partial(cut).read_bytes()[lies]
+    SeqRecordWriter(cut, mode="resume").close()
+    assert same_frames(read_all(cut), {"e0": tiny_frames(), "e1": tiny_frames()})
+
+
+def test_a_key_that_another_has_committed_is_not_copied(tmp_path: Path) -> None:
+    first = abandonable(tmp_path, **SETTINGS)
+    with SeqRecordWriter(tmp_path, **SETTINGS) as other, other.episode("e1") as episode:
+        episode.append(tiny_frames()[0])
+    write_ended(first, "e0", "e1")
+    abandon(first)
+    assert recovered(tmp_path) == ["e0", "e1"]
+    held = [b'"e1"' in path.read_bytes() for path in (tmp_path / "records").glob("*.seqrec")]
+    assert sorted(held) == [False, True]  # the copy, and what is committed
+
+
+@pytest.mark.parametrize(
+    ("offset", "found"),
+    [(0, []), (12, []), (64, ["e1"]), (576 + 64, ["e0"]), (576 * 2 + 64, ["e0", "e1"])],
+)
+def test_no_page_is_believed(
+    cut: Path, offset: int, found: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bytearray(partial(cut).read_bytes())
+    data[offset] ^= 1
+    partial(cut).write_bytes(data)
+    assert recovered(cut) == found
+    assert ("not whole" in caplog.text) == (len(found) == 1)
+
+
+def test_any_cut_note(cut: Path) -> None:
+    lines = notes(cut).read_bytes().splitlines(keepends=True)
+    note: Any = json.loads(lines[1])
+    for length in (0, 2, 46, 48, 50, len(note["note"]) // 4 * 2, len(note["note"]) - 2):
+        for path in (cut / "records").glob("*.seqrec"):
+            path.unlink()
+        short = json.dumps({**note, "note": note["note"][:length]}).encode() + b"\n"
+        notes(cut).write_bytes(lines[0] + short)
+        assert recovered(cut) == ["e0"], length
+
+
+def test_a_note_twice(cut: Path) -> None:
+    lines = notes(cut).read_bytes().splitlines(keepends=True)
+    notes(cut).write_bytes(lines[0] + lines[0] + lines[1])
+    assert recovered(cut) == ["e0", "e1"]
+
+
+def test_notes_of_another_file(cut: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    write(other, True)
+    data = partial(cut).read_bytes()
+    partial(cut).write_bytes(partial(other).read_bytes()[:64] + data[64:])
+    assert recovered(cut) == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_episode_whose_first_part_is_in_a_finished_file(tmp_path: Path, lost: int) -> None:
+    """It is recovered, and its last part copied, if the first is there."""
+    write(tmp_path, True, record_bytes=300)
+    assert num_copies(tmp_path) == 1
+    for path in list((tmp_path / "records").glob("*.seqrec"))[:lost]:
+        path.unlink()
+    assert recovered(tmp_path) == ["e0"] * (1 - lost)
+    assert num_copies(tmp_path) == 2 * (1 - lost)
+
+
+def test_nothing_had_ended(tmp_path: Path) -> None:
+    write(tmp_path, False)
+    assert recovered(tmp_path) == []
+    assert num_copies(tmp_path) == 0
+    with pytest.raises(DestinationError, match="no episode"):
+        SeqRecordWriter(tmp_path, mode="resume").close()
+
+
+def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
+    sizes = set()
+    for name in ("with", "without"):
+        with SeqRecordWriter(tmp_path / name, **SETTINGS) as writer:
+            write_ended(writer, "e0")
+            if name == "with":
+                with writer.episode("given up") as episode:
+                    for frame in tiny_frames():
+                        episode.append(frame)
+                    episode.abort()
+            write_ended(writer, "e1")
+        assert list(read_all(tmp_path / name)) == ["e0", "e1"]
+        (file,) = (tmp_path / name / "records").iterdir()
+        sizes.add(file.stat().st_size // 64)
+    assert len(sizes) == 1
+
+
+def test_a_header_of_another_file(tmp_path: Path) -> None:
+    files: list[Path] = []
+    for name in ("a", "b"):
+        write(tmp_path / name, True)
+        SeqRecordWriter(tmp_path / name, mode="resume").close()
+        files += (tmp_path / name / "records").glob("*.seqrec")
+    files[0].write_bytes(files[1].read_bytes()[:64] + files[0].read_bytes()[64:])
+    with pytest.raises(FormatError, match="different files") as caught:
+        seqrecord.reindex(tmp_path / "a")
+    assert caught.value.file == str(files[0])

@@ -1,0 +1,322 @@
+"""What every source does, whatever its format: found, listed, read, chosen from, packed, broken.
+
+A format has a row in `SETS`. What is its own alone is tested in a file of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import seqrecord
+from seqrecord import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Source, open_source
+from seqrecord.sources.base import EpisodeInfo
+from tests.bags import write_bag, write_mcap
+from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
+from tests.test_sources_mcap import CAMERA, recording
+from tests.video_file_data import pictures, write_video
+
+GOLDEN = Path(__file__).parent / "golden" / "sources"
+
+
+@dataclass(frozen=True)
+class Set:
+    """Originals of one format.
+
+    `write` makes at least two episodes in a folder, and `damage` breaks the one of them called
+    `bad`, by the path of a file below that folder that errors name; the others stay as they are.
+    """
+
+    source: str
+    write: Callable[[Path], object]
+    damage: Callable[[Path], object]
+    bad: str
+    file: str
+    options: dict[str, Any] = field(default_factory=dict)
+    keeps_images: bool = False
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def golden(folder: Path, name: str) -> None:
+    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
+        archive.extractall(folder)
+
+
+def one_time_back(path: Path, row: int) -> None:
+    table = pq.read_table(path)
+    place = table.column_names.index("timestamp")
+    times = table["timestamp"].to_pylist()
+    times[row] = 0.0
+    pq.write_table(table.set_column(place, "timestamp", pa.array(times, pa.float32())), path)
+
+
+def lerobot(name: str, **more: Any) -> Set:
+    file = "data/chunk-000/file-000.parquet"
+    damage, bad = functools.partial(one_time_back, row=6), "episode_000001"
+    if name == "lerobot_v21":
+        file, damage = "data/chunk-000/episode_000001.parquet", functools.partial(cut)
+    write = functools.partial(golden, name=name)
+    return Set("LeRobot", write, lambda root: damage(root / file), bad, file, **more)
+
+
+def bags(folder: Path, *, sqlite: bool = False) -> None:
+    for number in range(3):
+        write_bag(folder / f"run_{number}", recording(3 + number), sqlite=sqlite)
+
+
+def mcap_files(folder: Path) -> None:
+    for number, name in enumerate("abc"):
+        write_mcap(folder / f"{name}.mcap", recording(3 + number))
+
+
+def aloha(folder: Path) -> None:
+    for number in range(3):
+        write_aloha(folder / f"episode_{number}.hdf5", number, 4 + number, compress=number == 1)
+
+
+def robomimic_says_more(folder: Path) -> None:
+    with h5py.File(folder / "demos.hdf5", "a") as file:
+        file["data/demo_1"].attrs["num_samples"] = 6
+
+
+def droid(folder: Path) -> None:
+    for seed, name in ((1, "Fri"), (2, "Sat")):
+        write_droid(folder / name, seed)
+        videos = folder / name / "recordings" / "MP4"
+        videos.mkdir(parents=True)
+        write_video(videos / f"1{seed}.mp4", pictures(4, seed))
+
+
+def videos(folder: Path) -> None:
+    for number, name in enumerate("abc"):
+        write_video(folder / f"{name}.mp4", pictures(4 + number, number), options={"g": "3"})
+
+
+def flipped(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+TRAIN = "arm-train.tfrecord-00000-of-00001"
+
+SETS: dict[str, Set] = {
+    "lerobot v2.1": lerobot("lerobot_v21", keeps_images=True),
+    "lerobot v3.0": lerobot("lerobot_v3", keeps_images=True),
+    "lerobot with video": lerobot("lerobot_video_v3"),
+    "rlds": Set(
+        "Rlds",
+        functools.partial(golden, name="rlds"),
+        lambda root: flipped(root / TRAIN, 100),
+        "train/000000",
+        TRAIN,
+        keeps_images=True,
+    ),
+    "mcap": Set(
+        "Mcap", mcap_files, lambda root: cut(root / "b.mcap"), "b", "b.mcap", {"clock": CAMERA}
+    ),
+    "rosbag2 of sqlite": Set(
+        "Mcap",
+        functools.partial(bags, sqlite=True),
+        lambda root: cut(root / "run_1/run_1.db3"),
+        "run_1",
+        "run_1/run_1.db3",
+        {"clock": CAMERA},
+    ),
+    "aloha": Set(
+        "Hdf5",
+        aloha,
+        lambda root: cut(root / "episode_1.hdf5"),
+        "episode_1",
+        "episode_1.hdf5",
+        {"jpeg_order": "rgb"},
+    ),
+    "robomimic": Set(
+        "Hdf5",
+        lambda folder: write_robomimic(folder / "demos.hdf5"),
+        robomimic_says_more,
+        "demos/demo_1",
+        "demos.hdf5",
+    ),
+    "droid": Set(
+        "Hdf5", droid, lambda root: cut(root / "Sat/trajectory.h5"), "Sat", "Sat/trajectory.h5"
+    ),
+    "videos": Set("Videos", videos, lambda root: cut(root / "b.mp4"), "b", "b.mp4"),
+}
+
+
+@pytest.fixture(params=SETS)
+def case(request: pytest.FixtureRequest) -> Set:
+    return SETS[request.param]
+
+
+@pytest.fixture
+def root(case: Set, tmp_path: Path) -> Path:
+    """The folder with the originals."""
+    root = tmp_path / "originals"
+    root.mkdir()
+    case.write(root)
+    return root
+
+
+def opened(case: Set, root: Path, **more: Any) -> Source:
+    return open_source(root, **case.options, **more)
+
+
+def everything(source: Source) -> dict[str, Any]:
+    """Of each episode what is known of it, its frames and its packets, to be compared."""
+    found = {}
+    for info in source.episodes():
+        frames = [{n: _bytes(v) for n, v in frame.items()} for frame in source.frames(info)]
+        videos = source.videos(info) if hasattr(source, "videos") else {}
+        gops = {n: [(gop.packets, gop.order) for gop in each] for n, each in videos.items()}
+        found[info.key] = (info, frames, gops)
+    return found
+
+
+def _bytes(value: Any) -> bytes:
+    return value.data if isinstance(value, EncodedImage) else np.asarray(value).tobytes()
+
+
+def read_all(source: Source, info: EpisodeInfo) -> None:
+    for each in source.videos(info).values() if hasattr(source, "videos") else ():
+        list(each)
+    list(source.frames(info))
+
+
+def test_it_is_found_and_listed(case: Set, root: Path) -> None:
+    source = opened(case, root)
+    assert type(source).__name__ == case.source
+    assert isinstance(source, Source)
+    infos = source.episodes()
+    assert len({info.key for info in infos}) == len(infos) > 1
+    assert case.bad in {info.key for info in infos}
+    assert source.episodes() == infos == opened(case, root).episodes()
+    assert source.schema() == opened(case, root).schema()
+    json.dumps([dict(info.metadata) for info in infos])
+
+
+def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
+    for keep in {False, case.keeps_images}:
+        source = opened(case, root, keep_encoded=keep)
+        schema, kept = source.schema(), set()
+        for info in source.episodes():
+            frames = list(source.frames(info))
+            assert len(frames) == info.num_frames
+            for frame in frames:
+                assert [*frame] == [feature for feature in schema if feature in frame]
+                for feature, value in frame.items():
+                    spec = schema[feature]
+                    if isinstance(value, EncodedImage):
+                        kept.add(feature)
+                    elif spec.value == "text":
+                        assert isinstance(value, str)
+                    else:
+                        array = np.asarray(value)
+                        assert array.dtype == spec.dtype
+                        assert spec.accepts(array.shape)
+            videos = source.videos(info) if hasattr(source, "videos") else {}
+            assert {*videos} == {n for n, spec in schema.items() if spec.is_video}
+            for gops in videos.values():
+                assert sum(gop.num_frames for gop in gops) == info.num_frames
+        assert bool(kept) == keep
+        assert kept == {n for n, spec in schema.items() if spec.codec and not spec.is_video}
+
+
+def test_a_pickled_one_is_the_same(case: Set, root: Path) -> None:
+    fresh = pickle.loads(pickle.dumps(opened(case, root)))
+    source = opened(case, root)
+    wanted = everything(source)
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy == fresh == source
+    assert copy.schema() == source.schema()
+    assert everything(fresh) == wanted
+    for info, frames, _ in wanted.values():  # those that a worker is sent
+        assert [{n: _bytes(v) for n, v in f.items()} for f in copy.frames(info)] == frames
+
+
+def test_features_are_chosen_by_name(case: Set, root: Path) -> None:
+    first, *_, last = opened(case, root).schema()
+    assert list(opened(case, root, features=[last, first]).schema()) == [last, first]
+    with pytest.raises(SourceError) as caught:
+        opened(case, root, features=[first, "lidar"]).schema()
+    assert caught.value.file is not None
+    assert caught.value.got == "lidar"
+    assert caught.value.expected
+
+
+def test_an_episode_that_is_not_there(case: Set, root: Path) -> None:
+    source = opened(case, root)
+    for key in ("no such episode", "../originals", ""):
+        with pytest.raises(SourceError) as caught:
+            list(source.frames(EpisodeInfo(key, 3)))
+        assert caught.value.episode == key
+
+
+def test_a_folder_without_one(case: Set, root: Path) -> None:
+    empty = root.parent / "empty"
+    empty.mkdir()
+    with pytest.raises(SourceError):
+        open_source(empty, format=case.source.lower(), **case.options).episodes()
+
+
+def test_a_broken_episode_is_left_out_and_packed_later(case: Set, root: Path) -> None:
+    whole = everything(opened(case, root))
+    sound = (root / case.file).read_bytes()
+    case.damage(root)
+    source = opened(case, root)
+    keys = [info.key for info in source.episodes()]
+    assert keys == [*whole]
+    for info in source.episodes():
+        if info.key != case.bad:
+            read_all(source, info)
+            continue
+        with pytest.raises(SourceError) as caught:
+            read_all(source, info)
+        assert caught.value.episode == case.bad
+        assert caught.value.file == str(root / case.file)
+    others = tuple(key for key in keys if key != case.bad)
+    with pytest.raises(SourceError):
+        seqrecord.convert(source, root.parent / "none", workers=1)
+    report = seqrecord.convert(source, root.parent / "records", workers=1, skip_bad_episodes=True)
+    assert (report.written, [bad.key for bad in report.bad]) == (others, [case.bad])
+    (root / case.file).write_bytes(sound)
+    source = opened(case, root)
+    report = seqrecord.convert(source, root.parent / "records", workers=1, mode="append")
+    assert (report.written, report.skipped) == ((case.bad,), others)
+
+
+def test_two_processes_pack_what_the_source_gives(case: Set, root: Path) -> None:
+    source = opened(case, root, keep_encoded=case.keeps_images)
+    decoded = opened(case, root)
+    report = seqrecord.convert(source, root.parent / "records", workers=2)
+    assert report.written == tuple(info.key for info in source.episodes())
+    with seqrecord.open(root.parent / "records") as dataset:
+        for info in decoded.episodes():
+            episode = dataset.episodes[info.key]
+            assert dict(episode.metadata) == dict(info.metadata)
+            assert (len(episode), episode.fps) == (info.num_frames, info.fps)
+            for number, frame in enumerate(decoded.frames(info)):
+                stored = episode[number]
+                absent = {n for n, spec in source.schema().items() if not spec.is_video}
+                assert stored.keys() - frame.keys() == {*source.schema()} - absent
+                for feature, value in frame.items():
+                    np.testing.assert_array_equal(stored[feature], value)
