@@ -87,7 +87,8 @@ def test_frames_are_the_right_ones_and_each_is_read_once(
     step, length = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     limit = data.draw(st.sampled_from([None, None, 0, TOTAL * 900]))
     asked: Any = {"features": names, "clip_len": length, "dilation": step}
-    clips = SeqRecordDataset(opened, **asked, **({} if limit is None else {"memory_limit": limit}))
+    asked |= {} if limit is None else {"memory_limit": limit}
+    clips = SeqRecordDataset(opened, **asked)
     storage = opened.contents.storage
     assert isinstance(storage, CountingStorage)
     storage.reset()

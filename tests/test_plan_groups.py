@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.sampling import (
     ClipFacts,
@@ -22,23 +21,11 @@ from seqrecord.sampling import (
     Window,
     resident_bounds,
 )
-from tests.clip_cases import specs
+from tests.clip_cases import grid_of, specs
 from tests.plan_cases import Chunks, Engine
 
 WHOLE = Part()
 Lengths = tuple[tuple[int, ...], ...]  # of the chunks of each episode
-
-
-def grid_of(chunks: Lengths, group: int = 0) -> ChunkGrid:
-    """From the lengths of all chunks, as an index tells them."""
-    count = np.array([len(lengths) for lengths in chunks])
-    first_frame = [begin for lengths in chunks for begin in (0, *accumulate(lengths))[:-1]]
-    return ChunkGrid.of(
-        np.array([sum(lengths) for lengths in chunks]),
-        np.cumsum(count) - count,
-        np.array(first_frame, np.uint32),
-        group=group,
-    )
 
 
 @dataclass(frozen=True)
