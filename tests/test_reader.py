@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import re
 import threading
@@ -365,6 +366,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """800,000 chunks of 8 frames, of which the table is large enough to be mapped."""
     folder = tmp_path_factory.mktemp("big")
     write_big_index(folder, episodes=10_000, frames=640, chunk_frames=8)
+    os.sync()  # what is not yet on the disk counts as memory of who maps it
     return folder
 
 
