@@ -59,7 +59,6 @@ class SelectedWindows:
 
     Attributes:
         asked: offsets and seconds of the argument `windows`.
-        latest: those of its features of which clips have the newest values.
         pads: whether clips may have frames before the first one of their episode, and behind the
             last one.
         span: how many frames an episode must have for a clip, at least.
