@@ -62,7 +62,7 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     update_wrapper(call, function)
     parameters = [*first, *named.values()]
     call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__doc__ = _joined(function.__doc__ or "", options)
+    call.__doc__ = _docstring(function.__doc__ or "", options)
     return call
 
 
@@ -91,7 +91,7 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     return TypeError(f"there is no argument {name!r}; {hint}")
 
 
-def _joined(text: str, options: type[ClipOptions]) -> str:
+def _docstring(text: str, options: type[ClipOptions]) -> str:
     """A docstring that ends with arguments, and those of the options behind them."""
     lines = [inspect.cleandoc(text)]
     for cls in reversed(options.__mro__):
