@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import seqrecord
-from seqrecord import ClipError, NotFoundError, SeqRecordStream, bench
+from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordStream, bench
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
@@ -133,7 +133,11 @@ class SlowStorage(StorageWrapper):
 def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> None:
     storage: Any = SlowStorage(LocalStorage(dataset), pass_time)
     features = ["image_left", "pose"]
-    options: dict[str, Any] = {"shuffle": False, "num_threads": 1, "features": features}
+    options: dict[str, Any] = {
+        "shuffle": False,
+        "engine": EngineOptions(num_threads=1),
+        "features": features,
+    }
     report = bench(storage, clip_len=4, stride=4, batch_size=1, **options)
     assert report.first_batch_seconds >= 1
     assert 0.02 <= report.waiting.max < report.first_batch_seconds, "the first does not count"

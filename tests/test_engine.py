@@ -24,6 +24,7 @@ import seqrecord
 from seqrecord import (
     ClipError,
     Dataset,
+    EngineOptions,
     SeqRecordDataset,
     SeqRecordPipe,
     SeqRecordStream,
@@ -49,7 +50,7 @@ from tests.resume_contract import check_resume
 from tests.storage_doubles import CountingStorage
 
 FEATURES = ["image", "flow", "note", "id"]
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
 
 TWO_GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 1}
@@ -274,7 +275,9 @@ def test_a_large_batch_is_copied_by_several_threads(
     """In one go, or as it fills."""
     features = ["image", "id", "note"]
     settings: dict[str, Any] = {"clip_len": 6, "batch_size": 50, "features": features}
-    pipe = SeqRecordPipe(large, **settings, num_threads=threads, shuffle_buffer=shuffle_buffer)
+    pipe = SeqRecordPipe(
+        large, **settings, engine=EngineOptions(num_threads=threads, shuffle_buffer=shuffle_buffer)
+    )
     first, last = pipe
     assert first["image"].nbytes > 4 << 20
     clips = [*check(first, features, 6), *check(last, features, 6)]
@@ -610,7 +613,9 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(
     path: Path, num_threads: int
 ) -> None:
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
-    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=70_000, num_threads=num_threads)
+    pipe = SeqRecordPipe(
+        storage, **effective({**BATCH, "num_threads": num_threads, "memory_limit": 70_000})
+    )
     storage.reset()
 
     def reads() -> int:

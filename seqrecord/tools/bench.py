@@ -32,7 +32,7 @@ __all__ = ["BenchOptions", "BenchReport", "StepTimes", "advise", "bench", "measu
 
 _SETTINGS = (  # that a report names
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
-    *("memory_limit", "device", "num_threads", "consumer_seconds"),
+    *("memory_limit", "device", "consumer_seconds"),
 )
 _FEW_BATCHES = 10
 _BURSTS = 3  # times the median wait that the mean wait is
@@ -102,6 +102,7 @@ def measure(
     settings = {name: getattr(options, name) for name in _SETTINGS}
     settings["stride"] = options.spec.stride
     settings["device"] = options.device and str(options.device)
+    settings["num_threads"] = options.tuning.num_threads
     return _report(stream, steps, settings, open_seconds)
 
 
