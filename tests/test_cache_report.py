@@ -204,50 +204,44 @@ _HELD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("location", "cleared"),
-    [
-        (
-            "s3://b/x",
-            ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
-        ),
-        (
-            "s3a://b//x/",
-            ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
-        ),
-        ("s3://b/x?endpoint=http://h:1", ["s3://b/x?endpoint=http://h:1"]),
-        ("s3://b/x y", ["s3://b/x y"]),
-        ("s3://x", []),
-        ("gs://b/x", ["gs://b/x"]),
-        ("gcs://b/x", ["gs://b/x"]),
-        ("az://b/x", [_HELD[0], *_HELD[2:5]]),
-        ("az://other/b/x", [_HELD[1]]),
-        ("abfs://b@one.dfs.core.windows.net/x", [_HELD[0]]),
-        (f"{_ONE}/b/x?sv=1&sig=S3CRET", [_HELD[0]]),
-        ("blobfile+az://one/b/x", [_HELD[0], _HELD[3]]),
-        ("blobfile+az://two/b/x", [_HELD[2], _HELD[4]]),
-        ("http://h:1/b/x", ["http://h:1/b/x"]),
-        ("http://u:S3CRET@h:2/b/x/", ["http://h:2/b/x"]),
-        ("http://h/b/x", []),
-        ("memory://b/x", ["memory://b/x"]),
-        ("github://o:one@main/b/x", ["github://main/b/x?org=o&repo=one"]),
-        ("/b/x", ["/b/x"]),
-        ("file:///data/b/x", ["/data/b/x"]),
-        ("hf://b/x", []),
-    ],
-)
-def test_no_other_dataset_is_cleared(location: str, cleared: list[str], tmp_path: Path) -> None:
+_CLEARED: dict[str, list[str]] = {
+    "s3://b/x": ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
+    "s3a://b//x/": ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
+    "s3://b/x?endpoint=http://h:1": ["s3://b/x?endpoint=http://h:1"],
+    "s3://b/x y": ["s3://b/x y"],
+    "s3://x": [],
+    "gs://b/x": ["gs://b/x"],
+    "gcs://b/x": ["gs://b/x"],
+    "az://b/x": [_HELD[0], *_HELD[2:5]],
+    "az://other/b/x": [_HELD[1]],
+    "abfs://b@one.dfs.core.windows.net/x": [_HELD[0]],
+    f"{_ONE}/b/x?sv=1&sig=S3CRET": [_HELD[0]],
+    "blobfile+az://one/b/x": [_HELD[0], _HELD[3]],
+    "blobfile+az://two/b/x": [_HELD[2], _HELD[4]],
+    "http://h:1/b/x": ["http://h:1/b/x"],
+    "http://u:S3CRET@h:2/b/x/": ["http://h:2/b/x"],
+    "http://h/b/x": [],
+    "memory://b/x": ["memory://b/x"],
+    "github://o:one@main/b/x": ["github://main/b/x?org=o&repo=one"],
+    "/b/x": ["/b/x"],
+    "file:///data/b/x": ["/data/b/x"],
+    "hf://b/x": [],
+}
+
+
+def test_no_other_dataset_is_cleared(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "data")
     put(local, PATH, b"x" * 100)
-    for place in _HELD:
-        get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
-    if cleared:
-        assert seqrecord.clear_cache(tmp_path / "cache", location) > 0
-    else:
-        with pytest.raises(NotFoundError, match="nothing of this dataset"):
-            seqrecord.clear_cache(tmp_path / "cache", location)
-    left = {held.url for held in seqrecord.cache_info(tmp_path / "cache").datasets}
-    assert set(_HELD) - left == set(cleared)
+    for location, cleared in _CLEARED.items():
+        for place in _HELD:
+            get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
+        if cleared:
+            assert seqrecord.storage.clear_cache(tmp_path / "cache", location) > 0
+        else:
+            with pytest.raises(NotFoundError, match="nothing of this dataset"):
+                seqrecord.storage.clear_cache(tmp_path / "cache", location)
+        left = {held.url for held in seqrecord.storage.cache_info(tmp_path / "cache").datasets}
+        assert set(_HELD) - left == set(cleared), location
 
 
 # Looking into it

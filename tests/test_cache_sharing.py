@@ -25,8 +25,9 @@ import seqrecord
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.datasets import write_small
+from tests.killed_at import signal_at
 from tests.storage_contract import PATH
-from tests.test_cache import Cached, at_call, entries
+from tests.test_cache import CALLS, Cached, entries
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -45,7 +46,7 @@ def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
         pid = os.fork()
         if pid == 0:
             try:
-                at_call(number, signal.SIGSTOP)
+                signal_at(number, signal.SIGSTOP, CALLS)
                 cached.check(2_000_000, 2_100_000)
                 cached.storage.forget(PATH, [ByteRange(2_000_000, 2_000_010)])
             finally:

@@ -5,6 +5,7 @@ An epoch runs as a training would, and each part of each step is timed.
 
 from __future__ import annotations
 
+import platform
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -194,10 +195,12 @@ def _nbytes(values: Sequence[Any]) -> int:
 
 def _peak_memory() -> int:
     """Bytes. Linux gives a process the `ru_maxrss` of the one that started it, so that is last."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(frozen=True)
