@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import seqrecord
+from seqrecord import EngineOptions
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError
 from tests.blobfile_pool import pool_to
 from tests.datasets import SmallFrame, small_frames, small_schema, write_small
@@ -64,7 +65,13 @@ def empty(azurite: Azurite) -> Place:
 
 def _clips(location: Any, **settings: Any) -> Iterator[dict[str, Any]]:
     # One thread and small blocks: what is compared are the clips, not the speed.
-    settings = {"clip_len": 3, "seed": 5, "features": FEATURES, "num_threads": 2, **settings}
+    settings = {
+        "clip_len": 3,
+        "seed": 5,
+        "features": FEATURES,
+        "engine": EngineOptions(num_threads=2),
+        **settings,
+    }
     yield from seqrecord.SeqRecordPipe(location, **settings)
 
 
@@ -90,7 +97,7 @@ def test_a_pipe_gives_the_same_clips(
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
         options = {"backend": backend, "get_http_pool": partial(pool_to, azurite.host)}
     local = [{**clip} for clip in _clips(place.local)]
-    _assert_same([{**clip} for clip in _clips(url, storage_options=options)], local)
+    _assert_same([{**clip} for clip in _clips(seqrecord.open(url, storage_options=options))], local)
 
 
 def _assert_same_frame(got: dict[str, Any], frame: SmallFrame) -> None:

@@ -48,10 +48,10 @@ def fill(location: Any, cache: Path) -> None:
 # Asking for one
 
 
-def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
+def test_loaders_keep_the_cache_of_a_dataset(remote: str, tmp_path: Path) -> None:
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": 1 << 24}
-    with seqrecord.open(remote, **cache) as dataset:
-        assert isinstance(dataset.contents.storage, CachedStorage)
+    dataset = seqrecord.open(remote, **cache)
+    assert isinstance(dataset.contents.storage, CachedStorage)
     makers: list[Callable[..., Any]] = [
         seqrecord.SeqRecordPipe,
         seqrecord.SeqRecordStream,
@@ -59,7 +59,7 @@ def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
         seqrecord.SeqRecordDataset,
     ]
     for make in makers:
-        loader = make(remote, clip_len=2, features=["pose"], **cache)
+        loader = make(dataset, clip_len=2, features=["pose"])
         assert isinstance(loader.dataset.contents.storage, CachedStorage), make
 
 
@@ -72,7 +72,7 @@ def test_a_state_does_not_depend_on_the_cache(remote: str, tmp_path: Path) -> No
     settings: dict[str, Any] = {"clip_len": 2, "features": ["pose"], "seed": 4}
     plain = seqrecord.SeqRecordPipe(remote, **settings)
     cached = seqrecord.SeqRecordPipe(
-        remote, cache_dir=tmp_path / "cache", cache_limit="16MiB", **settings
+        seqrecord.open(remote, cache_dir=tmp_path / "cache", cache_limit="16MiB"), **settings
     )
     clips = iter(cached)
     for _ in range(3):
@@ -322,14 +322,9 @@ def test_the_second_epoch_from_azure_makes_no_request(
     for path in sorted((tmp_path / "dataset").rglob("*.*")):
         put(storage, str(path.relative_to(tmp_path / "dataset")), path.read_bytes())
     storage.close()
-    pipe = seqrecord.SeqRecordPipe(
-        url,
-        clip_len=3,
-        features=["image_left", "pose"],
-        storage_options=options,
-        cache_dir=tmp_path / "cache",
-        cache_limit="16MiB",
-    )
+    cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
+    dataset = seqrecord.open(url, storage_options=options, **cache)
+    pipe = seqrecord.SeqRecordPipe(dataset, clip_len=3, features=["image_left", "pose"])
     epochs = []
     for _ in range(2):
         clips = {(c["episode"], c["start"]): c["pose"].tolist() for c in pipe}

@@ -269,13 +269,9 @@ def test_an_epoch_is_read_through_a_cache_that_is_held(tmp_path: Path) -> None:
     Cached(tmp_path).check(0, 10)
     write_small("memory://held/dataset")
     try:
-        pipe = seqrecord.SeqRecordPipe(
-            "memory://held/dataset",
-            clip_len=2,
-            features=["pose"],
-            cache_dir=tmp_path / "cache",
-            cache_limit="16MiB",
-        )
+        cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
+        dataset = seqrecord.open("memory://held/dataset", **cache)
+        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, features=["pose"])
         with CacheFolder(tmp_path / "cache").locked():
             assert len(list(pipe)) == len(pipe)
         assert pipe.dataset.contents.storage.counters()["cache_busy"] >= 1

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import seqrecord
+from seqrecord import EngineOptions
 from seqrecord.errors import (
     AccessError,
     DeadlineError,
@@ -136,12 +137,11 @@ def test_many_threads_read_and_one_closes(place: Place, client: str) -> None:
 
 def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     pipe = seqrecord.SeqRecordPipe(
-        location,
+        seqrecord.open(location, storage_options=options),
         clip_len=3,
         seed=5,
         features=["image_left", "depth_left", "pose"],
-        num_threads=2,
-        storage_options=options,
+        engine=EngineOptions(num_threads=2),
     )
     return [dict(clip) for clip in pipe]
 
@@ -210,7 +210,8 @@ if __name__ == "__main__":
 
     def clips(**more):
         pipe = seqrecord.SeqRecordStream(
-            url, clip_len=3, seed=5, batch_size=2, storage_options=options, num_threads=2,
+            seqrecord.open(url, storage_options=options), clip_len=3, seed=5, batch_size=2,
+            engine=seqrecord.EngineOptions(num_threads=2),
             features=["image_left", "depth_left", "pose"],
         )
         if more.pop("inside", False):

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import SeqRecordError, StorageError
+from seqrecord import EngineOptions, SeqRecordError, StorageError
 from seqrecord.errors import AccessError
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.storage.ranges import ByteRange
@@ -310,7 +310,7 @@ def test_a_dataset_that_works(
         ]
     for error in (
         lambda: seqrecord.convert(MadeSource(), url, **settings, **more),
-        lambda: seqrecord.SeqRecordPipe(url, clip_len=1000, **more),
+        lambda: seqrecord.SeqRecordPipe(seqrecord.open(url, **more), clip_len=1000),
         lambda: seqrecord.open(url, features=["nothing"], **more),
     ):
         with pytest.raises(SeqRecordError) as caught:
@@ -318,14 +318,16 @@ def test_a_dataset_that_works(
         texts += texts_of(caught.value)
     trace, cache = tmp_path / "trace.json", tmp_path / "cache"
     stream = seqrecord.SeqRecordStream(
-        url, clip_len=2, num_threads=2, trace=trace, cache_dir=cache, cache_limit="1GiB", **more
+        seqrecord.open(url, cache_dir=cache, cache_limit="1GiB", **more),
+        clip_len=2,
+        engine=EngineOptions(num_threads=2, trace=trace),
     )
     for _ in stream:
         texts += [json.dumps(stream.state_dict())]
     texts += [repr(stream), str(stream), json.dumps(stream.stats(), default=str)]
     for pipe in (
-        seqrecord.SeqRecordPipe(url, clip_len=2, features=["image"], **more),
-        seqrecord.SeqRecordDataset(url, clip_len=2, features=["image"], **more),
+        seqrecord.SeqRecordPipe(seqrecord.open(url, **more), clip_len=2, features=["image"]),
+        seqrecord.SeqRecordDataset(seqrecord.open(url, **more), clip_len=2, features=["image"]),
     ):
         texts += [repr(pipe), str(pipe)]
     texts += [str(seqrecord.verify(url, deep=True, **more)), repr(seqrecord.reindex(url, **more))]
