@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
 from seqrecord.lazy import required
-from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
-from seqrecord.writing.convert_workers import Workers
+from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
 
 __all__ = ["open_cluster"]
 
