@@ -24,7 +24,7 @@ from tests.lerobot_data import episodes as lerobot_episodes
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.test_sources_lerobot import unpack
 from tests.test_video_streams import CASES, FRAMES, made
-from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
+from tests.video_file_data import HEIGHT, WIDTH, decoded, gops_of, pictures, write_video
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, lerobot_episodes()))
@@ -114,8 +114,7 @@ def test_packets_in_a_new_file(tmp_path: Path, case: str, fps: Fraction) -> None
     times, images = decoded(copy)
     np.testing.assert_array_equal(images, decoded(path)[1])
     np.testing.assert_allclose(times, np.arange(FRAMES) / float(fps), atol=2e-5)
-    with VideoFile(copy) as file:
-        assert list(read_gops(file)) == gops
+    assert gops_of(copy) == gops
 
 
 def test_frames_that_are_not_shown_are_not_exported(
@@ -196,7 +195,6 @@ def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path) -
 def test_files_that_cannot_be_made(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "9", "bf": "0"})
     times, _ = decoded(path)
-    with VideoFile(path) as file:
-        gops = list(read_gops(file, times[3:]))
+    gops = gops_of(path, times[3:])
     with pytest.raises(ValueError, match="not shown"):
         write_mp4(tmp_path / "b.mp4", "h264", (HEIGHT, WIDTH), gops, Fraction(30))
