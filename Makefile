@@ -9,11 +9,12 @@ INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LOWEST := build/lowest
+RELEASE := build/release
 OWN := layers or docs or messages or code_lines or mutation or interleaved or kill or power_loss or two_writers or leaving or stopping \
 	or hostile or fuzz or mix or subclasses or executors or engine_groups or disjoint or leftovers or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -121,6 +122,18 @@ check: $(INSTALLED) ## Lint, check the format and the types, as CI does
 format: $(INSTALLED) ## Put the code into its format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+release: ## Build sdist and wheel into dist, check them, run the demo with the wheel alone; uploads nothing
+	rm -rf dist $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	$(RELEASE)/tools/bin/python -m build --outdir dist
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)/empty
+	$(RELEASE)/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[view]"
+	ln -s ../../benchmarks $(RELEASE)/benchmarks # and no package beside it: the wheel's is imported
+	cd $(RELEASE) && empty/bin/python -m benchmarks.tartanair.demo demo
+	awk '/^## \[/ { sections++ } sections == 1' CHANGELOG.md > dist/notes.md
 
 clean: ## Remove what make has made
 	rm -rf $(VENV) $(SERVICES) $(DEMO) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -232,6 +232,10 @@ def _zstd(count: int) -> bytes:
     return bytes(numcodecs.zstd.compress(np.zeros(count, "<f4").tobytes(), 1))
 
 
+def _manifest_with(**values: Any) -> Change:
+    return _manifest(lambda value: value.update(values))
+
+
 def _manifest(change: Callable[[dict[str, Any]], object]) -> Change:
     return lambda root: change_manifest(root, change)
 
@@ -360,7 +364,7 @@ _FOOTER = [
     Case(
         "nesting just too deep",
         _replaced('"num_gaps": 1', '"num_gaps": ' + "[" * 70 + "]" * 70),
-        "nested too deeply",
+        "too deeply",
     ),
     Case("half a surrogate pair", _replaced("env/P0", "env/\\udc80"), "JSON"),
     Case("not UTF-8", _replaced("env/P0", "env/\udc80"), "JSON"),
@@ -370,8 +374,8 @@ _FOOTER = [
     Case("footer length 1", _set(length=1), "footer length"),
     Case("footer length 2**63", _set(length=2**63), "footer length"),
     Case("footer longer than the file", _set(length=64 * 1024 - 24), "footer length"),
-    Case("footer of version 2", _set(version=2), "unknown format version", error=VersionError),
-    Case("file id", _head(file_id="../" * 8), "bad file_id"),
+    Case("footer of version 2", _set(version=2), "version", error=VersionError),
+    Case("file id", _head(file_id="../" * 8), "file_id"),
     Case("file id of another file", _head(file_id="0" * 32), "different files"),
     Case("2**31 chunks", _head(num_chunks=[2**31]), "do not fill"),
     Case("-1 chunks", _head(num_chunks=[-1]), "impossible counts"),
@@ -384,11 +388,11 @@ _FOOTER = [
 
 _SCHEMA = [
     Case("schema is no list", _head(schema={}), "not a list"),
-    Case("no feature", _head(schema=[]), "number of features"),
+    Case("no feature", _head(schema=[]), "number of"),
     Case(
         "1025 features",
         _head(schema=[{"name": f"f{i}", **_FEATURE} for i in range(1025)]),
-        "number of features",
+        "number of",
     ),
     Case("feature twice", _head(schema=[{"name": "a", **_FEATURE}] * 2), "twice"),
     Case("feature has another key", _spec(extra=1), "right keys"),
@@ -401,18 +405,8 @@ _SCHEMA = [
     *(
         Case(f"dtype {dtype}", _spec(dtype=dtype), "dtype")
         for dtype in (
-            "O",
-            "|O",
-            "V8",
-            "|S4",
-            "<U4",
-            ">u2",
-            "u2",
-            "<M8[s]",
-            "<f16",
-            "2<u2",
-            "u1,u1",
-            1,
+            *("O", "|O", "V8", "|S4", "<U4", ">u2", "u2", "<M8[s]", "<f16", "2<u2"),
+            *("u1,u1", 1),
         )
     ),
     *(
@@ -461,7 +455,7 @@ _EPISODES = [
     Case(
         "episode without a chunk",
         _record(lambda p: p.head["episodes"].append(p.head["episodes"][0] | {"uid": "1" * 32})),
-        "that has no chunk",
+        "no chunk",
     ),
     Case("episode is no object", _head(episodes=[1]), "right keys"),
     Case("episode has another key", _part(extra=1), "right keys"),
@@ -470,18 +464,8 @@ _EPISODES = [
     *(
         Case(f"episode key {key!r:.20}", _part(key=key), "episode key")
         for key in (
-            "",
-            ".",
-            "../x",
-            "/x",
-            "x/",
-            "a//b",
-            "a/../b",
-            "a\\b",
-            "a\0",
-            "a\x9b",
-            "é" * 513,
-            1,
+            *("", ".", "../x", "/x", "x/", "a//b", "a/../b", "a\\b", "a\0"),
+            *("a\x9b", "é" * 513, 1),
         )
     ),
     Case("uid", _part(uid="x" * 32), "uid"),
@@ -532,17 +516,17 @@ _CHUNKS = [
     Case("chunks out of order", _chunk(1, "offset", 512), "order of their offsets"),
     Case("chunks overlap", _chunk(1, "offset", 128), "overlap"),
     Case("chunk over slice checksums", _chunk(1, "offset", 192), "overlap"),
-    Case("raw page of 0 bytes", _length(0, 0, 0), "impossible length"),
-    Case("raw page too long", _length(0, 0, 25), "impossible length"),
+    Case("raw page of 0 bytes", _length(0, 0, 0), "length"),
+    Case("raw page too long", _length(0, 0, 25), "length"),
     Case("raw page of 2**32 - 1 bytes", _length(0, 0, 2**32 - 1), "outside its file"),
-    Case("page of 0 bytes", _length(0, 1, 0), "impossible length"),
-    Case("page of less than its table", _length(0, 1, 19), "impossible length"),
+    Case("page of 0 bytes", _length(0, 1, 0), "length"),
+    Case("page of less than its table", _length(0, 1, 19), "length"),
     Case("page of 2**32 - 1 bytes", _length(2, 1, 2**32 - 1), "outside its file"),
-    Case("largest frame of 2**40 bytes", _largest(0, 2**40), "impossible largest"),
-    Case("largest frame of half an element", _largest(0, 6), "impossible largest"),
+    Case("largest frame of 2**40 bytes", _largest(0, 2**40), "impossible"),
+    Case("largest frame of half an element", _largest(0, 6), "impossible"),
     Case("largest frame of a page of no frames", _record(_no_frame), "impossible"),
-    Case("largest frame too small", _largest(0, 4), "not as large as the index says"),
-    Case("largest frame too large", _largest(0, 12), "not as large as the index says"),
+    Case("largest frame too small", _largest(0, 4), "not as large"),
+    Case("largest frame too large", _largest(0, 12), "not as large"),
     Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), "no chunk"),
     Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 0, 1)), "no chunk"),
     Case("bitmap of no feature", _gaps((0, 2, 0, 1)), "no feature"),
@@ -551,8 +535,8 @@ _CHUNKS = [
     Case("bitmap too long", _gaps((1, 1, 0, 0b110)), "longer than its chunk"),
     Case("bitmap of all frames", _gaps((1, 1, 0, 0b11)), "lacks nothing"),
     Case("bitmaps twice", _gaps((1, 1, 0, 0b10), (1, 1, 0, 0b10)), "out of order"),
-    Case("bitmap of no frame", _gaps((1, 1, 0, 0)), "impossible length"),
-    Case("bitmap that is missing", _gaps((1, 0, 0, 0b10)), "impossible length"),
+    Case("bitmap of no frame", _gaps((1, 1, 0, 0)), "length"),
+    Case("bitmap that is missing", _gaps((1, 0, 0, 0b10)), "length"),
 ]
 
 _HEADER = [
@@ -570,9 +554,7 @@ _PAGES = [
         error=CodecError,
     ),
     Case(
-        "frame of more",
-        _page(lambda p: _blobs(_zstd(1), _zstd(2), shapes=(1, 2**28 + 1))),
-        "impossible shape",
+        "frame of more", _page(lambda p: _blobs(_zstd(1), _zstd(2), shapes=(1, 2**28 + 1))), "shape"
     ),
     Case("frame of shape 0", _page(lambda p: _words(p, 3, 0)), error=CodecError),
     Case("first offset", _page(lambda p: _words(p, 0, 12)), "offsets"),
@@ -596,23 +578,19 @@ _FILES = [
     Case(
         "metadata of an edit",
         _edits(_edit(f'{{"op":"relabel","metadata":{{"{"a" * 32}":"[]"}}}}')),
-        "metadata is not a JSON object",
+        "a JSON object",
     ),
-    Case(
-        "schema of an edit",
-        _edits(_edit('{"op":"features","schema":[{"name":"x"}]}')),
-        "schema of an edit",
-    ),
+    Case("schema of an edit", _edits(_edit('{"op":"features","schema":[{"name":"x"}]}')), "schema"),
     Case(
         "features of an edit",
         _edits(_edit('{"op":"features","schema":[' + json.dumps({"name": "a", **_FEATURE}) + "]}")),
-        "different schemas",
+        "schemas",
     ),
     Case("edits that are damaged", _edits(_edit(""), 0), "checksum", error=ChecksumError),
     Case("record file twice", _second_file(lambda p: None), "two record files"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), "name"),
     Case("parts of other keys", _contradict(key="other"), "contradict"),
-    Case("schemas differ", _second_file(_other_schema), "different schemas"),
+    Case("schemas differ", _second_file(_other_schema), "schemas"),
     Case(
         "record file is a link",
         lambda root: _link(root, record_path(root)),
@@ -643,91 +621,65 @@ _FILES = [
 
 _MANIFEST = [
     Case("manifest is a list", _manifest(lambda v: b'[{\n "a": 1'), "JSON"),
-    Case("manifest of another format", _manifest(lambda v: v.update(format="x"))),
-    Case("manifest of version 2", _manifest(lambda v: v.update(version=2)), error=VersionError),
-    Case("manifest of version 1.0", _manifest(lambda v: v.update(version=1.0)), error=VersionError),
-    Case(
-        "manifest of version true", _manifest(lambda v: v.update(version=True)), error=VersionError
-    ),
-    Case("manifest has another key", _manifest(lambda v: v.update(x=1)), "right keys"),
+    Case("manifest of another format", _manifest_with(format="x")),
+    Case("manifest of version 2", _manifest_with(version=2), error=VersionError),
+    Case("manifest of version 1.0", _manifest_with(version=1.0), error=VersionError),
+    Case("manifest of version true", _manifest_with(version=True), error=VersionError),
+    Case("manifest has another key", _manifest_with(x=1), "right keys"),
     Case("manifest lacks a key", _manifest(lambda v: v.pop("schema")), "right keys"),
     Case("manifest is deep", _manifest(lambda v: b'{\n "a": ' + _DEEP.encode()), "JSON"),
     *(
         Case(f"record path {path}", _entry(path=path), "bad path")
         for path in (
-            "../../etc/x.seqrec",
-            "/etc/x.seqrec",
-            "records/../x.seqrec",
-            "records/a/b.seqrec",
-            "records/.x.seqrec",
-            "records/x.txt",
-            "records/x.seqrec\n",
-            "x.seqrec",
-            7,
+            *("../../etc/x.seqrec", "/etc/x.seqrec", "records/../x.seqrec"),
+            *("records/a/b.seqrec", "records/.x.seqrec", "records/x.txt"),
+            *("records/x.seqrec\n", "x.seqrec", 7),
         )
     ),
     *(
         Case(f"record size {size}", _entry(size=size), "bad size")
         for size in (-1, 2**63, 1.5, True, None, 10**100)
     ),
-    Case("record size too small", _entry(size=128), "outside its record file"),
+    Case("record size too small", _entry(size=128), "outside its"),
     Case("record file id", _entry(file_id="x"), "bad file_id"),
     Case("record file has another key", _entry(x=1), "right keys"),
-    Case("record file is no object", _manifest(lambda v: v.update(record_files=[1]))),
-    Case("no record file", _manifest(lambda v: v.update(record_files=[])), "bad record"),
+    Case("record file is no object", _manifest_with(record_files=[1])),
+    Case("no record file", _manifest_with(record_files=[]), "record_files"),
     Case(
         "record file listed twice",
         _manifest(lambda v: v.update(record_files=v["record_files"] * 2)),
         "twice",
     ),
-    Case(
-        "10**6 record files",
-        _manifest(lambda v: v.update(record_files=[1] * 10**6)),
-        "too many values",
-    ),
-    Case("frames miscounted", _manifest(lambda v: v.update(num_frames=6)), "manifest says"),
-    Case("episodes miscounted", _manifest(lambda v: v.update(num_episodes=2)), "manifest says"),
-    Case("2**31 episodes", _manifest(lambda v: v.update(num_episodes=2**31)), "num_episodes"),
-    Case("fingerprint", _manifest(lambda v: v.update(fingerprint="x")), "fingerprint"),
-    Case("created_by", _manifest(lambda v: v.update(created_by="\x1b[2J")), "created_by"),
-    Case("next_ordinal 2**60", _manifest(lambda v: v.update(next_ordinal=1 << 60))),
-    Case("left_out is an object", _manifest(lambda v: v.update(left_out={})), "list"),
-    Case("uid in left_out", _manifest(lambda v: v.update(left_out=[1])), "left_out"),
-    Case("splits twice", _manifest(lambda v: v.update(splits=["a", "a"])), "twice"),
-    Case("split ../x", _manifest(lambda v: v.update(splits=["../x"])), "splits"),
-    Case(
-        "4097 splits",
-        _manifest(lambda v: v.update(splits=[f"s{i}" for i in range(4097)])),
-        "bad splits",
-    ),
-    Case(
-        "statistics path",
-        _manifest(lambda v: v.update(statistics=_small("records/x.json"))),
-        "bad path",
-    ),
-    Case("edits path", _manifest(lambda v: v.update(edits=[_small("x.json")])), "path"),
+    Case("10**6 record files", _manifest_with(record_files=[1] * 10**6), "too many"),
+    Case("frames miscounted", _manifest_with(num_frames=6), "manifest says"),
+    Case("episodes miscounted", _manifest_with(num_episodes=2), "manifest says"),
+    Case("2**31 episodes", _manifest_with(num_episodes=2**31), "num_episodes"),
+    Case("fingerprint", _manifest_with(fingerprint="x"), "fingerprint"),
+    Case("created_by", _manifest_with(created_by="\x1b[2J"), "created_by"),
+    Case("next_ordinal 2**60", _manifest_with(next_ordinal=1 << 60)),
+    Case("left_out is an object", _manifest_with(left_out={}), "list"),
+    Case("uid in left_out", _manifest_with(left_out=[1]), "left_out"),
+    Case("splits twice", _manifest_with(splits=["a", "a"]), "twice"),
+    Case("split ../x", _manifest_with(splits=["../x"]), "splits"),
+    Case("4097 splits", _manifest_with(splits=[f"s{i}" for i in range(4097)]), "splits"),
+    Case("statistics path", _manifest_with(statistics=_small("records/x.json")), "bad path"),
+    Case("edits path", _manifest_with(edits=[_small("x.json")]), "path"),
     Case(
         "two chunk tables",
         _manifest(lambda v: v["index"].update(chunks=v["index"]["chunks"] * 2)),
         "bad chunks",
     ),
-    Case("removed path", _manifest(lambda v: v.update(removed=["a"])), "removed"),
-    Case("commit", _manifest(lambda v: v.update(commit="A" * 32)), "bad commit"),
+    Case("removed path", _manifest_with(removed=["a"]), "removed"),
+    Case("commit", _manifest_with(commit="A" * 32), "bad commit"),
     Case(
         "101 earlier commits",
-        _manifest(lambda v: v.update(earlier_commits=[f"{i:032x}" for i in range(101)])),
-        "bad earlier_commits",
+        _manifest_with(earlier_commits=[f"{i:032x}" for i in range(101)]),
+        "earlier_commits",
     ),
     Case("a commit twice", _manifest(lambda v: v.update(earlier_commits=[v["commit"]])), "twice"),
-    Case(
-        "superseded path",
-        _manifest(lambda v: v.update(superseded=["records/a.seqrec"])),
-        "superseded",
-    ),
-    Case("one feature less", _manifest(lambda v: v["schema"].pop()), "other columns"),
-    Case(
-        "other dtype", _manifest(lambda v: v["schema"][0].update(dtype="<u4")), "impossible length"
-    ),
+    Case("superseded path", _manifest_with(superseded=["records/a.seqrec"]), "superseded"),
+    Case("one feature less", _manifest(lambda v: v["schema"].pop()), "columns"),
+    Case("other dtype", _manifest(lambda v: v["schema"][0].update(dtype="<u4")), "length"),
     Case(
         "index path", _manifest(lambda v: v["index"]["gaps"].update(path="../x.arrow")), "bad path"
     ),
@@ -742,7 +694,7 @@ _MANIFEST = [
     Case(
         "tables exchanged",
         _manifest(lambda v: v["index"].update(gaps=v["index"]["chunks"][0])),
-        "other columns",
+        "columns",
     ),
 ]
 
@@ -755,9 +707,7 @@ _INDEX = [
     Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), "batch"),
     Case("lz4 buffers", _table("chunks0", lambda t: _arrow(t, compression="lz4")), "compressed"),
     Case("an exabyte of zstd", _table("chunks0", _bomb), "compressed"),
-    Case(
-        "column is missing", _table("gaps", lambda t: t.drop_columns(["present"])), "other columns"
-    ),
+    Case("column is missing", _table("gaps", lambda t: t.drop_columns(["present"])), "columns"),
     Case(
         "columns may be null",
         _table(
@@ -766,12 +716,12 @@ _INDEX = [
                 t.to_pydict(), pa.schema([field.with_nullable(True) for field in t.schema])
             ),
         ),
-        "other columns",
+        "columns",
     ),
     Case(
         "more gaps than words",
         _columns("gaps", chunk=[0] * 7, feature=[1] * 7, word=[0] * 7, present=[1] * 7),
-        "more rows of validity bitmaps",
+        "more rows",
     ),
     Case("a null", _column("gaps", "present", [None]), "nulls"),
     Case("a null page", _column("chunks0", "page_length", [[1, None]] * 3), "nulls"),
@@ -790,7 +740,7 @@ _INDEX = [
         for name, numbers, says in (
             ("first_frame", [1, 2, 4], "does not follow"),
             ("first_frame", [0, 3, 4], "does not follow"),
-            ("num_frames", [2, 2, 2], "do not end with their episode"),
+            ("num_frames", [2, 2, 2], "do not end"),
             ("num_frames", [2, 1, 1], "does not follow"),
             ("num_frames", [0, 2, 1], "impossible number of frames"),
             ("num_frames", [65537, 2, 1], "impossible number of frames"),
@@ -800,7 +750,7 @@ _INDEX = [
     Case(
         "2**32 - 1 frames in the index",
         _column("episodes", "num_frames", [2**32 - 1]),
-        "do not end with their episode",
+        "do not end",
     ),
     Case("0 frames in the index", _column("episodes", "num_frames", [0]), "num_frames"),
     *(
@@ -811,23 +761,15 @@ _INDEX = [
     Case("file 1 of 1", _column("chunks0", "file", [0, 0, 1]), "no record file"),
     Case("file 2**32 - 1", _column("chunks0", "file", [2**32 - 1, 0, 0]), "no record"),
     Case("offset 2**63", _column("chunks0", "offset", [64, 256, 2**63]), "outside its"),
-    Case(
-        "offset 2**64 - 64",
-        _column("chunks0", "offset", [64, 256, 2**64 - 64]),
-        "outside its record file",
-    ),
+    Case("offset 2**64 - 64", _column("chunks0", "offset", [64, 256, 2**64 - 64]), "outside its"),
     Case("offset 0", _column("chunks0", "offset", [0, 256, 448]), "outside its"),
     Case("offset 65", _column("chunks0", "offset", [65, 256, 448]), "wrong offset"),
     Case(
         "pages of 2**32 - 1 bytes",
         _column("chunks0", "page_length", [[2**32 - 1] * 2] * 3),
-        "outside its record file",
+        "outside its",
     ),
-    Case(
-        "raw page of the index",
-        _column("chunks0", "page_length", [[12, 64]] * 3),
-        "impossible length",
-    ),
+    Case("raw page of the index", _column("chunks0", "page_length", [[12, 64]] * 3), "length"),
     Case(
         "page checksum",
         _column("chunks0", "page_crc32c", [[0, 0]] * 3),
@@ -843,7 +785,7 @@ _INDEX = [
     Case(
         "largest frame of the index",
         _column("chunks0", "largest_frame", [[8], [16], [24]]),
-        "not as large as the index says",
+        "not as large",
     ),
     Case("bitmap of the index", _column("gaps", "chunk", [3]), "no chunk"),
 ]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,8 @@ from PIL import Image
 
 from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, Source
+from seqrecord.sources import Folders
+from tests.source_faults import check_fault, cut, encoded, fault, remove, save, write
 from tests.trees import write_junk
 
 Array = npt.NDArray[Any]
@@ -70,11 +68,12 @@ def test_an_episode_of_every_kind(tmp_path: Path) -> None:
             np.save(tmp_path / "run" / f"{name}.npy", array)
         else:
             _save(tmp_path / "run" / name, array, ending="npy" if name == "points" else "png")
-    (tmp_path / "run" / "metadata.json").write_text('{"task": "pick", "ok": true}')
+    metadata = {"task": "pick", "nested": {"list": [1, 2.5, None, True, "ü"]}}
+    (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
     write_junk(tmp_path)
     source = Folders(tmp_path)
     [info] = source.episodes()
-    assert (info.key, info.num_frames, info.metadata) == ("run", 3, {"task": "pick", "ok": True})
+    assert (info.key, info.num_frames, info.metadata) == ("run", 3, metadata)
     assert [str(spec) for spec in source.schema().values()] == [
         "actions: float32 [32]",
         "depth16: uint16 [4, 5]",
@@ -110,16 +109,6 @@ def test_frames_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for index, frame in enumerate(_read(Folders(tmp_path))):
         assert frame["level"] == index
         np.testing.assert_array_equal(frame["gray"], images[index])
-
-
-def test_features_are_chosen_and_ordered(tmp_path: Path) -> None:
-    _save(tmp_path / "run" / "rgb", _images(0, 2, 4, 5, 3))
-    np.save(tmp_path / "run" / "actions.npy", np.zeros((2, 3)))
-    source = Folders(tmp_path, features=["rgb", "actions"])
-    assert list(source.schema()) == ["rgb", "actions"]
-    assert list(_read(source)[0]) == ["rgb", "actions"]
-    with pytest.raises(SourceError, match="expected: some of actions, rgb; got: depth"):
-        Folders(tmp_path, features=["rgb", "depth"]).schema()
 
 
 def test_dimensions_that_differ_between_episodes_are_variable(tmp_path: Path) -> None:
@@ -177,161 +166,70 @@ def test_kept_images(tmp_path: Path) -> None:
     assert isinstance(second["labels"], np.ndarray)
 
 
-def test_a_source_is_picklable(tmp_path: Path) -> None:
-    _save(tmp_path / "run" / "rgb", _images(0, 2, 4, 5, 3))
-    source = Folders(tmp_path, features=["rgb"])
-    schema = source.schema()
-    copy = pickle.loads(pickle.dumps(source))
-    assert isinstance(copy, Source)
-    assert (copy, copy.schema(), copy.episodes()) == (source, schema, source.episodes())
-
-
 # --- ways to be broken -----------------------------------------------------------------------
 
 
-def _bytes(array: Array, format_: str) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(array).save(stream, format_)
-    return stream.getvalue()
-
-
-def _write(name: str, data: bytes) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        (folder / name).write_bytes(data)
-
-    return write
-
-
-def _cut(name: str, size: int) -> Callable[[Path], None]:
-    def cut(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:size])
-
-    return cut
-
-
-def _npy(name: str, array: Array) -> Callable[[Path], None]:
-    def save(folder: Path) -> None:
-        np.save(folder / name, array, allow_pickle=True)
-
-    return save
-
-
-def _rename(name: str, new: str) -> Callable[[Path], None]:
-    def rename(folder: Path) -> None:
-        (folder / name).rename(folder / new)
-
-    return rename
-
-
-BROKEN: dict[str, tuple[Callable[[Path], None], str, str, dict[str, object]]] = {
-    "one frame fewer": (
-        lambda folder: (folder / "rgb" / "2.png").unlink(),
-        "a frame list that disagrees with the others",
-        "rgb",
-        {"feature": "rgb", "expected": "3 frames, as in photo/", "got": "2 frames"},
+BROKEN = {
+    "one frame fewer": fault(
+        *(remove("rgb/2.png"), "rgb", "list"),
+        feature="rgb",
+        expected="3 frames, as in photo/",
+        got="2 frames",
     ),
-    "another name": (
-        _rename("rgb/2.png", "rgb/3.png"),
-        "a frame list that disagrees with the others",
-        "rgb",
-        {"feature": "rgb", "expected": "2, as in photo/", "got": "3"},
+    "another name": fault(
+        lambda folder: (folder / "rgb/2.png").rename(folder / "rgb/3.png"),
+        *("rgb", "list"),
+        feature="rgb",
+        expected="2, as in photo/",
+        got="3",
     ),
-    "array of another length": (
-        _npy("actions.npy", np.zeros((4, 6))),
-        "a frame list that disagrees with the others",
-        "actions.npy",
-        {"feature": "actions", "got": "4 frames"},
+    "array of another length": fault(
+        save("actions.npy", np.zeros((4, 6))), "actions.npy", "list", got="4 frames"
     ),
-    "array without time": (
-        _npy("actions.npy", np.float64(1)),
-        "an array without a time axis",
-        "actions.npy",
-        {"expected": "[T, ...]"},
+    "array without time": fault(save("actions.npy", 1.0), "actions.npy", "without a time axis"),
+    "array of another shape": fault(
+        save("actions.npy", np.zeros((3, 6, 1))), "actions.npy", "shape", expected=[6], got=[6, 1]
     ),
-    "array of another shape": (
-        _npy("actions.npy", np.zeros((3, 6, 1))),
-        "wrong shape",
-        "actions.npy",
-        {"expected": [6], "got": [6, 1]},
+    "array of another dtype": fault(
+        save("actions.npy", np.zeros((3, 6), "i8")), "actions.npy", "dtype", got="int64"
     ),
-    "array of another dtype": (
-        _npy("actions.npy", np.zeros((3, 6), np.int64)),
-        "wrong dtype",
-        "actions.npy",
-        {"expected": "float64", "got": "int64"},
+    "array of objects": fault(save("actions.npy", [{}] * 3), "actions.npy", "pickled"),
+    "truncated array": fault(cut("actions.npy", 200), "actions.npy", "size", got="200 bytes"),
+    "a feature twice": fault(
+        save("rgb.npy", np.zeros((3, 4, 5, 3), "u1")), ".", "twice", got="rgb/ and rgb.npy"
     ),
-    "array of objects": (
-        _npy("actions.npy", np.array([{}] * 3)),
-        "an npy file of pickled objects, which are never loaded",
-        "actions.npy",
-        {},
+    "a frame twice": fault(write("rgb/2.jpg", b""), "rgb/2.*", "two files of one frame"),
+    "image of another size": fault(
+        *(write("rgb/1.png", encoded(_images(0, 4, 4, 3))), "rgb/1.png", "differs"),
+        got="uint8 [4, 4, 3]",
+        feature="rgb",
+        frame=1,
     ),
-    "truncated array": (
-        _cut("actions.npy", 200),
-        "an npy file whose size is not what its header declares",
-        "actions.npy",
-        {"got": "200 bytes"},
+    "image of another depth": fault(
+        *(write("rgb/0.png", encoded(np.zeros((4, 5), "u2"))), "rgb/0.png", "differs"),
+        got="uint16 [4, 5]",
     ),
-    "a feature twice": (
-        _npy("rgb.npy", np.zeros((3, 4, 5, 3), np.uint8)),
-        "a feature that is there twice",
-        ".",
-        {"feature": "rgb", "got": "rgb/ and rgb.npy"},
+    "truncated JPEG": fault(
+        cut("photo/1.jpg", 700), "photo/1.jpg", "cannot be decoded", feature="photo", frame=1
     ),
-    "a frame twice": (_write("rgb/2.jpg", b""), "two files of one frame", "rgb/2.*", {}),
-    "image of another size": (
-        _write("rgb/1.png", _bytes(_images(0, 4, 4, 3), "png")),
-        "an image that differs from the first one",
-        "rgb/1.png",
-        {"got": "uint8 [4, 4, 3]", "feature": "rgb", "frame": 1},
+    "PNG named JPEG": fault(
+        write("photo/1.jpg", encoded(_images(0, 16, 16, 3))), "photo/1.jpg", "its name", got="png"
     ),
-    "image of another depth": (
-        _write("rgb/0.png", _bytes(np.zeros((4, 5), np.uint16), "png")),
-        "an image that differs from the first one",
-        "rgb/0.png",
-        {"got": "uint16 [4, 5]"},
+    "metadata that is no JSON": fault(write("metadata.json", b"{"), "metadata.json", "not JSON"),
+    "metadata that is no UTF-8": fault(
+        write("metadata.json", b'{"a": "\xff"}'), "metadata.json", "not JSON"
     ),
-    "truncated JPEG": (
-        _cut("photo/1.jpg", 700),
-        "an image that cannot be decoded",
-        "photo/1.jpg",
-        {"feature": "photo", "frame": 1},
-    ),
-    "PNG named JPEG": (
-        _write("photo/1.jpg", _bytes(_images(0, 16, 16, 3), "png")),
-        "an image of another format than its name says",
-        "photo/1.jpg",
-        {"expected": "jpeg", "got": "png"},
-    ),
-    "metadata that is no JSON": (
-        _write("metadata.json", b"{"),
-        "metadata that is not JSON",
+    "metadata with NaN": fault(
+        write("metadata.json", b'{"a": NaN}'),
         "metadata.json",
-        {},
+        "not JSON",
+        got="NaN is no JSON number",
     ),
-    "metadata that is no UTF-8": (
-        _write("metadata.json", b'{"a": "\xff"}'),
-        "metadata that is not JSON",
-        "metadata.json",
-        {},
+    "metadata that is a list": fault(
+        write("metadata.json", b"[]"), "metadata.json", "kind", got="list"
     ),
-    "metadata with NaN": (
-        _write("metadata.json", b'{"a": NaN}'),
-        "metadata that is not JSON",
-        "metadata.json",
-        {"got": "NaN is no JSON number"},
-    ),
-    "metadata that is a list": (
-        _write("metadata.json", b"[]"),
-        "metadata of the wrong kind",
-        "metadata.json",
-        {"expected": "a JSON object", "got": "list"},
-    ),
-    "metadata nested too deeply": (
-        _write("metadata.json", b"[" * 200_000),
-        "metadata that is not JSON",
-        "metadata.json",
-        {},
+    "metadata nested too deeply": fault(
+        write("metadata.json", b"[" * 200_000), "metadata.json", "not JSON"
     ),
 }
 
@@ -349,18 +247,8 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("keep_encoded", [False, True])
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken(tree: Path, name: str, keep_encoded: bool) -> None:
-    damage, message, file, facts = BROKEN[name]
-    damage(tree / "b")
-    source = Folders(tree, keep_encoded=keep_encoded)
-    good, bad = source.episodes()
-    assert len(list(source.frames(good))) == 3
-    with pytest.raises(SourceError, match=f"^{message}; ") as caught:
-        list(source.frames(bad))
-    error = caught.value
-    assert error.episode == "b"
-    assert error.file is not None
-    assert Path(error.file).match(str(tree / "b" / file))
-    assert facts.items() <= error.facts().items()
+    BROKEN[name].damage(tree / "b")
+    check_fault(BROKEN[name], Folders(tree, keep_encoded=keep_encoded), "b", tree / "b")
 
 
 def test_a_jpeg_among_kept_pngs(tree: Path) -> None:
@@ -391,12 +279,6 @@ def test_no_episode(tmp_path: Path) -> None:
     (tmp_path / "run" / "rgb").mkdir(parents=True)
     with pytest.raises(SourceError, match="no episode found"):
         Folders(tmp_path).episodes()
-    _save(tmp_path / "tree" / "run" / "rgb", _images(0, 1, 4, 5))
-    source = Folders(tmp_path / "tree")
-    [info] = source.episodes()
-    for key in ("../run", "gone", "", "/", ".", "run/..", str(tmp_path / "tree" / "run")):
-        with pytest.raises(SourceError, match="no such episode"):
-            list(source.frames(type(info)(key, 1)))
 
 
 def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
@@ -404,13 +286,6 @@ def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
     (tmp_path / "run" / "again").symlink_to(tmp_path)
     with pytest.raises(SourceError, match="folders nested too deeply"):
         Folders(tmp_path).episodes()
-
-
-def test_metadata_is_json(tmp_path: Path) -> None:
-    _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
-    metadata = {"nested": {"list": [1, 2.5, None, "ü"]}}
-    (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
-    assert Folders(tmp_path).episodes()[0].metadata == metadata
 
 
 _CUT = """

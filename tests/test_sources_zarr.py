@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numcodecs
 import numpy as np
 import pytest
 
-import seqrecord
-from seqrecord import convert
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
 from seqrecord.sources.zarr_buffers import ZarrBuffers
 from tests.golden.make_replay_buffer import ENDS, FILE, arrays
+from tests.source_writers import write_buffer
 
 zarr = pytest.importorskip("zarr")  # it needs Python 3.11
-
-
-def write_buffer(
-    store: Any, lengths: Sequence[int] = (4, 2, 7), *, zarr_format: Any = 2, spare: int = 0
-) -> dict[str, Any]:
-    """As ReplayBuffer.save_to_store does; the arrays that were written."""
-    rng = np.random.default_rng(sum(lengths))
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) + spare
-    arrays = {
-        "action": rng.normal(size=(total, 2)).astype("<f4"),
-        "img": rng.integers(0, 256, (total, 6, 8, 3)).astype("<f4"),
-        "keypoint": rng.normal(size=(total, 9, 2)).astype("<f4"),
-        "n_contacts": rng.integers(0, 9, (total, 1)).astype("<f8"),
-    }
-    root = zarr.create_group(store, zarr_format=zarr_format)
-    meta, data = root.create_group("meta"), root.create_group("data")
-    meta.create_array("episode_ends", data=ends.astype("<i8"), chunks=ends.shape)
-    meta.create_array("success", data=ends % 2 == 0, chunks=ends.shape)
-    blosc = numcodecs.Blosc(cname="zstd", clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
-    for name, array in arrays.items():
-        options = {"compressors": blosc} if zarr_format == 2 else {}
-        data.create_array(name, data=array, chunks=(3, *array.shape[1:]), **options)
-    return arrays
 
 
 def frames_of(source: ZarrBuffers, number: int = 0) -> list[dict[str, Any]]:
@@ -94,18 +67,6 @@ def test_a_zip_and_a_folder_of_buffers(tmp_path: Path) -> None:
     )
 
 
-def test_conversion_keeps_everything(tmp_path: Path) -> None:
-    arrays = write_buffer(tmp_path / "pusht.zarr")
-    source = open_source(tmp_path / "pusht.zarr")
-    copy = pickle.loads(pickle.dumps(source))
-    assert copy.schema() == source.schema()
-    assert convert(source, tmp_path / "records", workers=2).bad == ()
-    with seqrecord.open(tmp_path / "records") as dataset:
-        read = dataset.episodes["pusht/000002"][:]
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(np.asarray(read[name]), array[6:])
-
-
 def test_a_file_of_zarr_2() -> None:
     """Diffusion Policy pins zarr 2.12, and UMI's files are zips: golden/make_replay_buffer.py."""
     source = open_source(FILE)
@@ -150,16 +111,6 @@ def test_texts_and_kinds(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a dtype that cannot be stored; .*feature: when"):
         ZarrBuffers(tmp_path).schema()
     assert len(frames_of(ZarrBuffers(tmp_path, features=["task", "action"]))) == 2
-
-
-def test_features_are_chosen(tmp_path: Path) -> None:
-    write_buffer(tmp_path / "a.zarr")
-    source = ZarrBuffers(tmp_path, features=["keypoint", "action"])
-    assert list(source.schema()) == ["keypoint", "action"]
-    with pytest.raises(SourceError, match=r"no such feature here; .*some of action, img.*got: rgb"):
-        ZarrBuffers(tmp_path, features=["rgb"]).schema()
-    with pytest.raises(SourceError, match="no replay buffer found"):
-        ZarrBuffers(tmp_path / "a.zarr" / "data").schema()
 
 
 # --- broken buffers --------------------------------------------------------------------------

@@ -1,17 +1,19 @@
-"""Keys, metadata and JSON: what is taken, what is refused."""
+"""Keys, metadata, JSON, sizes: what is taken, what is refused; and values in messages."""
 
 from __future__ import annotations
 
 import re
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord import FormatError
+from seqrecord import ClipError, FormatError
 from seqrecord.format.text import (
     FORBIDDEN_IN_KEY,
     MAX_JSON_DEPTH,
@@ -22,6 +24,8 @@ from seqrecord.format.text import (
     parse_json,
     parse_metadata,
 )
+from seqrecord.text import repr_of
+from seqrecord.units import format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -120,3 +124,140 @@ def test_json_depth() -> None:
     assert parse_json("[" * MAX_JSON_DEPTH + "1" + "]" * MAX_JSON_DEPTH)
     with pytest.raises(FormatError, match="too deeply"):
         parse_json("[" * (MAX_JSON_DEPTH + 1) + "1" + "]" * (MAX_JSON_DEPTH + 1))
+
+
+# --- sizes and durations ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        *((0, 0), (2147483648, 2147483648), (np.int64(7), 7), ("12", 12), ("12B", 12)),
+        *(("2GiB", 2 << 30), (" 1.5 GB ", 1_500_000_000), ("1.5 kib", 1536), ("0.1 kB", 100)),
+        *(("3TiB", 3 << 40), ("0.3 B", 0)),
+        ("9007199254740993", 9007199254740993),  # more than a float holds
+    ],
+)
+def test_a_size(size: Any, expected: int) -> None:
+    assert parse_size(size) == expected
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        *("", "GiB", "-1", "1 XB", "1,5 GB", "1e9", "inf", "٣ GB", "9" * 400, "1..5"),
+        *("9223372036854775808", "9" * 30 + "PB", 1 << 63, -1, True, 1.5, None),
+        *(pytest.param(10**5000, id="long"), pytest.param(-(10**5000), id="below")),
+    ],
+)
+def test_what_is_no_size(size: Any) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        *((0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB")),
+        *(((1 << 20) - 1, "1.0 MiB"), (2 << 30, "2.0 GiB"), (5000 << 40, "5000.0 TiB")),
+    ],
+)
+def test_the_text_of_a_size(size: int, expected: str) -> None:
+    assert format_size(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7d", 604_800), ("12h", 43_200), ("1.5m", 90), ("90", 90), ("0", 0), ("3s", 3)],
+)
+def test_a_duration(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "-1d", "7w", "7 days", "1e3", "7D"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+# --- values in messages: the start of their `repr`, whatever they are ---------------------------
+
+
+_PLAIN: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.binary()
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.tuples(inner, inner)
+    | st.dictionaries(st.integers(), inner) | st.sets(st.integers()),
+)  # fmt: skip
+
+
+@given(value=_PLAIN, limit=st.sampled_from([1, 20, 200]))
+def test_it_is_the_start_of_the_repr(value: object, limit: int) -> None:
+    assert len(repr_of(value, limit)) <= limit
+    whole = repr_of(value, 100_000)
+    assert whole == repr(value)
+    if len(whole) <= limit:
+        assert repr_of(value, limit) == whole
+
+
+def test_little_of_a_large_value_is_looked_at() -> None:
+    deep: list[Any] = [0] * 100
+    for _ in range(30):
+        deep = [deep] * 100
+    itself: list[Any] = []
+    itself.append(itself)
+    numbers = range(1 << 20)
+    large = [deep, itself, list(numbers), {"episode": list(numbers)}, dict.fromkeys(numbers)]
+    large += ["x" * (1 << 22), b"\0" * (1 << 22)]
+    tracemalloc.start()
+    try:
+        texts = [repr_of(value) for value in large]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert {len(text) for text in texts} == {200}
+
+
+class _Raises:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __repr__(self) -> str:
+        raise self.error
+
+
+class _Returns:
+    def __repr__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+class _Surrogate:
+    def __repr__(self) -> str:
+        return "\udc80"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (_Raises(KeyError("x")), "<_Raises>"),
+        (_Raises(RecursionError()), "<_Raises>"),
+        (_Raises(MemoryError()), "<_Raises>"),
+        (_Returns(), "<_Returns>"),
+        ([_Returns(), 1], "[<_Returns>, 1]"),
+        (_Surrogate(), "\\udc80"),
+        ("a\udc80", "'a\\udc80'"),
+        (10**5000, "an integer of 16,610 bits"),
+        (-(10**5000), "an integer of 16,610 bits"),
+        ({"a": 10**5000}, "{'a': an integer of 16,610 bits}"),
+        (np.float64("nan"), repr(np.float64("nan"))),
+        (type("list", (), {"__repr__": lambda _: "mine"})(), "mine"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_without_a_plain_repr(value: object, text: str) -> None:
+    assert repr_of(value) == text
+
+
+def test_an_error_is_printed_whatever_it_holds() -> None:
+    error = ClipError("wrong", expected=-(10**5000), got=_Raises(KeyError("x")))
+    assert str(error) == "wrong; expected: an integer of 16,610 bits; got: <_Raises>"

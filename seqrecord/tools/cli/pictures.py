@@ -105,8 +105,8 @@ def trace(
 ) -> None:
     """Draw a timeline of traces: when each thread worked or waited. Needs matplotlib.
 
-    FILE was written in training with `trace="epoch.json"`, or by `seqrecord bench --trace`. The
-    files of several processes of one machine can be drawn together.
+    FILE was written in training with `EngineOptions(trace="epoch.json")`, or by `seqrecord bench
+    --trace`. The files of several processes of one machine can be drawn together.
     """
     target, picture_format = picture_file(output or Path(files[0]).with_suffix(".png"))
     figure = draw_timeline(files, start=start, stop=stop)

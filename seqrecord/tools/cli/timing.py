@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import click
 
+from seqrecord.pipes.options import EngineOptions
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
@@ -58,10 +62,15 @@ def bench(
     path: str,
     batch_size: int,
     no_shuffle: bool,
+    num_threads: int | None,
     device: str,
     consumer_ms: float,
+    trace: str | None,
+    cache_dir: str | None,
+    cache_limit: int | None,
     as_json: bool,
     quiet: bool,
+    storage_options: dict[str, Any] | None,
     **options: Any,
 ) -> None:
     """Stream an epoch, print what each step waits for, and what to change first."""
@@ -70,13 +79,20 @@ def bench(
         def show(done: int, total: int) -> None:
             bar.show(done, total, f"{done * batch_size / max(bar.seconds, 1e-3):.0f} clips/s")
 
+        begin = perf_counter()
+        dataset = open_dataset(
+            path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
+        )
+        opened = perf_counter() - begin
         report = run_bench(
-            path,
+            dataset,
             batch_size=batch_size,
             shuffle=not no_shuffle,
             device=None if device == "cpu" else device,
             consumer_seconds=consumer_ms / 1e3,
             progress=show,
+            engine=EngineOptions(num_threads=num_threads, trace=trace),
             **options,
         )
+    report = replace(report, open_seconds=opened + report.open_seconds)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

@@ -1,0 +1,137 @@
+"""Originals that are broken: how, and what the error must say; PNG and npy files that are."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from seqrecord.errors import SourceError
+from seqrecord.sources import Source
+
+__all__ = [
+    "Damage",
+    "Fault",
+    "check_fault",
+    "cut",
+    "edit",
+    "encoded",
+    "fault",
+    "flipped",
+    "huge_png",
+    "line",
+    "npy",
+    "png_of_few_pixels",
+    "remove",
+    "save",
+    "write",
+]
+
+Damage = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way to break an episode's folder, the file below it that the error names, as a pattern, a
+    distinctive word of its message, and some of its facts."""
+
+    damage: Damage
+    file: str
+    says: str
+    facts: dict[str, object]
+
+
+def fault(damage: Damage, file: str, says: str, **facts: object) -> Fault:
+    return Fault(damage, file, says, facts)
+
+
+def check_fault(case: Fault, source: Source, key: str, folder: Path) -> None:
+    """The episode `key` in `folder` is refused as the case says, and all others are sound."""
+    for info in source.episodes():
+        if info.key != key:
+            assert len(list(source.frames(info))) == info.num_frames
+            continue
+        with pytest.raises(SourceError, match=case.says) as caught:
+            list(source.frames(info))
+        error = caught.value
+        assert error.episode == key
+        assert error.file is not None
+        assert Path(error.file).is_relative_to(folder)
+        assert Path(error.file).match(str(folder / case.file))
+        assert case.facts.items() <= error.facts().items()
+
+
+def write(name: str, data: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def edit(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def cut(name: str, stop: int) -> Damage:
+    return edit(name, lambda data: data[:stop])
+
+
+def line(name: str, number: int, text: str) -> Damage:
+    """Replace a line of a text."""
+
+    def change(data: bytes) -> bytes:
+        lines = data.decode().splitlines()
+        return "\n".join([*lines[:number], text, *lines[number + 1 :]]).encode()
+
+    return edit(name, change)
+
+
+def save(name: str, array: Any) -> Damage:
+    return lambda folder: np.save(folder / name, np.asarray(array), allow_pickle=True)
+
+
+def remove(*names: str) -> Damage:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
+
+
+def encoded(pixels: npt.NDArray[Any], mode: str | None = None, kind: str = "png") -> bytes:
+    """The bytes of an image file, of a mode of Pillow."""
+    stream = io.BytesIO()
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(stream, kind)
+    return stream.getvalue()
+
+
+def flipped(position: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    crc = zlib.crc32(name + data).to_bytes(4, "big")
+    return len(data).to_bytes(4, "big") + name + data + crc
+
+
+def huge_png(data: bytes) -> bytes:
+    """The same PNG, which declares 60,000 by 60,000 pixels."""
+    header = (60_000).to_bytes(4, "big") * 2 + data[24:29]
+    return data[:8] + _chunk(b"IHDR", header) + data[33:]
+
+
+def png_of_few_pixels(data: bytes) -> bytes:
+    """A sound PNG but for its pixels, which end early."""
+    return data[:33] + _chunk(b"IDAT", zlib.compress(b"\0" * 30)) + _chunk(b"IEND", b"")
+
+
+def npy(header: str, values: bytes = b"") -> bytes:
+    """An npy file with a header of any text."""
+    text = header.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values
