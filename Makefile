@@ -9,11 +9,12 @@ INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LOWEST := build/lowest
+RELEASE := build/release
 OWN := layers or docs or messages or code_lines or mutation or interleaved or kill or power_loss or two_writers or leaving or stopping \
 	or hostile or fuzz or mix or subclasses or executors or engine_groups or disjoint or leftovers or rewriting \
-	or merge or put or retrying or sequences or compare or benchmark
+	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-lowest test-all mutants docs check format clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -83,7 +84,7 @@ test-slow: $(INSTALLED) ## Run the tests that take minutes, and many examples of
 	$(PYTEST) --dist worksteal -m '(slow or hypothesis) and not service' --hypothesis-profile=many
 
 # Debian has nginx where only root looks for programs.
-test-services test-others test-all: export PATH := $(PATH):/usr/sbin
+test-services test-others test-benchmarks test-all: export PATH := $(PATH):/usr/sbin
 
 test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a FUSE mount
 	$(PYTEST) --dist worksteal -m service
@@ -92,16 +93,19 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 test-others: $(INSTALLED) ## Run all that `make test` leaves out: the slow tests and those of the services
 	$(PYTEST) --dist worksteal -m 'slow or service'
 
+test-benchmarks: $(INSTALLED) ## Run the tests of the benchmarks, which lie beside them
+	$(PYTEST) --dist worksteal -m '' benchmarks/tests
+
 # Old versions use what later ones of Python and of each other call deprecated. Left out is what asks
 # other packages for nothing that the rest does not: rules of the code, processes that are killed,
-# files that are damaged, plans and states, benchmarks.
+# files that are damaged, plans and states.
 # What a package lacks shows in one case of a test.
 test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowest versions that pyproject.toml allows
 	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' -W ignore::DeprecationWarning
 	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/test_rerun.py tests/test_sources_zarr.py
 
 test-all: $(INSTALLED) ## Run every test
-	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many
+	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests
 
 mutants: $(INSTALLED) ## Count which small changes of the code no fast test notices; ARGS='--to tests/mutation' and so on
 	$(BIN)/python -m tests.mutation $(ARGS)
@@ -118,6 +122,18 @@ check: $(INSTALLED) ## Lint, check the format and the types, as CI does
 format: $(INSTALLED) ## Put the code into its format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+release: ## Build sdist and wheel into dist, check them, run the demo with the wheel alone; uploads nothing
+	rm -rf dist $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	$(RELEASE)/tools/bin/python -m build --outdir dist
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)/empty
+	$(RELEASE)/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[view]"
+	ln -s ../../benchmarks $(RELEASE)/benchmarks # and no package beside it: the wheel's is imported
+	cd $(RELEASE) && empty/bin/python -m benchmarks.tartanair.demo demo
+	awk '/^## \[/ { sections++ } sections == 1' CHANGELOG.md > dist/notes.md
 
 clean: ## Remove what make has made
 	rm -rf $(VENV) $(SERVICES) $(DEMO) $(BENCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,9 +18,9 @@ from seqrecord.version import __version__
 
 if TYPE_CHECKING:
     from seqrecord import edit, export, sources, statistics, storage, types
-    from seqrecord.clips.seconds import Seconds
     from seqrecord.clips.tables import ClipSpec
     from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
+    from seqrecord.clips.windows import Latest, Seconds
     from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         SeqRecordStream,
     )
     from seqrecord.pipes.mix import SeqRecordMix
-    from seqrecord.pipes.options import LoaderOptions
+    from seqrecord.pipes.options import EngineOptions, LoaderOptions
     from seqrecord.reading.dataset import Dataset, Episode
     from seqrecord.reading.dataset import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.reading.summary import summarize
@@ -52,12 +52,14 @@ __all__ = [
     "ClipSpec",
     "Dataset",
     "EncodedImage",
+    "EngineOptions",
     "Episode",
     "EpisodeInfo",
     "FeatureSpec",
     "Folders",
     "FormatError",
     "HorizontalFlip",
+    "Latest",
     "LoaderOptions",
     "NotFoundError",
     "RandomCrop",
@@ -105,15 +107,17 @@ _IMPORTED_LATER = {
     "ClipSpec": "clips.tables",
     "Dataset": "reading.dataset",
     "EncodedImage": "schema",
+    "EngineOptions": "pipes.options",
     "Episode": "reading.dataset",
     "EpisodeInfo": "sources.base",
     "FeatureSpec": "schema",
     "Folders": "sources.folders",
     "HorizontalFlip": "clips.transforms",
+    "Latest": "clips.windows",
     "LoaderOptions": "pipes.options",
     "RandomCrop": "clips.transforms",
     "Schema": "schema",
-    "Seconds": "clips.seconds",
+    "Seconds": "clips.windows",
     "SeqRecordDataset": "pipes.loaders",
     "SeqRecordMix": "pipes.mix",
     "SeqRecordNode": "pipes.loaders",

@@ -307,6 +307,10 @@ class Schema(Mapping[str, FeatureSpec]):
             ]
         )
 
+    def renamed(self, names: Mapping[str, str]) -> Schema:
+        """The same features, some with other names. `SchemaError` for a name used twice."""
+        return Schema([replace(s, name=names.get(s.name, s.name)) for s in self.values()])
+
     def to_json(self) -> list[dict[str, Any]]:
         return [spec.to_json() for spec in self.values()]
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
     from seqrecord.tools.bench import BenchReport, StepTimes
     from seqrecord.writing.convert import ConvertReport
-    from seqrecord.writing.convert_jobs import BadEpisode
-    from seqrecord.writing.convert_workers import Progress
+    from seqrecord.writing.convert_jobs import BadEpisode, Progress
     from seqrecord.writing.recorder import RecorderStats, RecordingEpisode
     from seqrecord.writing.writer import EpisodeWriter
 
@@ -65,7 +64,7 @@ if not TYPE_CHECKING:
             "FeatureSummary": "seqrecord.reading.summary",
             "FrameTransform": "seqrecord.reading.frames",
             "GroupSummary": "seqrecord.reading.summary",
-            "Progress": "seqrecord.writing.convert_workers",
+            "Progress": "seqrecord.writing.convert_jobs",
             "RecorderStats": "seqrecord.writing.recorder",
             "RecordingEpisode": "seqrecord.writing.recorder",
             "StatisticsProgress": "seqrecord.reading.compute_statistics",

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from mcap.writer import CompressionType
 from mcap.writer import Writer as McapWriter
 from PIL import Image
 from rosbags.rosbag2 import StoragePlugin, Writer
@@ -31,6 +30,7 @@ __all__ = [
     "write_bag",
     "write_json",
     "write_mcap",
+    "write_raw",
 ]
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
@@ -138,15 +138,25 @@ def write_mcap(
 
 
 def write_json(path: Path, messages: Sequence[tuple[str, str, int, dict[str, Any]]]) -> Path:
-    """An MCAP file of JSON messages: topic, type, time, message."""
+    """An MCAP file of messages of Foxglove in JSON: topic, type, time, message."""
+    encoded: list[Any] = [(*about, json.dumps(each).encode()) for *about, each in messages]
+    return write_raw(path, encoded, "json", "jsonschema", b"{}")
+
+
+def write_raw(
+    path: Path,
+    messages: Sequence[tuple[str, str, int, bytes]],
+    encoding: str = "cdr",
+    schema_encoding: str = "ros2msg",
+    definition: bytes = b"",
+) -> Path:
+    """An MCAP file of messages that are encoded already: topic, type, time, bytes."""
     with path.open("wb") as stream:
-        writer = McapWriter(stream, compression=CompressionType.LZ4)
-        writer.start("", "a test")
-        channels: dict[str, int] = {}
-        for topic, name, time, each in messages:
-            if topic not in channels:
-                schema = writer.register_schema(name, "jsonschema", b"{}")
-                channels[topic] = writer.register_channel(topic, "json", schema)
-            writer.add_message(channels[topic], time, json.dumps(each).encode(), time)
+        writer = McapWriter(stream)
+        writer.start()
+        for topic, name, time, data in messages:
+            schema = writer.register_schema(name, schema_encoding, definition)
+            channel = writer.register_channel(topic, encoding, schema)
+            writer.add_message(channel, time, data, time)
         writer.finish()  # type: ignore[no-untyped-call]
     return path

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from seqrecord import ClipError, SeqRecordStream, SeqRecordWriter
+from seqrecord import ClipError, EngineOptions, Latest, SeqRecordStream, SeqRecordWriter
 from seqrecord.pipes.epochs import share_all
 from seqrecord.writing.stored_schema import Codecs
 
@@ -36,6 +37,7 @@ __all__ = [
     "leaves_nothing",
     "names",
     "possible_clips",
+    "with_latest",
     "write_numbered",
 ]
 
@@ -131,14 +133,28 @@ def possible_clips(
 
 
 def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A loader's arguments but for those that have no effect beside the others: an error."""
-    found = dict(arguments)
+    """A loader's arguments, with those of its engine in `engine`, and without those that have no
+    effect beside the others: an error."""
+    found, known = dict(arguments), {field.name for field in fields(EngineOptions)}
+    tuning = {name: found.pop(name) for name in known & found.keys()}
+    engine = replace(found.pop("engine", EngineOptions()), **tuning)
     if found.get("shuffle") is False:
-        found.pop("num_cursors", None)
-        found.pop("shuffle_buffer", None)
+        engine = replace(engine, num_cursors=None, shuffle_buffer=None)
     if found.get("stride", 1) == 1:
         found.pop("rotate_phase", None)
-    return found
+    return found if engine == EngineOptions() else {**found, "engine": engine}
+
+
+def with_latest(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A loader's arguments, of options that say apart of which features clips have the newest
+    values: `last_known`, names or a dict of the greatest ages, and what is `unknown`."""
+    found = dict(options)
+    known, unknown = found.pop("last_known", ()), found.pop("unknown", None)
+    windows = dict(found.get("windows") or {})
+    for name in known:
+        age = known[name] if isinstance(known, dict) else None
+        windows[name] = Latest(windows.get(name), max_age=age, unknown=unknown)
+    return {**found, "windows": windows} if windows else found
 
 
 def names(clip: dict[str, Any]) -> list[tuple[str, int]]:

@@ -25,10 +25,12 @@ KINDS = {
     "503": "busy, with Retry-After",
     "429": "too many requests, with Retry-After",
     "busy": "busy, without Retry-After",
+    "slow": "the body trickles in over `slow_seconds`",
     "short": "half of the body, then an orderly end of the connection",
     "cut": "half of the body, then a reset",
     "stall": "half of the body, then nothing until the client gives up",
     "shifted": "another range than was asked for, of the same length, and the answer says so",
+    "hang": "no answer until the client gives up",
 }
 _CODES = {
     403: "AuthorizationFailure",
@@ -37,6 +39,7 @@ _CODES = {
     503: "ServerBusy",
 }
 _BUSY = (429, 503)
+_PIECES = 20
 _OWN = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
@@ -120,11 +123,12 @@ class FaultProxy(LocalServer):
         target: str,
         fault: Planned | None = None,
         *,
+        slow_seconds: float = 1.0,
         retry_after: int = 1,
         acted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.fault, self.acted = fault, acted
-        self.retry_after = retry_after
+        self.slow_seconds, self.retry_after = slow_seconds, retry_after
         self.requests = 0
         self.faults: Counter[str] = Counter()
         self.target = target
@@ -178,6 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
         number, kind = self.server.choose(self.command, self.path, byte_range)
         if kind == "reset":
             self._reset()
+        elif kind == "hang":
+            self._wait(None)
+            self._reset()
         elif kind == "busy":
             self._fail(503, retry_after=None)
         elif kind is not None and kind.isdigit():
@@ -228,6 +235,13 @@ class _Handler(BaseHTTPRequestHandler):
         if status != 304 and status != 204:
             self.send_header("Content-Length", length or str(len(content)))
         self.end_headers()
+        if kind == "slow":
+            step = -(-len(content) // _PIECES) or 1
+            for start in range(0, len(content), step):
+                self._wait(self.server.slow_seconds / _PIECES)
+                self.wfile.write(content[start : start + step])
+                self.wfile.flush()
+            return
         broken = kind in ("short", "cut", "stall")
         self.wfile.write(content[: len(content) // 2] if broken else content)
         self.wfile.flush()

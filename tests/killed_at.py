@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["die_at_step", "killed_at"]
+__all__ = ["die_at_step", "killed_at", "signal_at"]
 
 
 def killed_at(step: int, action: Callable[[], object]) -> bool:
@@ -30,22 +31,29 @@ def killed_at(step: int, action: Callable[[], object]) -> bool:
 
 
 def die_at_step(number: int) -> None:
-    """In this process: SIGKILL before the `number`-th call of one of the functions below."""
+    """In this process: SIGKILL before the `number`-th call of a function that changes the disk."""
+    signal_at(number, signal.SIGKILL, _CHANGES)
+
+
+def signal_at(number: int, sign: int, calls: Iterable[tuple[Any, str]]) -> None:
+    """This process gets a signal before the `number`-th call, from 0, of these functions."""
     left = number
 
-    def counted(function: object) -> object:
-        def call(*args: object, **options: object) -> object:
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
             nonlocal left
             if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), sign)
             left -= 1
-            return function(*args, **options)  # type: ignore[operator]
+            return function(*args, **options)
 
         return call
 
-    for owner, names in (
-        (os, ("write", "fsync", "ftruncate", "open", "link")),
-        (Path, ("replace", "unlink", "mkdir", "open")),
-    ):
-        for name in names:
-            setattr(owner, name, counted(getattr(owner, name)))
+    for owner, name in calls:
+        setattr(owner, name, counted(getattr(owner, name)))
+
+
+_CHANGES = (
+    *((os, name) for name in ("write", "fsync", "ftruncate", "open", "link")),
+    *((Path, name) for name in ("replace", "unlink", "mkdir", "open")),
+)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,39 +92,14 @@ class Writers:
             cwd=Path(__file__).parent.parent,
         )
 
-    def run(
-        self,
-        url: str,
-        options: dict[str, Any],
-        mode: str,
-        lengths: Sequence[int],
-        *,
-        straight: dict[str, Any],
-        started: Callable[[int], None],
-    ) -> tuple[bool, list[str]]:
-        """Write what is missing of `MadeSource(lengths)`; whether it was done, and what it told.
+    def run(self, job: dict[str, Any], started: Callable[[int], None]) -> tuple[bool, list[str]]:
+        """Do a job; whether it was done, and what it told. `started` gets its pid before.
 
-        It tells the key of each episode that it has ended when that was seen to be durable, with
-        the storage options `straight`. `started` gets the writer's pid before it writes.
+        It has a `url` and storage `options`. With `lengths` and a `mode` it writes what is missing
+        of `MadeSource(lengths)`, and tells the key of each episode that has ended when that was
+        seen to be durable, with the storage options `straight`; with `sources` it merges them;
+        else it rewrites the record files of which anything was deleted.
         """
-        job = {"url": url, "options": options, "straight": straight, "mode": mode}
-        return self._run({**job, "lengths": list(lengths)}, started)
-
-    def merge(
-        self,
-        sources: Sequence[str],
-        url: str,
-        options: dict[str, Any],
-        started: Callable[[int], None],
-    ) -> bool:
-        """Merge datasets; whether it was done."""
-        return self._run({"sources": list(sources), "url": url, "options": options}, started)[0]
-
-    def rewrite(self, url: str, options: dict[str, Any], started: Callable[[int], None]) -> bool:
-        """Write record files anew of which anything was deleted; whether it was done."""
-        return self._run({"url": url, "options": options}, started)[0]
-
-    def _run(self, job: dict[str, Any], started: Callable[[int], None]) -> tuple[bool, list[str]]:
         self._tell(json.dumps(job))
         started(int(self._hear()))
         self._tell("go")

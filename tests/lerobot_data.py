@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["FEATURES", "FPS", "episodes"]
+__all__ = ["FEATURES", "FPS", "episodes", "write_dataset"]
 
 FPS = 10
 
@@ -55,18 +56,25 @@ def episodes() -> list[list[dict[str, Any]]]:
 
 
 def main(root: Path) -> None:
+    write_dataset(root, FEATURES, episodes(), use_videos=False, robot_type="arm")
+
+
+def write_dataset(
+    root: Path,
+    features: dict[str, dict[str, Any]],
+    recorded: Iterable[Iterable[dict[str, Any]]],
+    **options: Any,
+) -> None:
+    """By lerobot itself, of any of the versions above."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    dataset = LeRobotDataset.create(
-        "a/test", fps=FPS, root=root, features=FEATURES, use_videos=False, robot_type="arm"
-    )
-    for episode in episodes():
-        for frame in episode:
-            if "task" in inspect.signature(dataset.add_frame).parameters:  # 0.3
-                task = frame.pop("task")
-                dataset.add_frame(frame, task=task)
-            else:
-                dataset.add_frame(frame)
+    dataset = LeRobotDataset.create("a/test", fps=FPS, root=root, features=features, **options)
+    takes_task = "task" in inspect.signature(dataset.add_frame).parameters  # 0.3
+    for frames in recorded:
+        for each in frames:
+            frame = {"task": "look", **each}
+            more = {"task": frame.pop("task")} if takes_task else {}
+            dataset.add_frame(frame, **more)
         dataset.save_episode()
     if hasattr(dataset, "finalize"):
         dataset.finalize()

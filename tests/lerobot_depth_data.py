@@ -8,7 +8,6 @@ then zip the folder without `stats.json` and `images/`.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -18,11 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.lerobot_data import FPS, write_dataset
+from tests.lerobot_video_data import declare_video
+
 __all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth"]
 
 DEPTH = ("observation.images.log", "observation.images.linear")
 LENGTHS = (4, 6)
-FPS = 10
 _HEIGHT, _WIDTH = 32, 48
 INFO: Mapping[str, Any] = {
     "is_depth_map": True,
@@ -56,42 +57,20 @@ def with_depth(
 ) -> None:
     """Add a video of codes, uint16 [T, H, W], to a v3.0 dataset of tests/lerobot_data.py."""
     import av
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    said = json.loads((root / "meta/info.json").read_text())
-    said["features"][name] = {
-        "dtype": "video",
-        "shape": [*codes.shape[1:], 1],
-        "names": ["height", "width", "channels"],
-        "info": dict(info),
-    }
-    said["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-    (root / "meta/info.json").write_text(json.dumps(said))
-    path = root / f"videos/{name}/chunk-000/file-000.mp4"
-    path.parent.mkdir(parents=True)
+    shape = [*codes.shape[1:], 1]
+    [path] = declare_video(root, lengths, name, shape, info=dict(info))
     quiet = {"x265-params": "log-level=none:pools=none:frame-threads=1:lossless=1"}
     with av.open(str(path), "w") as file:
-        stream: Any = file.add_stream(codec, rate=said["fps"], options=dict(options or quiet))
+        stream: Any = file.add_stream(codec, rate=FPS, options=dict(options or quiet))
         stream.height, stream.width = codes.shape[1:]
         stream.pix_fmt = pixels
         stream.codec_context.thread_count = 1
         for i, each in enumerate(codes):
             frame = av.VideoFrame.from_ndarray(each, format="gray12le")
-            frame.pts, frame.time_base = i, Fraction(1, said["fps"])
+            frame.pts, frame.time_base = i, Fraction(1, FPS)
             file.mux(stream.encode(frame.reformat(format=pixels)))
         file.mux(stream.encode())
-    table_path = root / "meta/episodes/chunk-000/file-000.parquet"
-    table = pq.read_table(table_path)
-    starts = np.cumsum([0, *lengths])[:-1] / said["fps"]
-    columns: dict[str, Any] = {
-        "chunk_index": [0] * len(lengths),
-        "file_index": [0] * len(lengths),
-        "from_timestamp": starts.tolist(),
-    }
-    for column, values in columns.items():
-        table = table.append_column(f"videos/{name}/{column}", pa.array(values))
-    pq.write_table(table, table_path)
 
 
 def main(root: Path) -> None:
@@ -106,25 +85,18 @@ def main(root: Path) -> None:
         info = {"is_depth_map": True}
         feature = {"dtype": "video", "shape": shape, "names": names, "info": info}
         place = root / name.rpartition(".")[2]
-        dataset = LeRobotDataset.create(
-            "a/test",
-            fps=FPS,
-            root=place,
-            features={name: feature},
-            # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
-            depth_encoder=DepthEncoderConfig(
-                use_log=use_log,
-                depth_max=8.0,
-                extra_options={"x265-params": "lossless=1:bframes=0"},
-            ),
-        )
-        for number, length in enumerate(LENGTHS):
-            for i in range(length):
-                # From 0, which stands for nothing seen, to more than the scale has.
-                depth = (x * y / 150 + 0.1 * i + 0.4 * number * (x > 9)).astype(np.float32)
-                dataset.add_frame({name: depth[..., None], "task": "look"})
-            dataset.save_episode()
-        dataset.finalize()
+        # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
+        lossless = {"x265-params": "lossless=1:bframes=0"}
+        encoder = DepthEncoderConfig(use_log=use_log, depth_max=8.0, extra_options=lossless)
+        # From 0, which stands for nothing seen, to more than the scale has.
+        recorded = [
+            [
+                {name: (x * y / 150 + 0.1 * i + 0.4 * n * (x > 9)).astype("f4")[..., None]}
+                for i in range(k)
+            ]
+            for n, k in enumerate(LENGTHS)
+        ]
+        write_dataset(place, {name: feature}, recorded, depth_encoder=encoder)
         read = LeRobotDataset("a/test", root=place, depth_output_unit="m")
         frames[name] = np.concatenate([read[i][name].numpy() for i in range(len(read))])
     np.savez_compressed(root / "frames.npz", **frames)

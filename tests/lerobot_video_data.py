@@ -8,7 +8,6 @@ environment with lerobot: `python -m tests.lerobot_video_data FOLDER`, then zip 
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 import zipfile
@@ -19,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CAMERAS", "LENGTHS", "block_means", "unpack", "with_video"]
+from tests.lerobot_data import FPS, write_dataset
+
+__all__ = ["CAMERAS", "LENGTHS", "block_means", "declare_video", "unpack", "with_video"]
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 LENGTHS = (5, 4, 7)
-FPS = 10
 BLOCK = 8
 _HEIGHT, _WIDTH = 32, 48
 _NAMES = ["height", "width", "channels"]
@@ -57,28 +57,41 @@ def with_video(
     `options` are those of `write_video`. In v3.0 one file has the frames of all episodes, each of
     which begins with a keyframe if that is `forced`.
     """
+    from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
+
+    options = {"rate": FPS, "options": {"g": "4"}, **options}
+    paths = declare_video(root, lengths, name, [HEIGHT, WIDTH, 3])
+    ends = np.cumsum(lengths).tolist()
+    if len(paths) == 1:
+        cuts = [0, *ends[:-1]] if forced else []
+        write_video(paths[0], pictures(ends[-1]), key_frames=cuts, **options)
+    else:
+        for path, length, end in zip(paths, lengths, ends, strict=True):
+            write_video(path, pictures(length, end - length), **options)
+    return np.concatenate([decoded(path)[1] for path in paths])
+
+
+def declare_video(
+    root: Path, lengths: Sequence[int], name: str, shape: Sequence[int], **more: Any
+) -> list[Path]:
+    """Say in `meta/` that a feature is video, at `FPS`; returns where its files are to be: one of
+    all episodes in v3.0, one of each in v2.1. `more` is what else is said of the feature.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
-
     info = json.loads((root / "meta/info.json").read_text())
-    info["features"][name] = {"dtype": "video", "shape": [HEIGHT, WIDTH, 3], "names": _NAMES}
-    starts = np.cumsum([0, *lengths])[:-1].tolist()
-    options = {"rate": info["fps"], "options": {"g": "4"}, **options}
+    info["features"][name] = {"dtype": "video", "shape": list(shape), "names": _NAMES, **more}
     if info["codebase_version"] == "v3.0":
         info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-        path = root / f"videos/{name}/chunk-000/file-000.mp4"
-        path.parent.mkdir(parents=True)
-        write_video(path, pictures(sum(lengths)), key_frames=starts if forced else (), **options)
-        images = decoded(path)[1]
-        table_path = root / "meta/episodes/chunk-000/file-000.parquet"
-        table = pq.read_table(table_path)
+        paths = [root / f"videos/{name}/chunk-000/file-000.mp4"]
         columns = {
             "chunk_index": [0] * len(lengths),
             "file_index": [0] * len(lengths),
-            "from_timestamp": [start / info["fps"] for start in starts],
+            "from_timestamp": (np.cumsum([0, *lengths])[:-1] / FPS).tolist(),
         }
+        table_path = root / "meta/episodes/chunk-000/file-000.parquet"
+        table = pq.read_table(table_path)
         for column, values in columns.items():
             table = table.append_column(f"videos/{name}/{column}", pa.array(values))
         pq.write_table(table, table_path)
@@ -86,15 +99,19 @@ def with_video(
         info["video_path"] = (
             "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
         )
-        parts = []
-        for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-            path = root / f"videos/chunk-000/{name}/episode_{number:06d}.mp4"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_video(path, pictures(length, start), **options)
-            parts.append(decoded(path)[1])
-        images = np.concatenate(parts)
+        paths = [root / f"videos/chunk-000/{name}/episode_{i:06d}.mp4" for i in range(len(lengths))]
+    paths[0].parent.mkdir(parents=True)
     (root / "meta/info.json").write_text(json.dumps(info))
-    return images
+    return paths
+
+
+def _frame(number: int, i: int) -> dict[str, Any]:
+    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
+    frame: dict[str, Any] = {"observation.state": np.array([number, i], np.float32)}
+    for camera, name in enumerate(CAMERAS):
+        colours = [40 * number + 3 * x, 30 * i + 2 * y, 120 * camera + x + y]
+        frame[name] = np.clip(np.stack(colours, -1), 0, 255).astype(np.uint8)
+    return frame
 
 
 def main(root: Path) -> None:
@@ -103,20 +120,7 @@ def main(root: Path) -> None:
     image = {"dtype": "video", "shape": (_HEIGHT, _WIDTH, 3), "names": _NAMES}
     state = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
     features = {**dict.fromkeys(CAMERAS, image), "observation.state": state}
-    dataset = LeRobotDataset.create("a/test", fps=FPS, root=root, features=features)
-    y, x = np.mgrid[:_HEIGHT, :_WIDTH]
-    takes_task = "task" in inspect.signature(dataset.add_frame).parameters  # 0.3
-    for number, length in enumerate(LENGTHS):
-        for i in range(length):
-            frame: dict[str, Any] = {"observation.state": np.array([number, i], np.float32)}
-            for camera, name in enumerate(CAMERAS):
-                colours = [40 * number + 3 * x, 30 * i + 2 * y, 120 * camera + x + y]
-                frame[name] = np.clip(np.stack(colours, -1), 0, 255).astype(np.uint8)
-            more = {"task": "look"}
-            dataset.add_frame(frame, **more) if takes_task else dataset.add_frame(frame | more)
-        dataset.save_episode()
-    if hasattr(dataset, "finalize"):
-        dataset.finalize()
+    write_dataset(root, features, ([_frame(n, i) for i in range(k)] for n, k in enumerate(LENGTHS)))
     dataset = LeRobotDataset("a/test", root=root, video_backend="pyav")
     rows = [dataset[i] for i in range(len(dataset))]
     means: dict[str, Any] = {

@@ -47,6 +47,12 @@ class Place:
     put: Callable[[str, bytes], None]
     names: Callable[[], list[str]]
 
+    def copy(self, folder: Path) -> None:
+        """Add all files of a local folder."""
+        for file in folder.rglob("*"):
+            if file.is_file():
+                self.put(file.relative_to(folder).as_posix(), file.read_bytes())
+
     @property
     def url(self) -> str:
         return self.at(self.host)[0]

@@ -23,6 +23,7 @@ __all__ = [
     "Failure",
     "Fault",
     "FaultyStorage",
+    "Gate",
     "LosesAnswer",
     "Operation",
     "Slow",
@@ -348,6 +349,19 @@ class FailAt:
         if not due:
             return None
         return self._error or StorageError(f"{operation} {number} fails as asked", file=path)
+
+
+class Gate:
+    """A fault that is none: who begins a record file has `reached` it, and waits for `opened`."""
+
+    def __init__(self) -> None:
+        self.opened, self.reached = threading.Event(), threading.Event()
+
+    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
+        if operation == "create" and path.startswith("records/"):
+            self.reached.set()
+            assert self.opened.wait(60)
+        return None
 
 
 class FailOften:

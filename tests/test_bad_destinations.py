@@ -10,24 +10,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import seqrecord
 from seqrecord.errors import DestinationError, StorageError
+from tests.numbered import add, lengths_of
 
 MODES = ["create", "append", "resume"]
 
 
 def write(folder: Path, mode: Any = "create", key: str = "a") -> None:
-    with seqrecord.SeqRecordWriter(folder, mode=mode) as writer, writer.episode(key) as episode:
-        for number in range(3):
-            episode.append({"x": np.full(50, number, np.uint8)})
+    with seqrecord.SeqRecordWriter(folder, mode=mode) as writer:
+        add(writer, {key: 3})
 
 
 def keys(folder: Path) -> list[str]:
-    with seqrecord.open(folder) as dataset:
-        return list(dataset.episodes)
+    return list(lengths_of(folder))
 
 
 def tree(folder: Path) -> list[str]:
@@ -131,8 +129,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 _FULL = """
 write(folder)
 writer = seqrecord.SeqRecordWriter(folder, mode="append")
-with writer.episode("b") as episode:
-    episode.append({"x": np.zeros(50, np.uint8)})
+add(writer, {"b": 1})
 with (folder / "fill").open("wb", buffering=0) as fill:
     while True:
         try:
@@ -166,8 +163,7 @@ def test_a_disk_that_is_full_at_the_commit(tmp_path: Path, monkeypatch: pytest.M
         return real(fd, data)
 
     writer = seqrecord.SeqRecordWriter(tmp_path, mode="append")
-    with writer.episode("b") as episode:
-        episode.append({"x": np.zeros(50, np.uint8)})
+    add(writer, {"b": 1})
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(StorageError, match=r"No space left on device; file: .*manifest\.json"):

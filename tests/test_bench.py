@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import seqrecord
-from seqrecord import ClipError, NotFoundError, SeqRecordStream, bench
+from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordStream, bench
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
@@ -133,7 +133,11 @@ class SlowStorage(StorageWrapper):
 def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> None:
     storage: Any = SlowStorage(LocalStorage(dataset), pass_time)
     features = ["image_left", "pose"]
-    options: dict[str, Any] = {"shuffle": False, "num_threads": 1, "features": features}
+    options: dict[str, Any] = {
+        "shuffle": False,
+        "engine": EngineOptions(num_threads=1),
+        "features": features,
+    }
     report = bench(storage, clip_len=4, stride=4, batch_size=1, **options)
     assert report.first_batch_seconds >= 1
     assert 0.02 <= report.waiting.max < report.first_batch_seconds, "the first does not count"
@@ -141,10 +145,11 @@ def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> Non
     assert report.clips_per_second == pytest.approx(3 / report.steady_seconds)
 
 
-def test_one_batch(dataset: Path) -> None:
+def test_one_batch_and_single_clips(dataset: Path) -> None:
     report = bench(dataset, clip_len=4, max_batches=1)
     assert report.steady_clips == report.num_clips == 4
     assert report.waiting.mean == report.first_batch_seconds
+    assert bench(dataset, clip_len=4, batch_size=None, max_batches=3).num_clips == 3
 
 
 def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None]) -> None:
@@ -156,10 +161,6 @@ def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None
     assert "copying to the device is the bottleneck" in report.advice[0]
     assert report.stats["bottleneck"].startswith("copying frames to the device")
     assert "copy to device" in str(report)
-
-
-def test_single_clips(dataset: Path) -> None:
-    assert bench(dataset, clip_len=4, batch_size=None, max_batches=3).num_clips == 3
 
 
 def test_wrong_requests(dataset: Path, tmp_path: Path) -> None:

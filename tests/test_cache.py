@@ -35,6 +35,7 @@ from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.datasets import nth_chunk, write_small
+from tests.killed_at import signal_at
 from tests.storage_contract import PATH, StorageContract, get, put
 from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
 
@@ -509,15 +510,6 @@ def test_forks_while_threads_read(tmp_path: Path) -> None:
     _check_sound(tmp_path)
 
 
-def test_two_caches_of_one_folder_in_one_process(tmp_path: Path) -> None:
-    first, second = Cached(tmp_path), Cached(tmp_path)
-    first.check(0, 1000)
-    assert second.check(0, 1000) == 0
-    del second  # collected, with uses to note, while the other one works
-    assert first.check(0, 1000) == 0
-    first.storage.close()
-
-
 # Damage
 
 
@@ -627,24 +619,6 @@ CALLS = (
 )
 
 
-def at_call(number: int, sign: int) -> None:
-    """This process gets a signal before its call `number` to the disk."""
-    left = number
-
-    def hooked(real: Any) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == -1:
-                os.kill(os.getpid(), sign)
-            return real(*args, **options)
-
-        return call
-
-    for owner, name in CALLS:
-        setattr(owner, name, hooked(getattr(owner, name)))
-
-
 def test_a_kill_leaves_nothing_wrong(tmp_path: Path) -> None:
     """Before any call to the disk of a process that evicts entries, adds some and forgets one."""
     kills = 0
@@ -654,7 +628,7 @@ def test_a_kill_leaves_nothing_wrong(tmp_path: Path) -> None:
         _blocks(cached, list(range(20)))
 
         def work(cached: Cached = cached, number: int = number) -> None:
-            at_call(number, signal.SIGKILL)
+            signal_at(number, signal.SIGKILL, CALLS)
             _blocks(cached, [30, 31])
             cached.storage.forget(PATH, [ByteRange(3_000_000, 3_000_001)])
 

@@ -48,10 +48,10 @@ def fill(location: Any, cache: Path) -> None:
 # Asking for one
 
 
-def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
+def test_loaders_keep_the_cache_of_a_dataset(remote: str, tmp_path: Path) -> None:
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": 1 << 24}
-    with seqrecord.open(remote, **cache) as dataset:
-        assert isinstance(dataset.contents.storage, CachedStorage)
+    dataset = seqrecord.open(remote, **cache)
+    assert isinstance(dataset.contents.storage, CachedStorage)
     makers: list[Callable[..., Any]] = [
         seqrecord.SeqRecordPipe,
         seqrecord.SeqRecordStream,
@@ -59,7 +59,7 @@ def test_every_entry_takes_a_cache(remote: str, tmp_path: Path) -> None:
         seqrecord.SeqRecordDataset,
     ]
     for make in makers:
-        loader = make(remote, clip_len=2, features=["pose"], **cache)
+        loader = make(dataset, clip_len=2, features=["pose"])
         assert isinstance(loader.dataset.contents.storage, CachedStorage), make
 
 
@@ -72,7 +72,7 @@ def test_a_state_does_not_depend_on_the_cache(remote: str, tmp_path: Path) -> No
     settings: dict[str, Any] = {"clip_len": 2, "features": ["pose"], "seed": 4}
     plain = seqrecord.SeqRecordPipe(remote, **settings)
     cached = seqrecord.SeqRecordPipe(
-        remote, cache_dir=tmp_path / "cache", cache_limit="16MiB", **settings
+        seqrecord.open(remote, cache_dir=tmp_path / "cache", cache_limit="16MiB"), **settings
     )
     clips = iter(cached)
     for _ in range(3):
@@ -204,50 +204,44 @@ _HELD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("location", "cleared"),
-    [
-        (
-            "s3://b/x",
-            ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
-        ),
-        (
-            "s3a://b//x/",
-            ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
-        ),
-        ("s3://b/x?endpoint=http://h:1", ["s3://b/x?endpoint=http://h:1"]),
-        ("s3://b/x y", ["s3://b/x y"]),
-        ("s3://x", []),
-        ("gs://b/x", ["gs://b/x"]),
-        ("gcs://b/x", ["gs://b/x"]),
-        ("az://b/x", [_HELD[0], *_HELD[2:5]]),
-        ("az://other/b/x", [_HELD[1]]),
-        ("abfs://b@one.dfs.core.windows.net/x", [_HELD[0]]),
-        (f"{_ONE}/b/x?sv=1&sig=S3CRET", [_HELD[0]]),
-        ("blobfile+az://one/b/x", [_HELD[0], _HELD[3]]),
-        ("blobfile+az://two/b/x", [_HELD[2], _HELD[4]]),
-        ("http://h:1/b/x", ["http://h:1/b/x"]),
-        ("http://u:S3CRET@h:2/b/x/", ["http://h:2/b/x"]),
-        ("http://h/b/x", []),
-        ("memory://b/x", ["memory://b/x"]),
-        ("github://o:one@main/b/x", ["github://main/b/x?org=o&repo=one"]),
-        ("/b/x", ["/b/x"]),
-        ("file:///data/b/x", ["/data/b/x"]),
-        ("hf://b/x", []),
-    ],
-)
-def test_no_other_dataset_is_cleared(location: str, cleared: list[str], tmp_path: Path) -> None:
+_CLEARED: dict[str, list[str]] = {
+    "s3://b/x": ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
+    "s3a://b//x/": ["s3://b/x", "s3://b/x?endpoint=http://h:1", "s3://b/x?endpoint=http://h:2/b"],
+    "s3://b/x?endpoint=http://h:1": ["s3://b/x?endpoint=http://h:1"],
+    "s3://b/x y": ["s3://b/x y"],
+    "s3://x": [],
+    "gs://b/x": ["gs://b/x"],
+    "gcs://b/x": ["gs://b/x"],
+    "az://b/x": [_HELD[0], *_HELD[2:5]],
+    "az://other/b/x": [_HELD[1]],
+    "abfs://b@one.dfs.core.windows.net/x": [_HELD[0]],
+    f"{_ONE}/b/x?sv=1&sig=S3CRET": [_HELD[0]],
+    "blobfile+az://one/b/x": [_HELD[0], _HELD[3]],
+    "blobfile+az://two/b/x": [_HELD[2], _HELD[4]],
+    "http://h:1/b/x": ["http://h:1/b/x"],
+    "http://u:S3CRET@h:2/b/x/": ["http://h:2/b/x"],
+    "http://h/b/x": [],
+    "memory://b/x": ["memory://b/x"],
+    "github://o:one@main/b/x": ["github://main/b/x?org=o&repo=one"],
+    "/b/x": ["/b/x"],
+    "file:///data/b/x": ["/data/b/x"],
+    "hf://b/x": [],
+}
+
+
+def test_no_other_dataset_is_cleared(tmp_path: Path) -> None:
     local = LocalStorage(tmp_path / "data")
     put(local, PATH, b"x" * 100)
-    for place in _HELD:
-        get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
-    if cleared:
-        assert seqrecord.clear_cache(tmp_path / "cache", location) > 0
-    else:
-        with pytest.raises(NotFoundError, match="nothing of this dataset"):
-            seqrecord.clear_cache(tmp_path / "cache", location)
-    left = {held.url for held in seqrecord.cache_info(tmp_path / "cache").datasets}
-    assert set(_HELD) - left == set(cleared)
+    for location, cleared in _CLEARED.items():
+        for place in _HELD:
+            get(CachedStorage(_At(local, place), tmp_path / "cache", "64MiB"), PATH)
+        if cleared:
+            assert seqrecord.storage.clear_cache(tmp_path / "cache", location) > 0
+        else:
+            with pytest.raises(NotFoundError, match="nothing of this dataset"):
+                seqrecord.storage.clear_cache(tmp_path / "cache", location)
+        left = {held.url for held in seqrecord.storage.cache_info(tmp_path / "cache").datasets}
+        assert set(_HELD) - left == set(cleared), location
 
 
 # Looking into it
@@ -328,14 +322,9 @@ def test_the_second_epoch_from_azure_makes_no_request(
     for path in sorted((tmp_path / "dataset").rglob("*.*")):
         put(storage, str(path.relative_to(tmp_path / "dataset")), path.read_bytes())
     storage.close()
-    pipe = seqrecord.SeqRecordPipe(
-        url,
-        clip_len=3,
-        features=["image_left", "pose"],
-        storage_options=options,
-        cache_dir=tmp_path / "cache",
-        cache_limit="16MiB",
-    )
+    cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
+    dataset = seqrecord.open(url, storage_options=options, **cache)
+    pipe = seqrecord.SeqRecordPipe(dataset, clip_len=3, features=["image_left", "pose"])
     epochs = []
     for _ in range(2):
         clips = {(c["episode"], c["start"]): c["pose"].tolist() for c in pipe}

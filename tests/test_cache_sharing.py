@@ -25,8 +25,9 @@ import seqrecord
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.datasets import write_small
+from tests.killed_at import signal_at
 from tests.storage_contract import PATH
-from tests.test_cache import Cached, at_call, entries
+from tests.test_cache import CALLS, Cached, entries
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -45,7 +46,7 @@ def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
         pid = os.fork()
         if pid == 0:
             try:
-                at_call(number, signal.SIGSTOP)
+                signal_at(number, signal.SIGSTOP, CALLS)
                 cached.check(2_000_000, 2_100_000)
                 cached.storage.forget(PATH, [ByteRange(2_000_000, 2_000_010)])
             finally:
@@ -268,13 +269,9 @@ def test_an_epoch_is_read_through_a_cache_that_is_held(tmp_path: Path) -> None:
     Cached(tmp_path).check(0, 10)
     write_small("memory://held/dataset")
     try:
-        pipe = seqrecord.SeqRecordPipe(
-            "memory://held/dataset",
-            clip_len=2,
-            features=["pose"],
-            cache_dir=tmp_path / "cache",
-            cache_limit="16MiB",
-        )
+        cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
+        dataset = seqrecord.open("memory://held/dataset", **cache)
+        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, features=["pose"])
         with CacheFolder(tmp_path / "cache").locked():
             assert len(list(pipe)) == len(pipe)
         assert pipe.dataset.contents.storage.counters()["cache_busy"] >= 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, summarize
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, summarize
 from seqrecord.reading.dataset import Dataset
-from seqrecord.sources import EpisodeInfo
 from seqrecord.writing import chunking, writer
 from tests.command_line import main
 
@@ -70,15 +67,27 @@ def schema() -> Schema:
     return Schema([state, FeatureSpec("lidar", np.dtype("u1"), (None, 3))])
 
 
+SEEN = [
+    ([100 + i for i in range(70)], 32),  # of no importance beside 48 MiB
+    ([KIB * 2 // 3 + i for i in range(30)], 16),
+    ([10 * KIB // 3 - 100 + i for i in range(7)], 4),  # five are looked at
+]
+
+
+@pytest.mark.parametrize(("points", "expected"), [*SEEN, ([5, 6], 32)])
+def test_frames_a_chunk_where_the_features_are_not_known(
+    tmp_path: Path, points: list[int], expected: int
+) -> None:
+    assert written(tmp_path, [points]) == [min(expected, len(points))]
+
+
 @pytest.mark.parametrize(
     ("points", "expected"),
     [
-        ([100 + i for i in range(70)], 32),  # of no importance beside 48 MiB
+        *SEEN,
         ([0] * 40, 32),
         ([5], 32),
         ([KIB // 3 + i for i in range(40)], 32),
-        ([KIB * 2 // 3 + i for i in range(30)], 16),
-        ([10 * KIB // 3 - 100 + i for i in range(7)], 4),  # five are looked at
         ([1, 2, 3, 20 * KIB // 3, 4, 5, 6, 7], 2),  # the largest of the first ones decides
         ([49 * KIB // 3, 1, 2], 1),
         ([1, 2, 49 * KIB // 3, 3], 1),
@@ -88,21 +97,6 @@ def test_frames_a_chunk(tmp_path: Path, points: list[int], expected: int) -> Non
     assert written(tmp_path, [points], schema=schema()) == [min(expected, len(points))]
     with seqrecord.open(tmp_path) as dataset:
         assert first_chunks(dataset, 0) == [len(points)], "of the small state, far more fit"
-
-
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ([100 + i for i in range(70)], 32),
-        ([5, 6], 32),
-        ([KIB * 2 // 3 + i for i in range(30)], 16),
-        ([10 * KIB // 3 - 100 + i for i in range(7)], 4),
-    ],
-)
-def test_frames_a_chunk_where_the_features_are_not_known(
-    tmp_path: Path, points: list[int], expected: int
-) -> None:
-    assert written(tmp_path, [points]) == [min(expected, len(points))]
 
 
 def test_each_episode_by_its_own_frames(tmp_path: Path) -> None:
@@ -143,39 +137,6 @@ def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
             assert (number + 1) * 15 * KIB - size < 48 * KIB
     with seqrecord.open(tmp_path) as dataset:
         assert first_chunks(dataset, 1) == [2]
-
-
-class _Lidar:
-    """Episodes of the given points, for `convert`."""
-
-    def __init__(self, episodes: Sequence[Sequence[int]]) -> None:
-        self._points = episodes
-
-    def schema(self) -> Schema:
-        return schema()
-
-    def episodes(self) -> list[EpisodeInfo]:
-        return [EpisodeInfo(f"e{n}", len(p), {"n": n}) for n, p in enumerate(self._points)]
-
-    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
-        for i, count in enumerate(self._points[info.metadata["n"]]):
-            yield lidar(count, i % 256)
-
-
-@pytest.mark.parametrize("threads", [None, 2])
-def test_conversions_do_the_same(tmp_path: Path, threads: int | None) -> None:
-    episodes = [[1, 2, 3], [17 * KIB // 3] * 4, [9] * 70]
-    executor = threads and ThreadPoolExecutor(threads)
-    with executor or nullcontext():
-        convert(
-            _Lidar(episodes),
-            tmp_path,
-            codecs="raw",
-            workers=1,
-            executor=executor or None,
-            record_bytes=100,
-        )
-    assert check(tmp_path, episodes) == [3, 2, 32]
 
 
 def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:

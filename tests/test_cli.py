@@ -124,50 +124,36 @@ def test_write_takes_one_preset_for_all_and_others_for_some(tmp_path: Path) -> N
 
 def test_write_takes_jpeg_by_name(tmp_path: Path) -> None:
     write_v1(tmp_path / "t" / "a" / "Easy" / "P000", make_frames(0, 2, size=(32, 40)))
-
-    def image_chain(*options: str) -> list[Any]:
-        destination = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        run("write", "--src", tmp_path / "t", "--dst", destination, "--workers", 1, *options)
-        with seqrecord.open(destination) as dataset:
-            return [dict(config) for config in dataset.features["image_left"].codec]
-
-    jpeg = {"id": "seqrecord.image", "format": "jpeg"}
-    assert image_chain("--codec", "image_left=jpeg") == [{**jpeg, "quality": 90}]
-    assert image_chain("--codec", "image_left=jpeg:quality=75") == [{**jpeg, "quality": 75}]
-    images = ["--features", "image_left,image_right"]
-    assert image_chain("--codec", "jpeg:quality=75", *images) == [{**jpeg, "quality": 75}]
-    mixed = ["--codec", "jpeg:quality=75", "--codec", "image_right=raw"]
-    assert image_chain(*mixed, *images) == [{**jpeg, "quality": 75}]
+    jpeg, mixed = "jpeg:quality=75", ["jpeg:quality=75", "image_right=raw"]
+    for number, codecs in enumerate((["image_left=jpeg"], [jpeg], mixed)):
+        options = [part for codec in codecs for part in ("--codec", codec)]
+        options += ["--features", "image_left,image_right", "--dst", str(tmp_path / str(number))]
+        run("write", "--src", tmp_path / "t", "--workers", 1, *options)
+        with seqrecord.open(tmp_path / str(number)) as dataset:
+            [config] = dataset.features["image_left"].codec
+        assert config == {
+            "id": "seqrecord.image",
+            "format": "jpeg",
+            "quality": 75 if number else 90,
+        }
 
 
-def test_write_skips_bad_episodes_and_says_so(tree: Path) -> None:
-    bad = tree / "cave" / "Easy" / "P000" / "image_left" / "000001_left.png"
+def test_write_says_how_to_skip_bad_episodes(tree: Path) -> None:
+    easy, destination = tree / "cave" / "Easy", tree.with_name("originals-records")
+    bad = easy / "P000" / "image_left" / "000001_left.png"
     bad.write_bytes(bad.read_bytes()[:-20])
-    command = ["write", "--src", tree, "--workers", 1]
-    destination = tree.with_name("originals-records")
-    result = run(*command, "--quiet", code=1)
-    [line] = result.stderr.splitlines()
+    line = fail("write", "--src", tree, "--workers", 1, "--quiet")
     assert str(bad) in line
     assert "episode: cave/Easy/P000" in line
-    result = run(*command, "--resume", "--skip-bad-episodes", "--quiet")
-    first, second = result.stderr.splitlines()
-    assert first == "left out 1 bad episode:"
-    assert second.startswith("  cave/Easy/P000: ")
-    assert str(bad) in second
-    with seqrecord.open(destination) as dataset:
-        assert list(dataset.episodes) == ["cave/Easy/P001"]
-
-
-def test_write_says_how_to_pack_the_others(tree: Path) -> None:
-    easy = tree / "cave" / "Easy"
     (easy / "P000" / "depth_left" / "000001_left_depth.npy").unlink()
-    line = fail("write", "--src", tree, "--workers", 1, "--quiet")
-    assert line.startswith("a frame list that disagrees with the others; to pack the other")
+    line = fail("write", "--src", tree, "--workers", 1, "--quiet", "--resume")
     assert "--resume --skip-bad-episodes" in line
     assert "expected: 3 files, frames 0 to 2, as in image_left/; got: 2 files, frame 1 miss" in line
     options = ["--workers", 1, "--quiet", "--resume", "--skip-bad-episodes"]
-    run("write", "--src", tree, *options)
-    with seqrecord.open(tree.with_name("originals-records")) as dataset:
+    first, second = run("write", "--src", tree, *options).stderr.splitlines()
+    assert first == "left out 1 bad episode:"
+    assert second.startswith("  cave/Easy/P000: ")
+    with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 

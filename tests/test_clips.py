@@ -55,8 +55,9 @@ def test_missing_runs_are_the_missing_frames(case: Case) -> None:
 
 @given(cases(), st.data())
 def test_windows_of_features_that_lack_frames(case: Case, data: st.DataObject) -> None:
-    """Each use has frames of its own, which may lie beyond the ends."""
-    pad = data.draw(st.booleans())
+    """Each use has frames of its own, which may lie beyond the ends, or beyond one of them."""
+    pads = data.draw(st.tuples(st.booleans(), st.booleans()))
+    drop_last = data.draw(st.integers(0, 4))
     some = st.lists(st.integers(-12, 12), min_size=1, max_size=6)
     offsets = data.draw(st.lists(some | st.just([*range(-2, 9, 2)]), min_size=1, max_size=3))
     missing = [set(data.draw(st.sets(st.sampled_from(sorted(case.missing) or [(0, 0)]))))
@@ -69,14 +70,16 @@ def test_windows_of_features_that_lack_frames(case: Case, data: st.DataObject) -
         for some, lacking in zip(offsets, missing, strict=True)
     ]
     selected = np.array(case.selected, np.int64)
-    table = enumerate_clips(case.spec, case.episodes, selected, uses=uses, pad=pad)
+    asked: Any = {"uses": uses, "pads": pads, "drop_last": drop_last}
+    table = enumerate_clips(case.spec, case.episodes, selected, **asked)
     expected, possible, starts = [], dict.fromkeys(case.selected, 0), 0
     for episode in case.selected:
         last = case.num_frames[episode] - 1
-        for start in range(case.spec.phase, last + 1, case.spec.stride):
+        for start in range(case.spec.phase, last + 1 - drop_last, case.spec.stride):
             starts += 1
             used = [[start + offset for offset in some] for some in offsets]
-            if not pad and not all(0 <= f <= last for frames in used for f in frames):
+            least, most = min(map(min, used)), max(map(max, used))
+            if (least < 0 and not pads[0]) or (most > last and not pads[1]):
                 continue
             possible[episode] += 1
             if not any(

@@ -14,7 +14,15 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import CenterCrop, HorizontalFlip, RandomCrop, Seconds, SeqRecordWriter
+from seqrecord import (
+    CenterCrop,
+    EngineOptions,
+    HorizontalFlip,
+    RandomCrop,
+    Seconds,
+    SeqRecordWriter,
+)
+from tests.clip_data import with_latest
 
 HEIGHT, WIDTH = 12, 16
 LENGTHS = (23, 9, 2, 40, 31)
@@ -90,7 +98,7 @@ class Case:
             "seed": rng.randrange(100),
             "shuffle": maybe(0.8),
             "batch_size": rng.choice([None, 1, 3, 4, 7]),
-            "num_threads": rng.choice([1, 2]),
+            "engine": EngineOptions(num_threads=rng.choice([1, 2])),
         }
         if maybe(0.6):
             options["windows"] = {
@@ -337,9 +345,9 @@ def run(records: Path, seed: int, *, rated: bool = False) -> None:
     case = Case.drawn(rng, rated=rated)
     if not case.clips:
         with pytest.raises(seqrecord.ClipError):
-            seqrecord.SeqRecordStream(records, **case.options)
+            seqrecord.SeqRecordStream(records, **with_latest(case.options))
         return
-    stream = seqrecord.SeqRecordStream(records, **case.options)
+    stream = seqrecord.SeqRecordStream(records, **with_latest(case.options))
     batches, states, given = [], [], []
     for batch in stream:
         batches.append(copied(batch))
@@ -353,7 +361,7 @@ def run(records: Path, seed: int, *, rated: bool = False) -> None:
     assert repeated <= (case.options["batch_size"] if in_rows else 1)
     if len(batches) > 1:
         at = rng.randrange(len(batches) - 1)
-        again = seqrecord.SeqRecordStream(records, **case.options)
+        again = seqrecord.SeqRecordStream(records, **with_latest(case.options))
         again.load_state_dict(states[at])
         rest = [copied(batch) for batch in again]
         assert equal(rest, batches[at + 1 :])
@@ -362,7 +370,7 @@ def run(records: Path, seed: int, *, rated: bool = False) -> None:
 
 def check_map_style(records: Path, case: Case, rng: random.Random) -> None:
     """The same clips by their numbers."""
-    of_streams = ("seed", "shuffle", "batch_size", "num_threads", "order", "device")
+    of_streams = ("seed", "shuffle", "batch_size", "engine", "order", "device")
     options = {
         name: value
         for name, value in case.options.items()
@@ -370,7 +378,7 @@ def check_map_style(records: Path, case: Case, rng: random.Random) -> None:
     }
     single = Case({**options, "stride": case.stride, "batch_size": None})
     options["stride"] = case.stride
-    dataset = seqrecord.SeqRecordDataset(records, **options)
+    dataset = seqrecord.SeqRecordDataset(records, **with_latest(options))
     assert len(dataset) == len(case.clips)
     numbers = [rng.randrange(len(dataset)) for _ in range(5)]
     for number in numbers:

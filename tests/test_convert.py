@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from seqrecord.errors import (
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.convert import Progress
-from seqrecord.writing.convert_workers import Processes, WorkerEnd
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 
@@ -94,14 +92,6 @@ def test_on_a_given_executor(tmp_path: Path, expected: str, kind: str) -> None:
     check(tmp_path, MadeSource())
 
 
-def test_into_memory() -> None:
-    source = MadeSource((3, 2))
-    with ThreadPoolExecutor(2) as executor:
-        convert(source, "memory://convert/threads", executor=executor, chunk_frames=1)
-    with seqrecord.open("memory://convert/threads") as dataset:
-        assert dataset.num_frames == 5
-
-
 @BY_ONE_AND_TWO
 def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
     seen: list[Progress] = []
@@ -110,23 +100,6 @@ def test_progress_ends_at_all_frames(tmp_path: Path, workers: int) -> None:
     assert frames == sorted(frames)
     assert seen[-1] == Progress(54, 54, 54 * MadeSource().schema().frame_nbytes)
     assert len(seen) < 54
-
-
-def test_nobody_waits_for_a_pipe_that_is_not_read() -> None:
-    """A worker must hear `stop` however long its parent has not looked."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    stop = context.RawValue("b", False)
-    with receiver, sender:
-        os.set_blocking(sender.fileno(), False)
-        worker = WorkerEnd(sender, stop)
-        for _ in range(50_000):
-            worker.advance(1)
-        processes = Processes(1, ProcessPoolExecutor(1), receiver, stop)
-        first = processes.take()
-        worker.advance(1)
-        assert first < 50_000
-        assert first + processes.take() == 50_001
 
 
 # Bad episodes
@@ -539,8 +512,3 @@ print(status("VmHWM") - before)
         cwd=Path(__file__).parent.parent,
     ).stdout
     assert 0 < int(out) < 8 * 6_000_000
-
-
-def test_reports_and_errors_cross_processes() -> None:
-    error = SourceError("x", episode="e", frame=3)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)

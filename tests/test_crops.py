@@ -17,6 +17,7 @@ import seqrecord
 from seqrecord import (
     CenterCrop,
     ClipError,
+    EngineOptions,
     HorizontalFlip,
     RandomCrop,
     SeqRecordDataset,
@@ -240,7 +241,9 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     first = draws(SeqRecordPipe(path, **settings, batch_size=3))
     assert first == draws(SeqRecordPipe(path, **settings, batch_size=4, shuffle=False))
     assert first == draws(
-        SeqRecordPipe(path, **settings, batch_size=3, features=["image"], num_threads=1)
+        SeqRecordPipe(
+            path, **settings, batch_size=3, features=["image"], engine=EngineOptions(num_threads=1)
+        )
     )
     some = draws(SeqRecordPipe(path, **settings, batch_size=3, episodes="set/[12]"))
     assert some.items() <= first.items()

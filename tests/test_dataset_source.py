@@ -34,7 +34,7 @@ from seqrecord.sources import format_names, open_source
 from tests.command_line import main
 from tests.datasets import write_small
 from tests.made_source import MadeSource
-from tests.test_export_again import datasets
+from tests.test_export import datasets
 from tests.value_data import write_values
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 from tests.web_server import WebFolder

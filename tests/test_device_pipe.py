@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from seqrecord import (
     ClipError,
+    EngineOptions,
     SeqRecordDataset,
     SeqRecordPipe,
     SeqRecordStream,
@@ -27,7 +28,7 @@ from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
 
 FIXED = ["image", "flow", "id"]
 FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 
 
 @pytest.fixture(params=STREAMS)
@@ -47,7 +48,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         {"batch_size": None, "features": FIXED},
         {"clip_len": 2, "stride": 3, "dilation": 2, "batch_size": 7},
         {"stride": 3, "features": FIXED},  # clips that do not overlap
-        {"memory_limit": 60_000, "num_threads": 3},
+        {"memory_limit": 60_000, "engine": EngineOptions(num_threads=3)},
         {"batch_size": 64},
         {"features": ["note"]},
         {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},
@@ -196,7 +197,9 @@ def test_an_error_comes_through(path: Path, device: str) -> None:
 
 
 def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH, device=device, trace=tmp_path / "epoch.json")
+    pipe = SeqRecordPipe(
+        path, device=device, **effective({**BATCH, "trace": tmp_path / "epoch.json"})
+    )
     list(pipe)
     events = json.loads((tmp_path / "epoch.json").read_text())["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}

@@ -25,6 +25,7 @@ from seqrecord.engine.device.video import DeviceVideo, Numbered
 from seqrecord.errors import CodecError
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
 from seqrecord.schema import FeatureSpec
+from tests.clip_data import effective
 from tests.side_streams import NO_GPU, LateStream
 from tests.test_video_datasets import kept_schema, state
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
@@ -177,7 +178,8 @@ def run(
 ) -> dict[str, Any]:
     """Every clip of an epoch is right; the statistics."""
     settings: dict[str, Any] = {"clip_len": 4, "batch_size": 8, "num_cursors": 3} | options
-    pipe = seqrecord.SeqRecordPipe(path, device=device, video_decoder="torchcodec", **settings)
+    settings |= {"device": device, "video_decoder": "torchcodec"}
+    pipe = seqrecord.SeqRecordPipe(path, **effective(settings))
     held = list(pipe)  # all of them: none may change, and none may lack what is yet to be done
     for batch in held:
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
@@ -363,11 +365,12 @@ def test_rows_of_which_nothing_is_known_are_zeros(
         for number, image in enumerate(moving(30)):
             episode.append({"number": number, **({"image": image} if number > 9 else {})})
     options: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle": False, "device": "cpu"}
-    options |= {"last_known": ["image"], "unknown": "zeros"}
-    found = [
-        [batch["image"].numpy() for batch in seqrecord.SeqRecordPipe(tmp_path / "r", **settings)]
+    options |= {"windows": {"image": seqrecord.Latest(unknown="zeros")}}
+    pipes = (
+        seqrecord.SeqRecordPipe(tmp_path / "r", **effective(settings))
         for settings in (options, options | {"video_decoder": "torchcodec"})
-    ]
+    )
+    found = [[batch["image"].numpy() for batch in pipe] for pipe in pipes]
     expected, given = map(np.concatenate, found)
     assert far(given, expected) <= MOST
     assert not given[0].any()
@@ -395,7 +398,7 @@ def test_threads_of_the_engine_end_decoders(
 
     monkeypatch.setattr("torchcodec.decoders.VideoDecoder", make)
     options: dict[str, Any] = {"device": "cpu", "video_decoder": "torchcodec", "num_cursors": 3}
-    pipe = seqrecord.SeqRecordPipe(kept[0], clip_len=4, batch_size=8, **options)
+    pipe = seqrecord.SeqRecordPipe(kept[0], clip_len=4, batch_size=8, **effective(options))
     iterator = iter(pipe)
     for _ in islice(iterator, batches):
         pass
@@ -407,6 +410,6 @@ def test_threads_of_the_engine_end_decoders(
     assert all(name.startswith("seqrecord") for name in ended)
 
 
-def test_only_known_decoders(kept: tuple[Path, dict[str, Pixels]]) -> None:
+def test_only_known_decoders() -> None:
     with pytest.raises(seqrecord.ClipError, match="video_decoder"):
-        seqrecord.SeqRecordPipe(kept[0], clip_len=4, video_decoder="nvdec")
+        seqrecord.EngineOptions(video_decoder="nvdec")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordPipe
+from seqrecord import EngineOptions, SeqRecordPipe
 from seqrecord.errors import ChecksumError
 from tests.clip_data import LARGE, check, possible_clips, write_numbered
 
@@ -37,14 +37,13 @@ def test_clips_far_apart(
 ) -> None:
     features = ["image", "id"]
     pipe = SeqRecordPipe(
-        path,
+        seqrecord.open(path, verify=verify),
         clip_len=clip_len,
         stride=stride,
         features=features,
         batch_size=2,
-        shuffle_buffer=8,
+        engine=EngineOptions(shuffle_buffer=8),
         device=device,
-        verify=verify,
     )
     for _ in range(2):
         clips = [name for batch in pipe for name in check(batch, features, clip_len)]

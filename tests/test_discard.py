@@ -13,12 +13,11 @@ import pytest
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
-from seqrecord.checksum import Buffer
 from seqrecord.errors import ConflictError, DestinationError, StorageError
 from seqrecord.storage import LocalStorage, Upload
 from seqrecord.writing.commits import reindex
-from tests.own_threads import own_threads
-from tests.storage_doubles import FailAt, FaultyStorage
+from tests.numbered import join_commits
+from tests.storage_doubles import FailAt, FaultyStorage, Gate
 
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 4}
 
@@ -37,11 +36,6 @@ def lengths(root: Path) -> dict[str, int]:
             np.testing.assert_array_equal(episode[:]["y"], np.arange(len(episode)))
             np.testing.assert_array_equal(episode[:]["x"][:, 0, 0, 0], np.arange(len(episode)))
     return found
-
-
-def join_commits() -> None:
-    for thread in own_threads("seqrecord-commit"):
-        thread.join()
 
 
 class Photographed(LocalStorage):
@@ -263,38 +257,18 @@ def test_a_take_that_failed_is_recorded_again(
         np.testing.assert_array_equal(dataset.episodes["demo/1"][:]["x"], np.arange(22))
 
 
-class Stuck(LocalStorage):
-    """A storage that holds back who writes a record file until it is opened."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.opened, self.reached = threading.Event(), threading.Event()
-
-    def create(self, path: str) -> Upload:
-        upload = super().create(path)
-        if path.startswith("records/"):
-            write = upload.write
-
-            def held(data: Buffer) -> None:
-                self.reached.set()
-                assert self.opened.wait(60)
-                write(data)
-
-            setattr(upload, "write", held)  # noqa: B010
-        return upload
-
-
 def test_discarding_waits_for_nothing(tmp_path: Path) -> None:
-    storage = Stuck(tmp_path)
+    gate = Gate()
+    storage = FaultyStorage(LocalStorage(tmp_path), gate)
     with SeqRecordRecorder(storage, codecs="raw", chunk_frames=1) as recorder:
         episode = recorder.episode("a")
         for number in range(50):
             episode.append({"x": number})
-        assert storage.reached.wait(60)
+        assert gate.reached.wait(60)
         episode.discard()
         assert recorder.stats().queued_frames == 0
         with recorder.episode("a") as episode:
             episode.append({"x": 7})
-            storage.opened.set()
+            gate.opened.set()
     with seqrecord.open(tmp_path) as dataset:
         assert dataset.episodes["a"][:]["x"].tolist() == [7]

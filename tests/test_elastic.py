@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord import EngineOptions, SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import digest, effective, names
 from tests.rank_jobs import CLIPS, PATIENCE, finish, start
@@ -28,7 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "shuffle_buffer": 16, "seed": 5}
+SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "seed": 5}
+SETTINGS["engine"] = EngineOptions(shuffle_buffer=16)
 TOTAL = 67
 State = dict[str, Any]
 Clip = tuple[str, int]
@@ -529,7 +530,7 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {}}}},
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": state}}}},
         lambda state: {"fetcher_state": None},
-        lambda state: {"fetcher_state": None, "dataset_state": {"version": 5}},
+        lambda state: {"fetcher_state": None, "dataset_state": {"version": 6}},
     ],
 )
 def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import ClipError, Dataset, SeqRecordPipe, SeqRecordStream
+from seqrecord import ClipError, Dataset, EngineOptions, SeqRecordPipe, SeqRecordStream
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
@@ -38,7 +38,7 @@ from tests.storage_doubles import CountingStorage
 from tests.torch_process import run_code
 
 FEATURES = ["image", "flow", "note", "id"]
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
 
 
@@ -56,10 +56,12 @@ def test_every_clip_is_right(path: Path, large: Path, data: st.DataObject) -> No
         settings = {
             "batch_size": batch_size,
             "shuffle": data.draw(st.booleans()),
-            "shuffle_buffer": data.draw(st.sampled_from([1, 5, 64])),
-            "num_cursors": data.draw(st.none() | st.integers(1, 9)),
+            "engine": EngineOptions(
+                shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
+                num_cursors=data.draw(st.none() | st.integers(1, 9)),
+                num_threads=data.draw(st.integers(1, 3)),
+            ),
             "memory_limit": data.draw(st.sampled_from(limits)),
-            "num_threads": data.draw(st.integers(1, 3)),
             "seed": data.draw(st.integers(0, 9)),
         }
         pipe = SeqRecordPipe(
@@ -160,7 +162,9 @@ def test_a_large_batch_is_copied_by_several_threads(
     """In one go, or as it fills."""
     features = ["image", "id", "note"]
     settings: dict[str, Any] = {"clip_len": 6, "batch_size": 50, "features": features}
-    pipe = SeqRecordPipe(large, **settings, num_threads=threads, shuffle_buffer=shuffle_buffer)
+    pipe = SeqRecordPipe(
+        large, **settings, engine=EngineOptions(num_threads=threads, shuffle_buffer=shuffle_buffer)
+    )
     first, last = pipe
     assert first["image"].nbytes > 4 << 20
     clips = [*check(first, features, 6), *check(last, features, 6)]
@@ -176,7 +180,9 @@ def test_a_large_batch_is_copied_by_several_threads(
 def test_leaving_early(path: Path, is_remote: bool, num_threads: int) -> None:
     """With chunks that are read ahead, where the storage is remote."""
     location: StorageLike = StorageWrapper(LocalStorage(path)) if is_remote else path
-    pipe = SeqRecordPipe(location, **BATCH, num_threads=num_threads, memory_limit=70_000)
+    pipe = SeqRecordPipe(
+        location, **effective({**BATCH, "num_threads": num_threads, "memory_limit": 70_000})
+    )
     list(pipe)  # opens the files
     with leaves_nothing():
         for _ in pipe:
@@ -487,7 +493,9 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(
     path: Path, num_threads: int
 ) -> None:
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
-    pipe = SeqRecordPipe(storage, **BATCH, memory_limit=70_000, num_threads=num_threads)
+    pipe = SeqRecordPipe(
+        storage, **effective({**BATCH, "num_threads": num_threads, "memory_limit": 70_000})
+    )
     storage.reset()
 
     def reads() -> int:

@@ -120,7 +120,7 @@ def test_clips_that_do_not_overlap(path: Path, clip_len: int, shuffle: bool) -> 
 @pytest.mark.parametrize("settings", [{}, {"stride": 3}])
 def test_resumes_anywhere(path: Path, settings: dict[str, Any]) -> None:
     chosen = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 64, "features": FIXED, **settings}
-    check_resume(lambda: SeqRecordPipe(path, **chosen))
+    check_resume(lambda: SeqRecordPipe(path, **effective(chosen)))
 
 
 @pytest.mark.parametrize("stride", [1, 3])
@@ -133,9 +133,7 @@ def test_whole_frames_are_transformed(path: Path, stride: int) -> None:
         note[: len(frame["note"])] = frame["note"]
         return {"note": note, "flow": frame["flow"], "sum": frame["image"].sum(), "id": frame["id"]}
 
-    pipe = SeqRecordPipe(
-        path, clip_len=3, stride=stride, batch_size=4, shuffle_buffer=16, frame_transform=transform
-    )
+    pipe = SeqRecordPipe(path, clip_len=3, stride=stride, batch_size=4, frame_transform=transform)
     dataset, found = seqrecord.open(path), []
     for batch in pipe:
         for i, (key, start) in enumerate(names(batch)):
@@ -164,7 +162,7 @@ def test_same_batches_as_from_one_group(tmp_path: Path) -> None:
     )
     settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "seed": 5, "shuffle_buffer": 16}
     settings["features"] = ["image", "flow", "id"]
-    batches = [[digest(b) for b in SeqRecordPipe(p, **settings)] for p in (one, several)]
+    batches = [[digest(b) for b in SeqRecordPipe(p, **effective(settings))] for p in (one, several)]
     assert batches[0] == batches[1]
 
 

@@ -52,11 +52,12 @@ def test_resuming_without_shuffle(path: Path) -> None:
 
 RESUME = """
 import hashlib, json, sys
-from seqrecord import SeqRecordPipe
+from seqrecord import EngineOptions, SeqRecordPipe
 from tests.clip_data import digest
 
 path, state = sys.argv[1], json.loads(sys.argv[2])
-pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, shuffle_buffer=16, seed=5, num_threads=1)
+pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, seed=5,
+                     engine=EngineOptions(shuffle_buffer=16, num_threads=1))
 pipe.load_state_dict(state)
 for epoch in range(2):
     for batch in pipe:
@@ -89,7 +90,7 @@ def test_state_is_json(path: Path) -> None:
     (source,) = state["sources"]
     settings = source["settings"]
     assert state == {
-        "version": 5,
+        "version": 6,
         "epoch": 0,
         "batch": 1,
         "sharing": {"ranks": 1, "workers": 1, "worker": 0},
@@ -105,7 +106,6 @@ def test_state_is_json(path: Path) -> None:
                     "reverse": 0.0,
                     "windows": {},
                     "pad": None,
-                    "last_known": {},
                     "features": ["flow", "id", "image", "note"],
                     "frame_transform": source["request"]["frame_transform"],
                     "shuffle_buffer": 16,
@@ -375,7 +375,6 @@ def test_a_state_survives_an_append(tmp_path: Path, episodes: Any) -> None:
         {"num_threads": 7},
         {"rotate_phase": True},  # the stride is 1
         {"device": "cpu"},
-        {"verify": False},
         {"episodes": "set/*"},
         {"features": ["image", "flow", "note", "id"]},
         {"frame_transform": dict},
@@ -466,10 +465,10 @@ JUNK: list[Any] = [
     [],
     {},
     "state",
-    {"version": 4},
+    {"version": 5},
     {"mix_version": 2},
     {"version": True},
-    {"version": "5"},
+    {"version": "6"},
     {"more": 1},
     *(
         {name: value}

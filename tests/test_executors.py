@@ -275,7 +275,7 @@ def test_clips_have_their_frames_of_every_group(kind: str, data: st.DataObject) 
 def test_every_feature_has_a_window_of_its_own(kind: str, data: st.DataObject) -> None:
     """Beyond an episode's ends too; features of one group may have others."""
     table = data.draw(tables())
-    pad, stride = data.draw(st.booleans()), data.draw(st.integers(1, 9))
+    pads, stride = data.draw(st.tuples(st.booleans(), st.booleans())), data.draw(st.integers(1, 9))
     some = st.lists(st.integers(-9, 9), min_size=1, max_size=4) | st.builds(
         lambda first, count, step: [*range(first, first + count * step, step)],
         st.integers(-3, 3), st.integers(1, 5), st.integers(1, 3),
@@ -283,10 +283,10 @@ def test_every_feature_has_a_window_of_its_own(kind: str, data: st.DataObject) -
     drawn = data.draw(st.lists(some, min_size=1, max_size=len(SPECS)))
     offsets = {name: np.array(drawn[i % len(drawn)]) for i, name in enumerate(SPECS)}
     used = [[offsets[name] for name in NAMES[grid.group]] for grid in table.groups]
-    windows = [Window.around(of_group, stride, pad=pad) for of_group in used]
+    windows = [Window.around(of_group, stride, pad=any(pads)) for of_group in used]
     uses = [ClipUse(one, MissingFrames.none()) for of_group in used for one in of_group]
     spec = ClipSpec(1, stride)
-    clips = enumerate_clips(spec, table, np.arange(len(table)), uses=uses, pad=pad)
+    clips = enumerate_clips(spec, table, np.arange(len(table)), uses=uses, pads=pads)
     of_features = {name: OffsetWindow.of(one) for name, one in offsets.items()}
     run(kind, data, table, clips, ClipFrames(of_features, table.num_frames), windows)
 

@@ -1,33 +1,204 @@
-"""An exported episode is the episode, in files that anything opens and Folders packs again."""
+"""An exported episode is the episode, in files that anything opens and `write` packs again."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import seqrecord
-from seqrecord import ClipError, Dataset, EncodedImage, SeqRecordWriter, convert
-from seqrecord.errors import DestinationError, SchemaError
-from seqrecord.export import to_files
-from seqrecord.sources import Folders
+from seqrecord import (
+    ClipError,
+    Dataset,
+    EncodedImage,
+    FeatureSpec,
+    Schema,
+    SeqRecordWriter,
+    convert,
+)
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
+from seqrecord.export import to_files, to_lerobot, to_mcap
+from seqrecord.sources import Folders, open_source
 from tests.datasets import SmallFrame, small_frames, write_small
 
 KEY = "alpha/Easy/P000"
 
+DTYPES = [*("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8"), "<f2", "<f4", "<f8"]
+NAMES = [
+    *("image", "Image", "depth.left", "a", "a.npy", "metadata.json", "Metadata.JSON"),
+    *("seqrecord.json", "__MACOSX", "joint_1", "000000", "x.png", "pose_left.txt"),
+]
+KEYS = ["k", "k/other", "env/Easy/P000", "a b/ü", "env/Data_easy/P001"]
+IMAGES = [("|u1", (5, 4)), ("|u1", (5, 4, 3)), ("|u1", (5, 4, 4)), ("<u2", (5, 4))]
+SIZES = st.one_of(st.none(), st.integers(1, 3))
+SPECS = st.one_of(
+    st.tuples(st.sampled_from([*DTYPES, "<c8", "<c16"]), st.lists(SIZES, max_size=3).map(tuple)),
+    st.sampled_from(IMAGES),
+    st.sampled_from([("|u1", (None, None, 3)), ("<u2", (None, 4)), ("|u1", (5, 4, 3))]),
+)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5))
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@st.composite
+def datasets(draw: st.DrawFn) -> tuple[Schema, dict[str, Any]]:
+    """A schema, and for each key its metadata and frames, in which anything may be missing."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5, unique=True))
+    specs = [
+        FeatureSpec(name, np.dtype(dtype), shape)
+        for name, (dtype, shape) in zip(
+            names, draw(st.lists(SPECS, min_size=len(names), max_size=len(names))), strict=True
+        )
+    ]
+    kept = draw(st.sampled_from([None, "png", "jpeg"]))
+    specs = [_kept(spec, kept) for spec in specs]
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    episodes = {}
+    for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=2, unique=True)):
+        present = draw(st.sampled_from([1.0, 0.7]))
+        frames = [
+            {
+                spec.name: _item(rng, spec)
+                for place, spec in enumerate(specs)
+                if rng.random() < present or place == number % len(specs)
+            }
+            for number in range(draw(st.integers(1, 5)))
+        ]
+        episodes[key] = (draw(st.dictionaries(st.text(max_size=5), JSON, max_size=3)), frames)
+    return Schema(specs), episodes
+
+
+def _kept(spec: FeatureSpec, name: str | None) -> FeatureSpec:
+    if name is None or spec.dtype != np.uint8 or len(spec.shape) != 3 or spec.shape[2] != 3:
+        return spec
+    return FeatureSpec(
+        spec.name, spec.dtype, spec.shape, ({"id": "seqrecord.image", "format": name},)
+    )
+
+
+def _item(rng: np.random.Generator, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage:
+    least = 1 if spec.codec else 0
+    shape = tuple(int(rng.integers(least, 4)) if n is None else n for n in spec.shape)
+    if spec.codec:
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(file, spec.codec[0]["format"])
+        return EncodedImage(file.getvalue())
+    if spec.dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    raw = rng.bytes(spec.dtype.itemsize * int(np.prod(shape)))  # every bit pattern, NaNs among them
+    return np.frombuffer(raw, spec.dtype).reshape(shape)
+
+
+def _write(root: Path, schema: Schema, episodes: dict[str, Any]) -> None:
+    with SeqRecordWriter(root, schema=schema, chunk_frames=2) as writer:
+        for key, (metadata, frames) in episodes.items():
+            with writer.episode(key, metadata=metadata) as episode:
+                for frame in frames:
+                    episode.append(frame)
+
+
+def _assert_same(dataset: Dataset, again: Dataset) -> None:
+    assert sorted(again.episodes) == sorted(dataset.episodes)
+    assert list(map(str, again.features.values())) == list(map(str, dataset.features.values()))
+    for key, episode in dataset.episodes.items():
+        other = again.episodes[key]
+        assert other.metadata == episode.metadata
+        assert len(other) == len(episode)
+        for index in range(len(episode)):
+            _assert_frame(other[index], episode[index])
+
+
+def _assert_frame(read: SmallFrame, frame: SmallFrame) -> None:
+    assert read.keys() == frame.keys()
+    for name, array in frame.items():
+        assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
+        assert read[name].tobytes() == array.tobytes(), name
+
+
+@given(made=datasets(), keep_encoded=st.booleans(), codec=st.sampled_from(["balanced", "raw"]))
+def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, codec: str) -> None:
+    schema, episodes = made
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        _write(root / "records", schema, episodes)
+        with seqrecord.open(root / "records") as dataset:
+            for key in sorted(episodes):
+                files = to_files(dataset, key, root / "tree")
+                assert files == sorted({path.resolve() for path in files})
+            source = open_source(root / "tree", keep_encoded=keep_encoded)
+            convert(source, root / "again", codecs=codec, workers=1)
+            with seqrecord.open(root / "again") as again:
+                _assert_same(dataset, again)
+
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Iterator[Dataset]:
+def dataset(tmp_path: Path) -> Dataset:
     write_small(tmp_path / "records")
-    with seqrecord.open(tmp_path / "records") as opened:
-        yield opened
+    return seqrecord.open(tmp_path / "records")
+
+
+def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
+    for key in dataset.episodes:
+        to_files(dataset, key, tmp_path / "tree")
+    convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
+    _assert_same(dataset, seqrecord.open(tmp_path / "again"))
+
+
+def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
+    names = ["note", "step", "mask", "depth_left"]
+    files = to_files(dataset, KEY, tmp_path / "tree", features=names, frames=range(2, 11, 4))
+    folder = tmp_path / "tree" / KEY
+    every = {str(path.relative_to(folder)) for path in files}
+    numbered = {f"depth_left/00{n}.npy" for n in ("0002", "0006", "0010")}
+    assert every > {*numbered, "metadata.json", "seqrecord.json", "step.npy", "note/000006.npy"}
+    assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
+    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
+    read, episode = seqrecord.open(tmp_path / "again").episodes[KEY], dataset.episodes[KEY]
+    assert len(read) == 3
+    for place, number in enumerate((2, 6, 10)):
+        _assert_frame(read[place], {n: a for n, a in episode[number].items() if n in names})
+
+
+def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
+    key = "alpha/Easy/P000"
+    to_files(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
+    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
+    assert len(seqrecord.open(tmp_path / "again").episodes[key]) == 2
+    with pytest.raises(ClipError, match="none of the frames has any of the features"):
+        to_files(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
+    assert not (tmp_path / "none").exists()
+
+
+def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
+    deep: Any = list(range(3000))
+    for _ in range(60):
+        deep = [deep]
+    metadata = {"deep": deep, "long": "ü" * 150_000, "many": [0] * 50_000}
+    _write(
+        tmp_path / "records",
+        Schema([FeatureSpec("x", np.dtype("<i8"), ())]),
+        {"a": (metadata, [{"x": np.int64(1)}])},
+    )
+    to_files(seqrecord.open(tmp_path / "records"), "a", tmp_path / "tree")
+    assert Folders(tmp_path / "tree").episodes()[0].metadata == metadata
 
 
 def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
@@ -44,7 +215,7 @@ def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     for path in files:
         name = path.parent.name
         if name in frames[0]:
-            _assert_same(path, frames[int(path.stem)][name])
+            _assert_file(path, frames[int(path.stem)][name])
     for name in ("pose", "step"):
         stacked = np.load(folder / f"{name}.npy", allow_pickle=False)
         np.testing.assert_array_equal(stacked, np.stack([frame[name] for frame in frames]))
@@ -52,7 +223,7 @@ def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     assert metadata == {"difficulty": "Easy", "number": 0, "place": "Ürümqi"}
 
 
-def _assert_same(path: Path, array: npt.NDArray[Any]) -> None:
+def _assert_file(path: Path, array: npt.NDArray[Any]) -> None:
     if path.suffix == ".png":
         with Image.open(path) as image:
             read = np.asarray(image)
@@ -77,46 +248,6 @@ def test_images_kept_encoded_are_written_as_they_are(tmp_path: Path) -> None:
         to_files(dataset, "a", tmp_path / "out")
     for ending, data in original.items():
         assert (tmp_path / "out" / "a" / ending / f"000000.{ending}").read_bytes() == data
-
-
-def test_round_trip_through_folders(tmp_path: Path) -> None:
-    features = ["image_left", "depth_left", "flow", "mask", "photo", "pose", "step"]
-    written = write_small(tmp_path / "records", missing=False)
-    with seqrecord.open(tmp_path / "records") as dataset:
-        for key in dataset.episodes:
-            to_files(dataset, key, tmp_path / "tree", features=features)
-    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
-    with seqrecord.open(tmp_path / "again") as again:
-        assert list(again.episodes) == list(written)
-        assert set(again.features) == set(features)
-        for key, frames in written.items():
-            assert again.episodes[key].metadata["place"] == "Ürümqi"
-            assert len(again.episodes[key]) == len(frames)
-            for i, frame in enumerate(frames):
-                _assert_frame(again.episodes[key][i], {name: frame[name] for name in features})
-
-
-def _assert_frame(read: SmallFrame, frame: SmallFrame) -> None:
-    assert read.keys() == frame.keys()
-    for name, array in frame.items():
-        assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)
-        assert read[name].tobytes() == array.tobytes(), name
-
-
-def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
-    files = to_files(
-        dataset, KEY, tmp_path, features=["step", "depth_left"], frames=range(2, 11, 4)
-    )
-    folder = tmp_path / "alpha" / "Easy" / "P000"
-    assert [str(path.relative_to(folder)) for path in files] == [
-        "depth_left/000002.npy",
-        "depth_left/000006.npy",
-        "depth_left/000010.npy",
-        "metadata.json",
-        "seqrecord.json",
-        "step.npy",
-    ]
-    assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
 
 
 def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
@@ -164,3 +295,219 @@ def test_what_is_not_there(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="no such feature"):
         to_files(dataset, KEY, tmp_path / "out", features=["nothing"])
     assert not (tmp_path / "out").exists()
+
+
+# --- where an episode cannot go, and files that are not as they were written -------------------
+
+
+def test_features_whose_files_would_collide(tmp_path: Path) -> None:
+    names = ["metadata.json", "seqrecord.json", "a", "a.npy", "A"]
+    frame: dict[str, npt.NDArray[Any]]
+    frame = {name: np.full((2, 2), i, np.int16) for i, name in enumerate(names)}
+    frame["a"] = frame["A"] = np.arange(2)
+    _write(
+        tmp_path / "records",
+        Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()]),
+        {"k": ({"m": 1}, [frame])},
+    )
+    files = to_files(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
+    assert [str(path.relative_to(tmp_path / "tree" / "k")) for path in files] == [
+        "A~1.npy",
+        "a.npy",
+        "a.npy~1/000000.npy",
+        "metadata.json",
+        "metadata.json~1/000000.npy",
+        "seqrecord.json",
+        "seqrecord.json~1/000000.npy",
+    ]
+
+
+@pytest.mark.parametrize("key", [".hidden/a", "a/.b", "__MACOSX/a", "/".join("a" * 40), "a" * 300])
+def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str) -> None:
+    spec = FeatureSpec("x", np.dtype("<i8"), ())
+    _write(tmp_path / "records", Schema([spec]), {key: ({}, [{"x": np.int64(1)}])})
+    with pytest.raises(DestinationError) as caught:
+        to_files(seqrecord.open(tmp_path / "records"), key, tmp_path / "tree")
+    assert caught.value.episode == key
+    assert not list(tmp_path.glob("tree/**/*.npy"))
+
+
+def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
+    spec = FeatureSpec("x", np.dtype("<i8"), ())
+    frames = [{"x": np.int64(1)}]
+    keys = ("a", "a/x.npy/b", "a/metadata.json")
+    _write(tmp_path / "records", Schema([spec]), {key: ({}, frames) for key in keys})
+    dataset = seqrecord.open(tmp_path / "records")
+    before = to_files(dataset, "a", tmp_path / "tree")
+    for key in keys[1:]:
+        with pytest.raises(DestinationError, match="cannot be written") as caught:
+            to_files(dataset, key, tmp_path / "tree")
+        assert caught.value.episode == key
+    assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
+
+
+def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        assert length > 11 * 7 * 8  # the pose of all frames
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DestinationError, match="cannot be written: No space left") as caught:
+        to_files(dataset, "alpha/Easy/P000", tmp_path / "tree", features=["pose", "flow"])
+    assert caught.value.episode == "alpha/Easy/P000"
+    source = Folders(tmp_path / "tree")  # half an episode is not packed
+    with pytest.raises(SourceError):
+        list(source.frames(source.episodes()[0]))
+
+
+def _json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        value = json.loads((folder / "seqrecord.json").read_text())
+        change(value)
+        (folder / "seqrecord.json").write_text(json.dumps(value))
+
+    return damage
+
+
+def _feature(name: str, **facts: Any) -> Callable[[Path], None]:
+    def change(value: dict[str, Any]) -> None:
+        next(f for f in value["features"] if f["name"] == name).update(facts)
+
+    return _json(change)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a frame lost": (
+        lambda folder: (folder / "note" / "000003.npy").unlink(),
+        "files of frames that are missing",
+        "note",
+    ),
+    "a frame of another number": (
+        lambda folder: (folder / "note" / "000003.npy").rename(folder / "note" / "000099.npy"),
+        "files of frames that are missing",
+        "note",
+    ),
+    "a feature lost": (
+        lambda folder: shutil.rmtree(folder / "mask"),
+        "a folder that cannot be listed",
+        "mask",
+    ),
+    "an array lost": (lambda folder: (folder / "step.npy").unlink(), "a file that cannot", "step"),
+    "an array too short": (
+        lambda folder: np.save(folder / "step.npy", np.arange(3)),
+        "a frame list that disagrees",
+        "step",
+    ),
+    "an array of another dtype": (
+        lambda folder: np.save(folder / "step.npy", np.arange(11.0)),
+        "wrong dtype",
+        "step",
+    ),
+    "a shape that does not fit": (
+        lambda folder: np.save(folder / "note" / "000003.npy", np.zeros((2, 2), np.uint8)),
+        "wrong shape",
+        "note",
+    ),
+}
+BROKEN |= {
+    what: (damage, "not the description", "json")
+    for what, damage in {
+        "no JSON": lambda folder: (folder / "seqrecord.json").write_bytes(b"{"),
+        "no UTF-8": lambda folder: (folder / "seqrecord.json").write_bytes(b"\xff"),
+        "too deep": lambda folder: (folder / "seqrecord.json").write_bytes(b"[" * 200_000),
+        "a list": lambda folder: (folder / "seqrecord.json").write_bytes(b"[]"),
+        "a later version": _json(lambda v: v.update(version=2)),
+        "no frames": _json(lambda v: v.pop("frames")),
+        "frames out of order": _json(lambda v: v.update(frames=[1, 0])),
+        "frames that are no numbers": _json(lambda v: v.update(frames=[0, True])),
+        "a negative frame": _json(lambda v: v.update(frames=[-1])),
+        "a feature twice": _json(lambda v: v["features"].append(v["features"][0])),
+        "a path that leads out": _feature("note", path="../x"),
+        "a path of dots": _feature("note", path=".."),
+        "half a surrogate pair": _feature("note", path="\ud800"),
+        "a path that is no text": _feature("note", path=3),
+        "a dtype of objects": _feature("note", dtype="|O"),
+        "a shape that is none": _feature("note", shape=[0]),
+        "more frames than there are": _feature("note", num_frames=99),
+        "a layout that is none": _feature("note", layout="file"),
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken(dataset: Dataset, tmp_path: Path, name: str) -> None:
+    damage, message, file = BROKEN[name]
+    for key in list(dataset.episodes)[:2]:
+        to_files(dataset, key, tmp_path / "tree")
+    damage(tmp_path / "tree" / "alpha" / "Easy" / "P000")
+    source = open_source(tmp_path / "tree")
+    bad, good = source.episodes()
+    assert (bad.key, good.key) == tuple(list(dataset.episodes)[:2])
+    assert len(list(source.frames(good))) == 5
+    with pytest.raises(SourceError, match=f"^{message}") as caught:
+        list(source.frames(bad))
+    assert caught.value.episode == bad.key
+    assert file in str(caught.value.file)
+
+
+def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
+    values = [("ä\r\n\0", b"\0\r\n\x1a"), ("", b""), (None, b"x" * 5000), ("end", None)]
+    said = {"note": {"kind": "text"}, "x": {"kind": "state", "unit": "rad"}}
+    with (
+        SeqRecordWriter(tmp_path / "records", features=said) as writer,
+        writer.episode("k/é", fps=12.5) as episode,
+    ):
+        for number, (note, blob) in enumerate(values):
+            frame = {"x": np.float32(number), "note": note, "blob": blob}
+            episode.append({name: item for name, item in frame.items() if item is not None})
+    with seqrecord.open(tmp_path / "records") as dataset:
+        files = to_files(dataset, "k/é", tmp_path / "tree")
+        names = {path.name for path in files}
+        assert {"000000.txt", "000003.txt", "000002.bin", "x.npy"} <= names
+        convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
+        with seqrecord.open(tmp_path / "again") as again:
+            assert again.features == dataset.features
+            assert again.contents.index.fps.tolist() == [12.5]
+            for number, (note, blob) in enumerate(values):
+                frame = again.episodes["k/é"][number]
+                assert (frame.get("note"), frame.get("blob")) == (note, blob)
+                assert frame["x"] == number
+    (tmp_path / "tree/k/é/note/000000.txt").write_bytes(b"\xff")
+    with pytest.raises(SourceError, match="not UTF-8") as caught:
+        convert(open_source(tmp_path / "tree"), tmp_path / "broken", workers=1)
+    assert (caught.value.feature, caught.value.frame) == ("note", 0)
+
+
+def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
+    for number, fps in enumerate((12.5, None)):
+        with SeqRecordWriter(tmp_path / str(number), fps=fps) as writer:
+            with writer.episode(f"e{number}") as episode:
+                episode.append({"x": number})
+            writer.close()
+        to_files(tmp_path / str(number), f"e{number}", tmp_path / "tree")
+    report = convert(open_source(tmp_path / "tree"), tmp_path / "all", workers=1, fps=25)
+    assert report.written == ("e0", "e1")
+    with seqrecord.open(tmp_path / "all") as dataset:
+        assert dataset.contents.index.fps.tolist() == [12.5, 25]
+    for fps in (0, float("nan")):
+        with pytest.raises(SchemaError, match="frames a second"):
+            convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("way", ["files", "lerobot", "mcap"])
+def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path, way: str) -> None:
+    if way == "mcap":
+        pytest.importorskip("rosbags", reason="pip install rosbags")
+    path = tmp_path / "records"
+    with SeqRecordWriter(path, fps=10) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.int64(0)})
+    for file in (path / "records").iterdir():
+        file.unlink()
+    ways: dict[str, Callable[[], object]] = {
+        "files": lambda: to_files(path, "a", tmp_path / "out"),
+        "lerobot": lambda: to_lerobot(path, tmp_path / "out"),
+        "mcap": lambda: to_mcap(path, tmp_path / "out"),
+    }
+    with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
+        ways[way]()

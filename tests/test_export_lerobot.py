@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import seqrecord
-from seqrecord.errors import ClipError, DestinationError, NotFoundError, SchemaError
-from seqrecord.export.lerobot import to_lerobot, write_mp4
+from seqrecord.errors import ClipError, DestinationError, SchemaError
+from seqrecord.export import to_lerobot
 from seqrecord.sources import open_source
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops
@@ -24,7 +24,7 @@ from tests.lerobot_data import episodes as lerobot_episodes
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.test_sources_lerobot import unpack
 from tests.test_video_streams import CASES, FRAMES, made
-from tests.video_file_data import HEIGHT, WIDTH, decoded, pictures, write_video
+from tests.video_file_data import decoded, pictures
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, lerobot_episodes()))
@@ -106,16 +106,16 @@ def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("fps", [Fraction(30), Fraction(30000, 1001)])
 def test_packets_in_a_new_file(tmp_path: Path, case: str, fps: Fraction) -> None:
-    path = made(tmp_path, case)
-    with VideoFile(path) as file:
-        codec, gops = file.codec, list(read_gops(file))
-    copy = tmp_path / "copy.mp4"
-    write_mp4(copy, codec, (HEIGHT, WIDTH), gops, fps)
+    (tmp_path / "videos").mkdir()
+    path = made(tmp_path / "videos", case)
+    seqrecord.convert(open_source(tmp_path / "videos"), tmp_path / "records", workers=1)
+    out = to_lerobot(tmp_path / "records", tmp_path / "out", fps=float(fps))
+    [copy] = (out / "videos").rglob("*.mp4")
     times, images = decoded(copy)
     np.testing.assert_array_equal(images, decoded(path)[1])
     np.testing.assert_allclose(times, np.arange(FRAMES) / float(fps), atol=2e-5)
-    with VideoFile(copy) as file:
-        assert list(read_gops(file)) == gops
+    with VideoFile(path) as file, VideoFile(copy) as other:
+        assert list(read_gops(other)) == list(read_gops(file))
 
 
 def test_frames_that_are_not_shown_are_not_exported(
@@ -183,20 +183,3 @@ def test_what_lerobot_has_no_form_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot be written"):
         to_lerobot(gap, tmp_path / "file", features=["x"])
-
-
-def test_what_the_dataset_lacks_is_no_fault_of_the_destination(tmp_path: Path) -> None:
-    records = write(tmp_path / "records", [{"x": np.int64(0)}, {"x": np.int64(1)}])
-    for path in (records / "records").iterdir():
-        path.unlink()
-    with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        to_lerobot(records, tmp_path / "out")
-
-
-def test_files_that_cannot_be_made(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "9", "bf": "0"})
-    times, _ = decoded(path)
-    with VideoFile(path) as file:
-        gops = list(read_gops(file, times[3:]))
-    with pytest.raises(ValueError, match="not shown"):
-        write_mp4(tmp_path / "b.mp4", "h264", (HEIGHT, WIDTH), gops, Fraction(30))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, open_source
-from seqrecord.errors import DestinationError, NotFoundError, SchemaError
+from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export import to_mcap
 from seqrecord.tools.cli import main
 
@@ -149,13 +148,3 @@ def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="need times"):
         to_mcap(tmp_path / "twice", tmp_path / "out", features=["a.b"])
     assert not (tmp_path / "out").exists()
-
-
-def test_what_the_dataset_lacks_is_no_fault_of_the_destination(
-    records: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(records, tmp_path / "cut"))
-    for path in (folder / "records").iterdir():
-        path.unlink()
-    with pytest.raises(NotFoundError, match=r"^no such file; file: .*seqrec"):
-        to_mcap(folder, tmp_path / "bags")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import email.utils
 import errno
 import http.client
 import os
 import socket
-import traceback
-from collections.abc import Callable
+import time
 from typing import Any
 
 import pytest
@@ -107,7 +105,7 @@ def test_a_token_endpoint_that_is_busy_may_pass() -> None:
 def test_a_missing_package_is_named(module: str, package: str) -> None:
     error = classify(ModuleNotFoundError("x", name=module), FILE)
     assert type(error) is LocationError
-    assert str(error) == f"a package is missing: pip install {package}; file: {FILE}"
+    assert error.message.endswith(f"pip install {package}")
 
 
 def test_causes_are_looked_at() -> None:
@@ -130,6 +128,7 @@ def test_a_ring_of_causes_ends() -> None:
     ("headers", "expected"),
     [
         ({"Retry_After": "7"}, 7),
+        ({"Retry_After": email.utils.formatdate(time.time() + 3600, usegmt=True)}, 3600),
         ({"retry_after": "1.5"}, 1.5),
         ({"x_ms_retry_after_ms": "250", "Retry_After": "7"}, 0.25),
         ({"Retry_After": "soon"}, None),
@@ -143,15 +142,7 @@ def test_a_ring_of_causes_ends() -> None:
 def test_how_long_to_wait(headers: dict[str, str], expected: float | None) -> None:
     error = classify(Answer(503, **headers), FILE)
     assert isinstance(error, TransientError)
-    assert error.retry_after == expected
-
-
-def test_how_long_to_wait_as_a_date() -> None:
-    then = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
-    text = email.utils.format_datetime(then, usegmt=True)
-    error = classify(Answer(503, Retry_After=text), FILE)
-    assert isinstance(error, TransientError)
-    assert error.retry_after == pytest.approx(3600, abs=300)
+    assert error.retry_after == (expected and pytest.approx(expected, rel=0.1))
 
 
 @pytest.mark.parametrize(
@@ -171,42 +162,19 @@ def test_where_clients_keep_the_status(shape: str) -> None:
     assert type(classify(error, FILE)) is TransientError
 
 
-def _fail(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        try:
-            raise PermissionError(13, f"denied: {SECRET}")
-        except PermissionError:
-            raise error from None
-
-    return fail
-
-
-def test_nothing_of_what_a_client_says_is_kept() -> None:
-    for error in (Answer(503), Answer(403), Answer(404), RuntimeError(SECRET), OSError(5, SECRET)):
-        error.add_note(SECRET) if hasattr(error, "add_note") else None
-        with pytest.raises(StorageError) as caught:
-            call(FILE, _fail(error))
-        assert caught.value.__cause__ is None
-        assert caught.value.__context__ is None
-        assert SECRET not in "".join(traceback.format_exception(caught.value))
-        assert SECRET not in repr(caught.value.__dict__)
-
-
 def test_codes_are_shown_only_if_they_are_known() -> None:
     assert "ServerBusy" in str(classify(Answer(503, code="ServerBusy"), FILE))
     assert SECRET not in str(classify(Answer(503, code=SECRET), FILE))
 
 
-def test_errors_of_ours_pass_as_they_are() -> None:
-    error = DestinationError("taken")
-    with pytest.raises(DestinationError) as caught:
-        call(FILE, _fail(error))
+@pytest.mark.parametrize("error", [DestinationError("taken"), KeyboardInterrupt()])
+def test_errors_of_ours_and_what_is_none_pass_as_they_are(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        call(FILE, fail)
     assert caught.value is error
-
-
-def test_what_is_no_error_passes() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        call(FILE, _fail(KeyboardInterrupt()))
 
 
 def test_arguments_are_passed_on() -> None:

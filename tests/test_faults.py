@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordPipe
+from seqrecord import EngineOptions, SeqRecordPipe
 from seqrecord.errors import AccessError, DeadlineError, NotFoundError, StorageError
 from seqrecord.storage import Storage, StorageWrapper, open_storage
 from seqrecord.storage.ranges import ByteRange
@@ -29,7 +29,12 @@ from tests.places import giving_up, hastened
 from tests.services import Azurite
 
 BACKENDS = ["obstore", "urllib3"]
-PIPE: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16, "seed": 2}
+PIPE: dict[str, Any] = {
+    "clip_len": 3,
+    "batch_size": 4,
+    "engine": EngineOptions(shuffle_buffer=16),
+    "seed": 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +71,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SMALL_MEMORY: dict[str, Any] = {
     "clip_len": 3,
     "batch_size": 2,
-    "shuffle_buffer": 4,
-    "num_cursors": 2,
+    "engine": EngineOptions(shuffle_buffer=4, num_cursors=2),
     "memory_limit": "2MiB",
     "seed": 1,
 }

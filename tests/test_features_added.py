@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter
@@ -23,13 +18,11 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     drop_features,
-    rename_episodes,
     values_of_dataset,
     values_of_files,
 )
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
-from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 
@@ -180,124 +173,6 @@ def test_drop(dataset: tuple[Path, Model]) -> None:
     drop_features(path, ["x", "s"])
     clean(path, older_than=0)
     check(path, without(without(left, "x"), "s"))
-
-
-STEPS = ("add", "drop", "delete", "rename", "append", "late", "reindex", "lose", "clean")
-
-
-@settings(max_examples=5)
-@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), min_size=2, max_size=6))
-def test_any_order_of_edits(
-    made: tuple[Path, Model], tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
-    path = shutil.copytree(made[0], tmp_path_factory.mktemp("any") / "records")
-    model, names = made[1], ["x", "y", "s"]
-    for number, (step, choice) in enumerate(steps):
-        keys = list(model)
-        key = keys[choice % len(keys)]
-        name = f"z{choice % 2}"
-        if step == "add" and name not in names:
-            add_feature(path, name, some(name, number), spec=None)
-            model, names = with_feature(model, name, number), [*names, name]
-        elif step == "drop" and len(names) > 1:
-            dropped = names[choice % len(names)]
-            drop_features(path, dropped)
-            model, names = without(model, dropped), [n for n in names if n != dropped]
-        elif step == "delete" and len(keys) > 1:
-            delete_episodes(path, [key])
-            model = {k: frames for k, frames in model.items() if k != key}
-        elif step == "rename":
-            rename_episodes(path, {key: f"{key}r"})
-            model = {f"{key}r" if k == key else k: frames for k, frames in model.items()}
-        elif step == "append":
-            model = model | write(path, {f"n{number}": 2}, names, mode="append")
-        elif step == "late" and len(names) > 1:  # of a writer that began before two edits
-            writer = SeqRecordWriter(path, codecs="raw", mode="append")
-            frame = {n: hash_of(f"l{number}", n, 0) for n in names}
-            with writer.episode(f"l{number}", metadata={}) as episode:
-                episode.append({n: np.full(WIDTHS.get(n, 4), v, "<f4") for n, v in frame.items()})
-            other, dropped = f"late{number}", names[choice % len(names)]
-            add_feature(path, other, some(other))
-            drop_features(path, dropped)
-            model = without(with_feature(model, other), dropped)
-            names = [n for n in (*names, other) if n != dropped]
-            with pytest.raises(ConflictError):
-                writer.close()
-            with SeqRecordWriter(path, codecs="raw", mode="resume"):
-                pass
-            left = {n: [value] for n, value in frame.items() if n != dropped}
-            model = {**model, f"l{number}": [left]}
-        elif step == "reindex":
-            seqrecord.reindex(path)
-        elif step == "lose":
-            (path / "manifest.json").unlink()
-            seqrecord.reindex(path)
-        elif step == "clean":
-            clean(path, older_than=0)
-        assert content(path) == model
-    assert not seqrecord.verify(path).problems
-    seqrecord.convert(open_source(path), path.parent / "again", workers=1)
-    assert content(path.parent / "again") == model
-    shutil.rmtree(path.parent)
-
-
-def killed_at(step: int, action: Callable[[], object]) -> bool:
-    """Whether it was killed: a process that does something, before its n-th change of a file."""
-    pid = os.fork()
-    if pid == 0:
-        seen = 0
-
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal seen
-            changes = event in ("os.rename", "os.link", "os.remove", "os.mkdir")
-            if changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
-                seen += 1
-                if seen == step:
-                    os._exit(9)
-
-        sys.addaudithook(hook)
-        try:
-            action()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code in (0, 9)
-    return code == 9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["add", "drop"])
-def test_a_kill_at_any_step(what: str, dataset: tuple[Path, Model], tmp_path: Path) -> None:
-    path, model = dataset
-
-    def action(folder: Path) -> object:
-        return add_feature(folder, "z", some("z")) if what == "add" else drop_features(folder, "y")
-
-    after = with_feature(model, "z") if what == "add" else without(model, "y")
-    outcomes = []
-    for step in range(1, 200):
-        copy = shutil.copytree(path, tmp_path / "copy")
-        killed = killed_at(step, partial(action, copy))
-        found = content(copy)
-        outcomes.append(found == after)
-        assert found == after if not killed else found in (model, after)
-        if step % 3 == 0 or not killed:
-            seqrecord.reindex(copy)
-            assert content(copy) == found
-            with SeqRecordWriter(copy, codecs="raw", mode="resume"):
-                pass
-            assert content(copy) == found
-            if found == model:
-                action(copy)
-            assert clean(copy, older_than=0) is not None
-            check(copy, after)
-        shutil.rmtree(copy)
-        if not killed:
-            break
-    assert outcomes == sorted(outcomes)  # once it is done it stays so
-    assert not outcomes[0]
-    assert len(outcomes) > 5
 
 
 def test_another_writer_at_the_same_time(dataset: tuple[Path, Model]) -> None:

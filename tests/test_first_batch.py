@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordWriter
+from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 
 CHUNK = 8  # frames
-CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "num_threads": 2}
+CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "engine": EngineOptions(num_threads=2)}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ class Patient:
         ({"shuffle": False}, 1),  # four frames, and the rest of their chunk
         ({"shuffle": False, "stride": 5}, 1),
         ({}, 4),  # each clip lies in two chunks at most
-        ({"shuffle_buffer": 64}, 4),
-        ({"num_cursors": 2, "shuffle_buffer": 64}, 4),
+        ({"engine": EngineOptions(shuffle_buffer=64)}, 4),
+        ({"engine": EngineOptions(num_cursors=2, shuffle_buffer=64)}, 4),
         ({"order": "sequences"}, 4),
         ({"batch_size": None}, 2),
     ],

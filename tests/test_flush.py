@@ -14,7 +14,7 @@ from seqrecord.errors import ConflictError, DestinationError, FrameError
 from seqrecord.reading.metadata import read_footers
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
-from tests.own_threads import own_threads
+from tests.numbered import join_commits
 
 LARGE = (40, 40, 3)  # bytes: in a group of its own
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 8}
@@ -93,8 +93,7 @@ def test_a_kill_keeps_what_was_flushed(
             episode.flush()
         last = number
     # The writer is not closed, as after a kill that came when no file was being committed.
-    for thread in own_threads("seqrecord-commit"):
-        thread.join()
+    join_commits()
     want = {"first": 5, **({"a": length} if length else {})}
     found = resume(tmp_path)
     assert found == want.keys()

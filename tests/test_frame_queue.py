@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord.errors import DestinationError, QueueFullError
+from seqrecord.errors import QueueFullError
 from seqrecord.schema import EncodedImage, Frame
 from seqrecord.writing.frame_queue import FrameBuffers, FrameQueue, Task
 from tests.services.process import wait_for
 
 NBYTES = 64 << 10
+LIMIT = 8 * NBYTES
 
 
 def frame(number: int, nbytes: int = NBYTES) -> dict[str, Any]:
@@ -55,46 +57,6 @@ def test_memory_is_used_again_where_it_fits() -> None:
     pool.give(two)
     pool.give(pool.take(500))  # both are more than the limit: the older one goes
     assert pool.take(650) is not two
-
-
-def test_frames_come_in_order_and_are_copies() -> None:
-    queue = FrameQueue(10 << 20, "raise")
-    array = np.zeros(1000)
-    for number in range(20):
-        array[:] = number
-        assert queue.put({"x": array})
-    task = Task(lambda: None)
-    queue.tell(task)
-    for number in range(20):
-        same(queue.take(1), {"x": np.full(1000, float(number))})
-    assert queue.take(1) is task
-    assert queue.take(0.01) is None
-    assert queue.stats.queued_bytes == 0
-    queue.close()
-
-
-def test_where_memory_is_full_raise_says_so_and_goes_on() -> None:
-    queue = FrameQueue(3 * NBYTES, "raise")
-    assert queue.put(frame(0))
-    assert queue.put(frame(1))
-    with pytest.raises(QueueFullError, match="the queue is full; expected"):
-        queue.put(frame(2))
-    same(queue.take(1), frame(0))
-    same(queue.take(1), frame(1))  # the first frame's room is free from now on
-    assert queue.put(frame(3))
-    same(queue.take(1), frame(3))
-    assert queue.stats.dropped_frames == 0
-    queue.close()
-
-
-def test_where_memory_is_full_drop_counts() -> None:
-    queue = FrameQueue(3 * NBYTES, "drop")
-    assert [queue.put(frame(number)) for number in range(5)] == [True, True, False, False, False]
-    same(queue.take(1), frame(0))
-    same(queue.take(1), frame(1))
-    assert queue.take(0) is None
-    assert queue.stats.dropped_frames == 3
-    queue.close()
 
 
 def wait_until_at_rest(queue: FrameQueue, limit: int) -> None:
@@ -163,45 +125,41 @@ def test_ten_times_the_memory_is_spilled_and_files_go_with_their_frames(tmp_path
     queue.close()
 
 
-def test_files_go_with_frames_that_nobody_wants(tmp_path: Path) -> None:
-    limit = 8 * NBYTES
-    for forget in (
-        lambda queue: (queue.discard(Task(lambda: None)), queue.take(0)),
-        lambda queue: queue.fail(OSError()),
-        lambda queue: queue.close(),
-    ):
-        queue = FrameQueue(limit, "spill", tmp_path)
-        for number in range(20):
-            wait_until_at_rest(queue, limit)
-            queue.put(frame(number))
-        wait_until_at_rest(queue, limit)
-        assert spilled_files(tmp_path)
-        forget(queue)
-        assert not spilled_files(tmp_path)
-        queue.close()
-
-
-def test_a_thread_takes_while_another_puts(tmp_path: Path) -> None:
-    limit = 8 * NBYTES
-    queue = FrameQueue(limit, "spill", tmp_path)
-    failures: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            for number in range(300):
-                same(queue.take(30), frame(number))
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    for number in range(300):
-        wait_until_at_rest(queue, limit)
+def discarded(queue: FrameQueue) -> None:
+    begin, discard, last = (Task(lambda: None) for _ in range(3))
+    queue.tell(begin)
+    queue.put(frame(20))
+    queue.discard(discard)
+    assert queue.stats.queued_frames == 20, "only what came after the task before is dropped"
+    while queue.take(1) is not begin:
+        pass
+    assert queue.take(1) is discard
+    for number in range(20):
+        wait_until_at_rest(queue, LIMIT)
         queue.put(frame(number))
-    thread.join()
+    wait_until_at_rest(queue, LIMIT)
+    assert queue.stats.spilled_bytes
+    queue.discard(last)
+    assert (queue.stats.queued_bytes, queue.stats.spilled_bytes) == (0, 0), "there is room at once"
+    assert queue.take(1) is last
+
+
+@pytest.mark.parametrize(
+    "forget", [discarded, lambda queue: queue.fail(OSError()), FrameQueue.close]
+)
+def test_files_go_with_frames_that_nobody_wants(
+    tmp_path: Path, forget: Callable[[FrameQueue], object]
+) -> None:
+    queue = FrameQueue(LIMIT, "spill", tmp_path)
+    for number in range(20):
+        wait_until_at_rest(queue, LIMIT)
+        queue.put(frame(number))
+    wait_until_at_rest(queue, LIMIT)
+    assert spilled_files(tmp_path)
+    forget(queue)
+    assert not spilled_files(tmp_path)
+    assert queue.take(0) is None
     queue.close()
-    assert not failures
-    assert queue.stats.queued_frames == 0
 
 
 def test_a_disk_that_takes_nothing_is_said_and_tried_again(
@@ -224,52 +182,6 @@ def test_a_disk_that_takes_nothing_is_said_and_tried_again(
         same(queue.take(60), frame(number))
     queue.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_after_a_failure_putting_raises_it_and_nothing_is_taken(tmp_path: Path) -> None:
-    queue = FrameQueue(8 * NBYTES, "spill", tmp_path)
-    queue.put(frame(0))
-    queue.fail(OSError("the disk burns"))
-    for _ in range(2):
-        with pytest.raises(DestinationError, match="the disk burns"):
-            queue.put(frame(1))
-    with pytest.raises(DestinationError, match="the disk burns"):
-        queue.tell(Task(lambda: None))
-    assert queue.is_over
-    assert queue.take(None) is None
-    queue.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_not_there_is_known_at_once(tmp_path: Path) -> None:
-    with pytest.raises(DestinationError, match="cannot spill"):
-        FrameQueue(1000, "spill", tmp_path / "no")
-
-
-def test_frames_that_wait_are_dropped_up_to_the_task_before(tmp_path: Path) -> None:
-    limit = 8 * NBYTES
-    queue = FrameQueue(limit, "spill", tmp_path)
-    begin, begin_again, discard = (Task(lambda: None) for _ in range(3))
-    queue.put(frame(0))
-    queue.tell(begin)
-    for number in range(1, 60):
-        wait_until_at_rest(queue, limit)
-        queue.put(frame(number))
-    wait_until_at_rest(queue, limit)
-    assert queue.stats.spilled_bytes
-    queue.discard(discard)
-    stats = queue.stats
-    assert (stats.queued_frames, stats.spilled_bytes) == (1, 0)
-    assert stats.queued_bytes < 2 * NBYTES
-    queue.tell(begin_again)
-    queue.put(frame(60))
-    same(queue.take(1), frame(0))
-    assert [queue.take(1) for _ in range(3)] == [begin, discard, begin_again]
-    assert not spilled_files(tmp_path)
-    same(queue.take(1), frame(60))
-    assert queue.take(0) is None
-    assert queue.stats.queued_bytes == 0
-    queue.close()
 
 
 def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordStream
+from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordStream
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage
-from tests.clip_data import LENGTHS, check, digest, possible_clips, write_numbered
+from tests.clip_data import LENGTHS, check, digest, effective, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
 
 FEATURES = ["image", "id"]
@@ -64,7 +64,7 @@ def arenas() -> list[Any]:
 
 
 def epochs(path: Any, count: int, **options: Any) -> list[list[Any]]:
-    pipe = SeqRecordPipe(path, **{**CLIPS, **options})
+    pipe = SeqRecordPipe(path, **effective({**CLIPS, **options}))
     return [[digest(batch) for batch in pipe] for _ in range(count)]
 
 
@@ -97,7 +97,7 @@ def test_epochs_are_the_same(
     path = request.getfixturevalue(dataset)
     if few := options.get("shuffle", True) and "order" not in options:
         options = {"num_cursors": 2, "shuffle_buffer": 6, **options}
-    pipe: Any = SeqRecordPipe(path, **{**CLIPS, **options})
+    pipe: Any = SeqRecordPipe(path, **effective({**CLIPS, **options}))
     state = pipe.state_dict()
     found = [[digest(batch) for batch in pipe] for _ in range(3)]
     del pipe
@@ -105,12 +105,14 @@ def test_epochs_are_the_same(
     while high - low > 256:
         limit = (low + high) // 2
         try:
-            other: Any = SeqRecordPipe(path, **{**CLIPS, **options, "memory_limit": limit})
+            other: Any = SeqRecordPipe(
+                path, **effective({**CLIPS, **options, "memory_limit": limit})
+            )
             other.load_state_dict(state)
             high = limit
         except MemoryLimitError:
             low = limit
-    other = SeqRecordPipe(path, **{**CLIPS, **options, "memory_limit": high})
+    other = SeqRecordPipe(path, **effective({**CLIPS, **options, "memory_limit": high}))
     other.load_state_dict(state)
     assert [[digest(batch) for batch in other] for _ in range(3)] == found
     assert not (few and arenas())
@@ -125,7 +127,7 @@ def test_a_chunk_that_many_cursors_need_is_read_once(
     path = request.getfixturevalue(dataset)
     storage: Any = CountingStorage(LocalStorage(path)) if remote else path
     options: dict[str, Any] = {**CLIPS, "num_cursors": 30, "shuffle_buffer": 60}
-    pipe = SeqRecordPipe(storage, **options, device=device)
+    pipe = SeqRecordPipe(storage, **effective(options), device=device)
     groups = seqrecord.open(path, features=FEATURES).contents.index.groups
     pages = sum(
         int(group.page_length[:, group.schema.position(name)].sum())
@@ -156,7 +158,7 @@ def test_a_mix_reads_its_small_sources_once(path: Path, encoded: Path) -> None:
 @pytest.mark.parametrize("dataset", ["path", "encoded"])
 def test_each_frame_is_read_once(dataset: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(dataset)
-    pipe = SeqRecordPipe(path, **CLIPS, shuffle_buffer=10, num_cursors=4)
+    pipe = SeqRecordPipe(path, **CLIPS, engine=EngineOptions(shuffle_buffer=10, num_cursors=4))
     read = []
     for _ in range(3):
         clips = [clip for batch in pipe for clip in check(batch, FEATURES, 3)]
@@ -185,7 +187,7 @@ def test_a_chain_that_torch_shuffles_in_some_epochs(
     path: Path, options: dict[str, Any], shuffles: tuple[bool, ...]
 ) -> None:
     """Frames that an epoch of one kind has left are right for one of another kind."""
-    pipe: Any = SeqRecordPipe(path, **{**CLIPS, "batch_size": None, **options})
+    pipe: Any = SeqRecordPipe(path, **effective({**CLIPS, "batch_size": None, **options}))
     chain = pipe.shuffle(buffer_size=10).batch(4).collate(seqrecord.collate)
 
     def check_all(loader: Any) -> None:

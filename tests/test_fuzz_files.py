@@ -13,7 +13,7 @@ from tests.fuzz_files import ALLOWED, KINDS, fuzz
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_changed_bytes_are_refused_or_read(kind: str) -> None:
-    # Among these cases of an index is one whose first message is no schema: Arrow's reader dies.
+    # In one case of an index the first message is no schema: Arrow's reader of files dies of it.
     cases = 400 if kind == "index" else 200
     outcomes = fuzz(kind, seed=3, cases=cases)
     assert set(outcomes.counts) <= set(ALLOWED), outcomes

@@ -13,7 +13,6 @@ import seqrecord
 from seqrecord.errors import DeadlineError, StorageError, TransientError
 from seqrecord.storage import Storage, open_storage
 from tests.connect_proxy import ConnectProxy
-from tests.datasets import write_small
 from tests.obstore_runtime import obstore_is
 from tests.places import giving_up
 from tests.services import Authority, Nginx
@@ -66,15 +65,15 @@ class TestNginx(ReadContract):
         storage.close()
 
 
-def test_a_data_set_is_read(nginx: Nginx, known: Path, client: str, tmp_path: Path) -> None:
-    write_small(tmp_path / "local")
-    for file in (tmp_path / "local").rglob("*"):
-        if file.is_file():
-            name = file.relative_to(tmp_path).as_posix()
-            nginx.put(f"{tmp_path.name}/{name}", file.read_bytes())
+def test_a_data_set_is_read(
+    nginx: Nginx, small: Path, known: Path, client: str, tmp_path: Path
+) -> None:
+    for file in small.rglob("*.*"):
+        name = file.relative_to(small).as_posix()
+        nginx.put(f"{tmp_path.name}/local/{name}", file.read_bytes())
     options = {"root_certificate": str(known)} if client == "obstore" else {}
     with (
-        seqrecord.open(tmp_path / "local") as local,
+        seqrecord.open(small) as local,
         seqrecord.open(f"{nginx.endpoint}/{tmp_path.name}/local", storage_options=options) as far,
     ):
         assert far.fingerprint == local.fingerprint

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import seqrecord
+from seqrecord import EngineOptions
 from seqrecord.errors import NotFoundError, StorageError
 from seqrecord.storage import open_storage
 from tests.datasets import write_small
@@ -22,7 +23,12 @@ from tests.storage_contract import get
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
 
 URL = "hf://datasets/org/name/records"
-CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 5, "num_threads": 2, "features": ["image_left"]}
+CLIPS: dict[str, Any] = {
+    "clip_len": 3,
+    "seed": 5,
+    "engine": EngineOptions(num_threads=2),
+    "features": ["image_left"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def hub(folder: Path) -> Iterator[HubStub]:
 def test_clips_are_those_of_the_local_disk(hub: HubStub, folder: Path) -> None:
     local = list(seqrecord.SeqRecordPipe(folder / "records", **CLIPS))
     options = {"endpoint": hub.endpoint}
-    found = list(seqrecord.SeqRecordPipe(URL, storage_options=options, **CLIPS))
+    found = list(seqrecord.SeqRecordPipe(seqrecord.open(URL, storage_options=options), **CLIPS))
     assert len(found) == len(local) > 0
     for ours, theirs in zip(found, local, strict=True):
         assert (ours["episode"], ours["start"]) == (theirs["episode"], theirs["start"])

@@ -15,7 +15,7 @@ import pytest
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
 from seqrecord.edit import clean, delete_episodes, merge_datasets, rename_episodes, split_episodes
-from seqrecord.errors import ConflictError, DestinationError
+from seqrecord.errors import DestinationError
 from tests.killed_at import killed_at
 from tests.test_edits import check, content, write
 from tests.test_merge import state
@@ -136,20 +136,6 @@ def at_link(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], obje
         link(*args, **options)
 
     monkeypatch.setattr(os, "link", counted)
-
-
-def test_a_merge_at_work_beside_another(
-    sources: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first to commit succeeds; the other one takes nothing away."""
-    a, b, _ = sources
-    made = tmp_path / "made"
-    at_link(monkeypatch, 2, lambda: merge_datasets([a, b], made))
-    with pytest.raises(ConflictError, match="another writer committed first"):
-        merge_datasets([a, b], made)
-    check(made, {**content(a), **content(b)})
-    clean(made, older_than=0)
-    check(made, {**content(a), **content(b)})
 
 
 def test_a_merge_that_is_interrupted_takes_nothing_away(

@@ -77,7 +77,8 @@ def test_merges_killed_at_every_other_change(
         while not done:
             url = f"{root}/made{number}"
             killer = Killer(number, after, is_change).through(proxy)
-            done = writers.merge(sources, url, options, killer)
+            job = {"sources": sources, "url": url, "options": options}
+            done = writers.run(job, killer)[0]
             found = content(url, straight)
             assert found in (None, expected)
             assert found == expected or not done
@@ -109,7 +110,7 @@ def test_rewriting_killed_at_every_other_change(
             expected, before = content(url, straight), state(url, straight)
             with seqrecord.open(url, storage_options=straight) as old:
                 killer = Killer(number, after, is_change).through(proxy)
-                done = writers.rewrite(url, options, killer)
+                done = writers.run({"url": url, "options": options}, killer)[0]
                 assert old.episodes["e5"][2]["x"][0] == 52
             assert content(url, straight) == expected
             now = state(url, straight)

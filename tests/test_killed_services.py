@@ -60,6 +60,7 @@ def test_killed_at_every_request(place: Place, writers: Writers, mode: str, afte
         options = place.at(proxy.host)[1]
         while not done:
             url = f"{root}/{number}"
+            job = {"url": url, "options": options, "straight": straight, "lengths": NEW}
             before: set[str] | None = None
             ended: set[str] = set()
             if mode != "create":
@@ -67,12 +68,10 @@ def test_killed_at_every_request(place: Place, writers: Writers, mode: str, afte
                 before = keys(OLD)
             if mode == "resume":  # what another writer, that was killed, has left
                 first = Killer(25, False).through(proxy)
-                ended = set(
-                    writers.run(url, options, "append", NEW, straight=straight, started=first)[1]
-                )
+                ended = set(writers.run({**job, "mode": "append"}, first)[1])
                 assert ended
             killer = Killer(number, after).through(proxy)
-            done, told = writers.run(url, options, mode, NEW, straight=straight, started=killer)
+            done, told = writers.run({**job, "mode": mode}, killer)
             ended |= set(told)
             now = there(url, straight)
             assert now in (before, keys(NEW))

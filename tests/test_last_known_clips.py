@@ -1,4 +1,4 @@
-"""`last_known=` in all loaders: values, ages, what is left out, masks; against brute force."""
+"""The window `Latest` in all loaders: values, ages, what is left out, masks; by brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import (
     ClipError,
+    EngineOptions,
     FeatureSpec,
+    Latest,
     LoaderOptions,
     Schema,
     SeqRecordDataset,
@@ -26,6 +28,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.pipes.selection import ClipSelection
+from tests.clip_data import with_latest
 
 LENGTHS = (29, 4, 17, 11)
 SPARSE = ("gps", "say", "imu")
@@ -192,21 +195,21 @@ def path(tmp_path_factory: pytest.TempPathFactory, has: Has) -> Path:
 
 
 def from_batches(path: Path, options: Any) -> Iterator[Any]:
-    for batch in list(SeqRecordPipe(path, batch_size=3, **options)):
+    for batch in list(SeqRecordPipe(path, batch_size=3, **with_latest(options))):
         yield from split(batch)
 
 
 def from_clips(path: Path, options: Any) -> Iterator[Any]:
-    yield from SeqRecordNode(path, shuffle=False, **options)
+    yield from SeqRecordNode(path, shuffle=False, **with_latest(options))
 
 
 def from_device(path: Path, options: Any) -> Iterator[Any]:
-    for batch in list(SeqRecordStream(path, batch_size=3, device="cpu", **options)):
+    for batch in list(SeqRecordStream(path, batch_size=3, device="cpu", **with_latest(options))):
         yield from split(batch)
 
 
 def from_dataset(path: Path, options: Any) -> Iterator[Any]:
-    dataset = SeqRecordDataset(path, **options)
+    dataset = SeqRecordDataset(path, **with_latest(options))
     for batch in list(DataLoader(dataset, batch_size=4, collate_fn=seqrecord.collate)):
         yield from split(batch)
 
@@ -240,7 +243,8 @@ def test_workers_and_sequences_give_the_same(path: Path, has: Has, order: dict[s
     options: dict[str, Any] = {"clip_len": 2, "features": ["gps", "say", "id"], **order}
     known = dict.fromkeys(["gps", "say"])
     clips = Expected(has, known, **options | {"stride": 1}).clips()
-    stream = SeqRecordStream(path, batch_size=2, last_known=list(known), **options)
+    windows = dict.fromkeys(known, Latest())
+    stream = SeqRecordStream(path, batch_size=2, windows=windows, **options)
     found = []
     for batch in DataLoader(stream, batch_size=None, num_workers=0 if order else 2):
         found += [Expected(has, known, **options).check(clip) for clip in split(batch)]
@@ -268,9 +272,14 @@ def test_any_frames_may_lack_it_and_a_state_resumes(
     clips = expected.clips()
     if not clips:
         with pytest.raises(ClipError, match="no clip has all"):
-            SeqRecordPipe(path, **options)
+            SeqRecordPipe(path, **with_latest(options))
         return
-    options |= {"batch_size": batch_size, "seed": seed, "num_cursors": 2, "shuffle_buffer": 8}
+    options = with_latest(options)
+    options |= {
+        "batch_size": batch_size,
+        "seed": seed,
+        "engine": EngineOptions(num_cursors=2, shuffle_buffer=8),
+    }
     pipe = SeqRecordPipe(path, **options)
     whole = [[expected.check(clip) for clip in split(batch)] for batch in pipe]
     assert sorted(clip for batch in whole for clip in batch) == clips
@@ -287,21 +296,22 @@ def test_any_frames_may_lack_it_and_a_state_resumes(
 def test_what_is_left_out_is_counted_and_named(path: Path, has: Has) -> None:
     options, known = prepared("one")
     clips = Expected(has, known, **options).clips()
-    pipe = SeqRecordPipe(path, **options)
+    pipe = SeqRecordPipe(path, **with_latest(options))
     every = sum(length - 1 for length in LENGTHS)
     assert pipe.clips.num_clips == len(clips) < every
     list(pipe)
     assert pipe.stats()["clips_incomplete"] == every - len(clips)
     assert "for frames that lack gps" in repr(pipe)
-    zeros = SeqRecordPipe(path, **options, unknown="zeros")
+    zeros = SeqRecordPipe(path, **with_latest({**options, "unknown": "zeros"}))
     assert (zeros.clips.num_clips, zeros.clips.num_incomplete) == (every, 0)
 
 
 def test_each_chunk_is_read_once(path: Path, has: Has) -> None:
     """In one run an episode, however far one looks back."""
-    options: dict[str, Any] = {"clip_len": 3, "features": ["image", "say"], "last_known": ["say"]}
+    options: dict[str, Any] = {"clip_len": 3, "features": ["image", "say"]}
     used = {key for key, _ in Expected(has, {"say": None}, **options).clips()}
-    pipe = SeqRecordPipe(path, **options, batch_size=4, shuffle=False)
+    windows = {"say": Latest()}
+    pipe = SeqRecordPipe(path, **options, windows=windows, batch_size=4, shuffle=False)
     assert len(list(pipe)) > 3
     index = pipe.dataset.contents.index
     chunks = sum(
@@ -313,9 +323,10 @@ def test_each_chunk_is_read_once(path: Path, has: Has) -> None:
 
 
 def test_masks_of_padded_features_are_those_of_the_frames_known(path: Path, has: Has) -> None:
-    options: dict[str, Any] = {"clip_len": 3, "features": ["imu", "id"], "last_known": ["imu"]}
+    options: dict[str, Any] = {"clip_len": 3, "features": ["imu", "id"], "batch_size": 2}
     for unknown in (None, "zeros"):
-        pipe = SeqRecordPipe(path, **options, ragged="pad", unknown=unknown, batch_size=2)
+        windows = {"imu": Latest(unknown=unknown)}
+        pipe = SeqRecordPipe(path, **options, ragged="pad", windows=windows)
         for batch in pipe:
             for clip in split(batch):
                 for i, (episode, frame) in enumerate(clip["id"].tolist()):
@@ -338,8 +349,7 @@ def test_a_function_is_called_with_it(path: Path, has: Has) -> None:
     options: dict[str, Any] = {
         "clip_len": 2,
         "features": ["gps", "say", "imu", "id"],
-        "last_known": ["gps", "say", "imu"],
-        "unknown": "zeros",
+        "windows": dict.fromkeys(["gps", "say", "imu"], Latest(unknown="zeros")),
     }
 
     def without_imu(clip: dict[str, Any], generator: Any) -> dict[str, Any]:
@@ -361,40 +371,86 @@ def test_memory_holds_what_one_looks_back_to(path: Path) -> None:
     """The group of `say` is held for as many frames as an episode has; that of images is not."""
     options: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "e/0"}
     windows = []
-    for known in ({"say": 5}, ["say"]):
-        selection = ClipSelection(path, LoaderOptions(**options, last_known=known))
+    for latest in (Latest(max_age=5), Latest()):
+        selection = ClipSelection(path, LoaderOptions(**options, windows={"say": latest}))
         windows.append(selection.windows.of_groups(1))
     assert [(w.offset, w.span) for w in windows[0]] == [(0, 2), (-5, 7)]
     assert [(w.offset, w.span) for w in windows[1]] == [(0, 2), (-28, 30)]
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_age": -1},
+        {"max_age": 1.5},
+        {"max_age": True},
+        {"max_age": 1 << 31},
+        {"unknown": "mask"},
+        {"unknown": np.zeros(2)},
+    ],
+    ids=str,
+)
+def test_ages_that_make_no_sense(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ClipError, match=f"{next(iter(arguments))} of Latest") as caught:
+        Latest(**arguments)
+    assert caught.value.got is not None
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"last_known": "gps"}, r"list of names; expected: \['gps'\]"),
-        ({"last_known": 3}, "names of features, or a dict"),
-        ({"last_known": [3]}, "names of features, or a dict"),
-        ({"last_known": {"gps": -1}}, "names of features, or a dict"),
-        ({"last_known": {"gps": 1.5}}, "names of features, or a dict"),
-        ({"last_known": {"gps": True}}, "names of features, or a dict"),
-        ({"last_known": ["gbs"]}, "not read; .*expected: image, id, gps, say, imu; got: gbs"),
-        ({"last_known": ["gps"], "unknown": "mask"}, "expected: None or \"zeros\"; got: 'mask'"),
-        ({"unknown": "zeros"}, "expected: last_known"),
-        ({"last_known": ["gps"], "frame_transform": dict}, "does not go with frame_transform"),
+        ({"windows": {"gps": Latest(Latest())}}, "a window is not valid"),  # type: ignore[arg-type]
+        ({"windows": {"gps": Latest([])}}, "empty"),
+        ({"windows": {"gps": Latest("0")}}, "a window is not valid"),  # type: ignore[arg-type]
+        (
+            {"windows": {"gbs": Latest()}},
+            "not have; .*expected: image, id, gps, say, imu; got: gbs",
+        ),
+        ({"windows": {"gps": Latest()}, "frame_transform": dict}, "go with frame_transform"),
+        ({"windows": {"gps": Latest([0])}, "dilation": (1, 2)}, "clips of clip_len frames"),
     ],
+    ids=str,
 )
-def test_arguments_that_are_refused(path: Path, options: dict[str, Any], says: str) -> None:
+def test_windows_that_are_refused(path: Path, options: dict[str, Any], says: str) -> None:
     for loader in (SeqRecordPipe, SeqRecordDataset):
         with pytest.raises(ClipError, match=says):
             loader(path, clip_len=2, **options)
 
 
+def test_each_feature_says_what_becomes_of_the_unknown(path: Path, has: Has) -> None:
+    """Also without `clip_len`: then of the frame `start`."""
+    windows: dict[str, Any] = {"gps": Latest(max_age=2, unknown="zeros"), "say": Latest(max_age=9)}
+    pipe = SeqRecordPipe(path, features=["gps", "say", "id"], windows=windows)
+    clips = [clip for clip in pipe if clip["id"].shape == (1, 2)]
+    expected = [
+        (f"e/{e}", i)
+        for e, length in enumerate(LENGTHS)
+        for i in range(length)
+        if newest(has, "say", e, i, 9) is not None
+    ]
+    assert sorted((clip["episode"], clip["start"]) for clip in clips) == expected
+    ages = {int(clip["gps_age"]) for clip in clips}
+    assert (min(ages), max(ages)) == (-1, 2)
+
+
+def test_the_newest_of_a_window_in_seconds(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "x") as writer, writer.episode("a", fps=10) as episode:
+        for i in range(12):
+            at = {"at": i / 10, "gps": np.int64(i)} if i % 4 == 1 else {"at": i / 10}
+            episode.append(at)
+    window = Latest(seqrecord.Seconds([-0.3, 0]), max_age=2)
+    clips = list(SeqRecordPipe(tmp_path / "x", windows={"gps": window}, shuffle=False))
+    assert [clip["start"] for clip in clips] == [4, 5, 6, 8, 9, 10]
+    assert [clip["gps"].tolist() for clip in clips][:3] == [[1, 1], [1, 5], [1, 5]]
+    assert [clip["gps_age"].tolist() for clip in clips][:3] == [[0, 3], [1, 0], [2, 1]]
+
+
 def test_a_state_of_other_ages_is_refused(path: Path) -> None:
     options: dict[str, Any] = {"clip_len": 2, "features": ["gps"]}
-    state = SeqRecordPipe(path, **options, last_known=["gps"]).state_dict()
-    for other in ({"last_known": {"gps": 3}}, {"last_known": ["gps"], "unknown": "zeros"}):
-        with pytest.raises(seqrecord.StateError, match="last_known"):
-            SeqRecordPipe(path, **options, **other).load_state_dict(state)
+    state = SeqRecordPipe(path, **options, windows={"gps": Latest()}).state_dict()
+    for other in (Latest(max_age=3), Latest(unknown="zeros"), Latest([0, 1])):
+        with pytest.raises(seqrecord.StateError, match="windows"):
+            SeqRecordPipe(path, **options, windows={"gps": other}).load_state_dict(state)
 
 
 def test_a_feature_of_the_name_of_an_age_is_refused(tmp_path: Path) -> None:
@@ -403,4 +459,4 @@ def test_a_feature_of_the_name_of_an_age_is_refused(tmp_path: Path) -> None:
             episode.append({"gps": np.zeros(2), "gps_age": np.zeros(())})
     assert len(SeqRecordPipe(tmp_path / "x", clip_len=1)) == 3
     with pytest.raises(ClipError, match=r"name of what clips tell of themselves; .*got: gps_age"):
-        SeqRecordPipe(tmp_path / "x", clip_len=1, last_known=["gps"])
+        SeqRecordPipe(tmp_path / "x", clip_len=1, windows={"gps": Latest()})

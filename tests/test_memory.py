@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord import SeqRecordPipe
+from seqrecord import EngineOptions, SeqRecordPipe
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_data import effective, names, possible_clips, write_numbered
@@ -139,7 +139,8 @@ def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> No
 def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
     """Without the garbage collector, which would find a cycle some time."""
     least = r"at least (\d+) bytes"
-    phases: dict[str, Any] = {"clip_len": 5, "features": ["image"], "num_cursors": 3}
+    phases: dict[str, Any] = {"clip_len": 5, "features": ["image"]}
+    phases["engine"] = EngineOptions(num_cursors=3)
     with pytest.raises(MemoryLimitError) as caught:
         SeqRecordPipe(path, **phases, batch_size=9, memory_limit=1)
     limit = int(re.findall(least, str(caught.value))[0])

@@ -349,15 +349,6 @@ def test_what_a_service_does_not_copy_goes_through_this_machine(
     assert not seqrecord.verify(f"{place.url}/made", storage_options=place.options).problems
 
 
-def test_a_failure_before_the_record_files_leaves_nothing(
-    parts: tuple[Path, Path], tmp_path: Path
-) -> None:
-    made = tmp_path / "made"
-    with pytest.raises(NotFoundError, match="no dataset"):
-        merge_datasets([*parts, tmp_path / "nowhere"], made)
-    assert not [path for path in made.rglob("*") if path.is_file()]
-
-
 def test_a_failure_leaves_what_another_merge_passes_over(
     parts: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord import (
     CenterCrop,
     ClipError,
+    EngineOptions,
+    Latest,
     SeqRecordDataset,
     SeqRecordMix,
     SeqRecordPipe,
@@ -122,7 +124,10 @@ def test_shares_epochs_and_ends(root: Path, stop: Any) -> None:
 
 def test_the_order_is_a_function_of_the_seed(root: Path) -> None:
     order = list(run(mixed(root), 2))
-    assert list(run(mixed(root, num_threads=1, memory_limit="64MiB"), 2)) == order
+    assert (
+        list(run(mixed(root, engine=EngineOptions(num_threads=1), memory_limit="64MiB"), 2))
+        == order
+    )
     assert list(run(mixed(root, seed=6), 2)) != order
     again = mixed(root)
     again.set_epoch(1)
@@ -307,8 +312,8 @@ def test_every_batch_has_the_columns_of_all_sources(root: Path) -> None:
 
 def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Path) -> None:
     """Windows of features that are not read say nothing of which clips there are."""
-    windows = {"image": [0, 1], "pose": range(9)}
-    more: dict[str, Any] = {"windows": windows, "pad": "edge", "last_known": {"pose": 3}}
+    windows = {"image": [0, 1], "pose": Latest(range(9), max_age=3)}
+    more: dict[str, Any] = {"windows": windows, "pad": "edge"}
     sources = streams(root, "b", **more) | streams(root, "c", windows={"image": [0, 1]}, pad="edge")
     mix = SeqRecordMix(sources, batch_size=4, features="intersection")
     batch = next(iter(mix))
@@ -465,7 +470,7 @@ def test_sources_that_make_no_sense(root: Path) -> None:
         {"seed": 1},
         {"memory_limit": "1GiB"},
         {"device": "cpu"},
-        {"num_threads": 2},
+        {"engine": EngineOptions(num_threads=2)},
         {"rank": 0, "world_size": 2},
         {"drop_last": True},
     ]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import SeqRecordMix, SeqRecordStream, StateError
+from seqrecord import EngineOptions, SeqRecordMix, SeqRecordStream, StateError
 from tests.mix_data import LENGTHS, write_sources
 
 pytestmark = [
@@ -197,7 +197,7 @@ def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: P
     def stateful(data: SeqRecordMix) -> Any:
         return StatefulDataLoader(data, batch_size=None, num_workers=2)
 
-    loader = stateful(mix(num_cursors=3))
+    loader = stateful(mix(engine=EngineOptions(num_cursors=3)))
     iterator = iter(loader)
     for _ in range(2):
         next(iterator)

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, Quality, batch_quality
-from seqrecord import SeqRecordMix, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord import EngineOptions, SeqRecordMix, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage
 from tests.clip_data import names
@@ -56,7 +56,9 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
     found = {}
     few: dict[str, Any] = {"memory_limit": "2560KiB"}  # not all frames stay
     for clips in (None, 256):
-        pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, shuffle_buffer=clips, **few)
+        pipe = SeqRecordPipe(
+            path, clip_len=16, batch_size=32, engine=EngineOptions(shuffle_buffer=clips), **few
+        )
         found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["resident_bytes"]
     (free, most), (bound, held) = found[None], found[256]
     assert bound.neighbours > 2 * free.neighbours
@@ -146,7 +148,7 @@ def test_says_from_how_many_places_batches_are_mixed(path: Path) -> None:
     places = pipe.stats()["mixed_from"]
     assert places >= 30
     assert f"mixed from {places} places" in repr(pipe)
-    pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, num_cursors=7)
+    pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, engine=EngineOptions(num_cursors=7))
     next(iter(pipe))
     assert pipe.stats()["mixed_from"] == 7
 

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import seqrecord
+from seqrecord import EngineOptions
 from seqrecord.errors import (
     AccessError,
     DeadlineError,
@@ -35,7 +36,6 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import ByteRange
 from tests.canned_server import Canned, CannedServer, answer
-from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
 from tests.places import Place, giving_up
@@ -135,27 +135,13 @@ def test_many_threads_read_and_one_closes(place: Place, client: str) -> None:
     storage.close()
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets") / "local"
-    write_small(folder)
-    return folder
-
-
-def store(folder: Path, place: Place) -> None:
-    for file in folder.rglob("*"):
-        if file.is_file():
-            place.put(file.relative_to(folder).as_posix(), file.read_bytes())
-
-
 def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     pipe = seqrecord.SeqRecordPipe(
-        location,
+        seqrecord.open(location, storage_options=options),
         clip_len=3,
         seed=5,
         features=["image_left", "depth_left", "pose"],
-        num_threads=2,
-        storage_options=options,
+        engine=EngineOptions(num_threads=2),
     )
     return [dict(clip) for clip in pipe]
 
@@ -168,7 +154,7 @@ def plain(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: str) -> None:
-    store(small, place)
+    place.copy(small)
     local = plain(clips(small))
     assert local
     assert plain(clips(place.url, place.options)) == local
@@ -185,7 +171,7 @@ def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: st
 def test_clips_through_fsspec(place: Place, backend: str, small: Path) -> None:
     """With the filesystem's own options."""
     pytest.importorskip("s3fs", reason="pip install s3fs")
-    store(small, place)
+    place.copy(small)
     given = place.options
     options = {"key": given["access_key_id"], "secret": given["secret_access_key"]}
     options["endpoint_url"] = given["endpoint"]
@@ -224,7 +210,8 @@ if __name__ == "__main__":
 
     def clips(**more):
         pipe = seqrecord.SeqRecordStream(
-            url, clip_len=3, seed=5, batch_size=2, storage_options=options, num_threads=2,
+            seqrecord.open(url, storage_options=options), clip_len=3, seed=5, batch_size=2,
+            engine=seqrecord.EngineOptions(num_threads=2),
             features=["image_left", "depth_left", "pose"],
         )
         if more.pop("inside", False):
@@ -263,7 +250,7 @@ if __name__ == "__main__":
 def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
     place: Place, small: Path, streamed: bool
 ) -> None:
-    store(small, place)
+    place.copy(small)
     expected = len(clips(small))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],

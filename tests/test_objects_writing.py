@@ -245,6 +245,8 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
     "files": lambda storage: storage.files("records"),
     "unfinished": lambda storage: storage.unfinished("records"),
     "read": lambda storage: storage.read_whole("manifest.json", 100),
+    "read a range": lambda storage: get(storage, PATH, 0, 5),
+    "size": lambda storage: storage.size(PATH),
 }
 
 
@@ -252,10 +254,12 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
 def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
     bucket = place.url.split("/")[2]
     url = place.url.replace(bucket, "no-such-bucket")
-    storage = hastened(open_storage(url, {**place.options, "deadline": 5}))
-    with pytest.raises(NotFoundError, match=rf"no such (bucket|container).*{url}"):
-        ACTIONS[action](storage)
-    storage.close()
+    for backend in ("obstore", "urllib3"):
+        options = {**place.options, "deadline": 5, "backend": backend}
+        storage = hastened(open_storage(url, options))
+        with pytest.raises(NotFoundError, match=rf"no such (bucket|container).*{url}"):
+            ACTIONS[action](storage)
+        storage.close()
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -17,7 +17,14 @@ from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import (
+    ClipError,
+    EngineOptions,
+    SeqRecordDataset,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+)
 from tests.clip_data import (
     check,
     digest,
@@ -35,7 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-CLIP: dict[str, Any] = {"clip_len": 3, "shuffle_buffer": 16, "seed": 2}
+CLIP: dict[str, Any] = {"clip_len": 3, "engine": EngineOptions(shuffle_buffer=16), "seed": 2}
 BATCH: dict[str, Any] = {**CLIP, "batch_size": 4}
 
 

@@ -14,14 +14,14 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordStream, StateError, prefetch_to_device
+from seqrecord import ClipError, EngineOptions, SeqRecordStream, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
 from seqrecord.engine.device.streams import SideStream
 from tests.clip_data import leaves_nothing
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, make_stream, on_host
 
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16}
+BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 
 
 @pytest.fixture(params=STREAMS)

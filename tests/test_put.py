@@ -20,6 +20,7 @@ from seqrecord.errors import ConflictError, NotFoundError, StorageError, Transie
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.local_replacing import put_file
 from seqrecord.storage.mounts import MountStorage
+from tests.killed_at import signal_at
 from tests.power_loss import Choice, Disk, Record
 from tests.storage_contract import StorageContract
 
@@ -184,18 +185,6 @@ CALLS = (
 )
 
 
-def with_calls(patch: pytest.MonkeyPatch, on_call: Callable[[], None]) -> None:
-    """`on_call` before each call to the system."""
-    for module, name in CALLS:
-        real = getattr(module, name)
-
-        def call(*args: Any, real: Any = real, **options: Any) -> Any:
-            on_call()
-            return real(*args, **options)
-
-        patch.setattr(module, name, call)
-
-
 def hit(number: int, sign: int, put: Callable[[], None]) -> int:
     """Put in a process that gets a signal before its call `number`; its process id.
 
@@ -204,17 +193,9 @@ def hit(number: int, sign: int, put: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    left = number
-
-    def on_call() -> None:
-        nonlocal left
-        left -= 1
-        if left == -1:
-            os.kill(os.getpid(), sign)
-
     code = 1
     try:
-        with_calls(pytest.MonkeyPatch(), on_call)
+        signal_at(number, sign, CALLS)
         put()
         code = 0
     finally:

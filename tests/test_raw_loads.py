@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordWriter
+from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 from seqrecord.engine.arena import Arena
 from seqrecord.engine.buffers import GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.loading import ChunkLoader
@@ -39,8 +39,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "settings",
     [
         {"shuffle": False},
-        {"shuffle_buffer": 100},
-        {"num_cursors": 1, "shuffle_buffer": 3},  # a short ring, which begins anew often
+        {"engine": EngineOptions(shuffle_buffer=100)},
+        {
+            "engine": EngineOptions(num_cursors=1, shuffle_buffer=3)
+        },  # a short ring, which begins anew often
         {"stride": 5},  # parts of chunks
         {"stride": 2, "dilation": 2},  # every second frame
         {"device": "cpu"},
@@ -48,7 +50,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_clips_are_right(path: Path, settings: dict[str, Any], verify: bool) -> None:
     """Chunks in which a frame lacks a feature come between others."""
-    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=FIXED, verify=verify, **settings)
+    dataset = seqrecord.open(path, verify=verify)
+    pipe = SeqRecordPipe(dataset, clip_len=3, batch_size=4, features=FIXED, **settings)
     stride, dilation = settings.get("stride", 1), settings.get("dilation", 1)
     for _ in range(2):
         clips = [name for batch in pipe for name in check(batch, FIXED, 3, dilation)]
@@ -253,7 +256,7 @@ def test_a_damaged_page_is_named(tmp_path: Path, feature: str) -> None:
     with pytest.raises(ChecksumError, match=rf"set/3 \(frames 8 to 11\).*{feature}") as caught:
         list(pipe)
     assert chunk.path in str(caught.value)
-    assert list(SeqRecordPipe(path, clip_len=3, features=FIXED, verify=False))
+    assert list(SeqRecordPipe(seqrecord.open(path, verify=False), clip_len=3, features=FIXED))
 
 
 def test_a_file_that_ends_early_is_named(tmp_path: Path) -> None:

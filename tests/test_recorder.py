@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
-from seqrecord.checksum import Buffer
 from seqrecord.errors import (
     DestinationError,
     FrameError,
@@ -27,12 +26,14 @@ from seqrecord.errors import (
     SchemaError,
     StorageError,
 )
-from seqrecord.storage import LocalStorage, Upload
+from seqrecord.storage import LocalStorage, Storage
 from seqrecord.writing.frame_queue import WhenFull
 from tests.datasets import EPISODES, small_schema, write_small
 from tests.killed_recorder import EPISODE_FRAMES, made_frame
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
+from tests.storage_doubles import Failure, FaultyStorage, Gate, Operation
+from tests.tiny import read_all, same_frames
 
 NBYTES = 1 << 20
 LARGE = Schema([FeatureSpec("x", np.dtype(np.float32), (NBYTES // 4,))])
@@ -43,47 +44,17 @@ def large(number: int) -> dict[str, Any]:
     return {"x": np.full(NBYTES // 4, number, np.float32)}
 
 
-class Gate(LocalStorage):
-    """A storage that holds back who writes the first record file until it is opened."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.opened = threading.Event()
-        self.reached = threading.Event()
-
-    def create(self, path: str) -> Upload:
-        if path.startswith("records/"):
-            self.reached.set()
-            assert self.opened.wait(60)
-        return super().create(path)
-
-
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "d")
+    gate = Gate()
     yield gate
     gate.opened.set()
 
 
-class Burning(LocalStorage):
-    """A storage that takes so many pages and then no more."""
-
-    pages = 3
-
-    def create(self, path: str) -> Upload:
-        upload = super().create(path)
-        if path.startswith("records/"):
-            setattr(upload, "write", self._counted(upload.write))  # noqa: B010
-        return upload
-
-    def _counted(self, write: Callable[[Buffer], None]) -> Callable[[Buffer], None]:
-        def counted(data: Buffer) -> None:
-            self.pages -= len(memoryview(data)) == 24
-            if self.pages < 0:
-                raise StorageError("the disk burns", file=self.url)
-            write(data)
-
-        return counted
+@pytest.fixture
+def gated(tmp_path: Path, gate: Gate) -> FaultyStorage:
+    """A storage that takes nothing until the gate is opened."""
+    return FaultyStorage(LocalStorage(tmp_path / "d"), gate)
 
 
 def recorder_threads() -> list[threading.Thread]:
@@ -105,18 +76,11 @@ def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
                 for frame in written[key]:
                     assert episode.append(frame)
     assert recorder_threads() == []
-    with (
-        seqrecord.open(tmp_path / "written") as one,
-        seqrecord.open(tmp_path / "recorded") as two,
-    ):
-        assert list(one.episodes) == list(two.episodes)
+    one, two = seqrecord.open(tmp_path / "written"), seqrecord.open(tmp_path / "recorded")
+    with one, two:
         for key, recorded in two.episodes.items():
             assert recorded.metadata == one.episodes[key].metadata
-            for number, frame in enumerate(written[key]):
-                got = recorded[number]
-                assert set(got) == set(frame)
-                for name, array in frame.items():
-                    np.testing.assert_array_equal(got[name], array)
+    assert same_frames(read_all(tmp_path / "written"), read_all(tmp_path / "recorded"))
 
 
 def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
@@ -198,11 +162,11 @@ def test_bytes_of_any_kind_are_recorded_as_bytes(tmp_path: Path, kind: type) -> 
     assert recorded == [b"abc", b"", b"defg"]
 
 
-def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate) -> None:
+def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate, gated: Storage) -> None:
     """The thread stands still while frames come; arrays may be filled again at once."""
     array = np.zeros(100)
     schema = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
-    with SeqRecordRecorder(gate, schema=schema, when_full="raise", chunk_frames=1) as recorder:
+    with SeqRecordRecorder(gated, schema=schema, when_full="raise", chunk_frames=1) as recorder:
         with recorder.episode("a") as episode:
             for number in range(50):
                 array[:] = number
@@ -218,11 +182,11 @@ def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate) -> None:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], np.arange(50))
 
 
-def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate) -> None:
+def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate, gated: Storage) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
     recorder = SeqRecordRecorder(
-        gate, schema=LARGE, queue_size=8 * NBYTES, spill_folder=spill, chunk_frames=1
+        gated, schema=LARGE, queue_size=8 * NBYTES, spill_folder=spill, chunk_frames=1
     )
     with recorder, recorder.episode("a") as episode:
         for number in range(40):
@@ -239,9 +203,11 @@ def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate) -> Non
 
 
 @pytest.mark.parametrize("when_full", ["raise", "drop"])
-def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, when_full: WhenFull) -> None:
+def test_a_queue_that_is_full(
+    tmp_path: Path, gate: Gate, gated: Storage, when_full: WhenFull
+) -> None:
     recorder = SeqRecordRecorder(
-        gate, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
+        gated, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
     )
     taken: list[bool] = []
     with recorder, recorder.episode("a") as episode:
@@ -253,18 +219,28 @@ def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, when_full: WhenFull) -
                 taken.append(False)
         stats = recorder.stats()
         gate.opened.set()
+        wait_for(lambda: recorder.stats().queued_bytes == 0)
+        assert episode.append(large(3)), "what was written makes room"
     assert taken == [number < 3 for number in range(10)]
     assert stats.recorded_frames == 3
     assert stats.dropped_frames == (7 if when_full == "drop" else 0)
     with seqrecord.open(tmp_path / "d") as dataset:
-        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 5], np.arange(3))
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 5], np.arange(4))
 
 
 def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path) -> None:
-    recorder = SeqRecordRecorder(Burning(tmp_path / "d"), codecs="raw", chunk_frames=1)
+    burning = threading.Event()
+
+    def fault(operation: Operation, path: str, number: int) -> Failure:
+        is_due = operation == "write" and burning.is_set()
+        return StorageError("the disk burns", file=path) if is_due else None
+
+    storage = FaultyStorage(LocalStorage(tmp_path / "d"), fault)
+    recorder = SeqRecordRecorder(storage, codecs="raw", chunk_frames=1)
     with recorder.episode("a") as episode:
         for _ in range(3):
             episode.append({"x": np.zeros(3)})
+    burning.set()
     episode = recorder.episode("b")
     episode.append({"x": np.zeros(3)})
     with pytest.raises(DestinationError, match=r"the disk burns.*resume"):
@@ -370,34 +346,22 @@ def test_one_that_is_not_closed_leaves_no_thread_and_no_file_of_its_own(
         assert list(dataset.episodes) == ["a"]
 
 
-def check_recorded(folder: Path, told: list[list[str]], mode: str) -> int:
-    """Compare what a resume finds with what was told; frames of the episode that was cut."""
+def check_recorded(folder: Path, told: list[list[str]], mode: str) -> None:
+    """Compare what a resume finds with what was told."""
     ended = [words[1] for words in told if words[0] == "ended"]
     safe = {words[1]: int(words[2]) for words in told if words[0] == "safe"}
-    cut = 0
     with seqrecord.open(folder) as dataset:
-        for key in ended:
-            assert len(dataset.episodes[key]) == EPISODE_FRAMES
-        for key, count in safe.items():
-            if key not in ended and count:
-                assert len(dataset.episodes[key]) >= count
-        for key, episode in dataset.episodes.items():
-            if not key.startswith(f"{mode}/"):
-                continue
-            number = int(key.split("/")[1])
+        lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
+        assert {lengths[key] for key in ended} <= {EPISODE_FRAMES}
+        assert all(lengths.get(key, 0) >= count for key, count in safe.items())
+        for key in (key for key in lengths if key.startswith(f"{mode}/")):
+            episode, number = dataset.episodes[key], int(key.split("/")[1])
             assert episode.metadata["episode"] == number
-            is_cut = key not in ended
-            if len(episode) < EPISODE_FRAMES:
-                assert is_cut
-                assert episode.metadata["truncated"] is True
-                cut = len(episode)
-            elif not is_cut:
-                assert "truncated" not in episode.metadata
+            assert (key in ended) <= ("truncated" not in episode.metadata)
+            assert (lengths[key] < EPISODE_FRAMES) <= episode.metadata.get("truncated", False)
             for at in range(len(episode)):
-                frame = episode[at]
                 for name, array in made_frame(number, at).items():
-                    np.testing.assert_array_equal(frame[name], array)
-    return cut
+                    np.testing.assert_array_equal(episode[at][name], array)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -134,22 +135,21 @@ def test_waits_double_up_to_eight_seconds(clock: Clock) -> None:
     assert retrier.counters() == {"requests": 9, "retries": 8}
 
 
-def test_waits_are_drawn_from_their_upper_half() -> None:
-    for draw, expected in ((0.0, [0.125, 0.25]), (0.5, [0.1875, 0.375])):
-        clock = Clock()
-        clock.retrier(draw=draw).call(Failing(busy(), busy()), file=FILE)
-        assert clock.slept == expected
-
-
-def test_a_servers_wish_comes_on_top(clock: Clock) -> None:
-    clock.retrier(draw=0.0).call(Failing(busy(3), busy(), busy(0.5)), file=FILE)
-    assert clock.slept == [3.125, 0.25, 1.0]
-
-
-def test_a_wish_beyond_the_deadline_is_cut(clock: Clock) -> None:
-    work = Failing(busy(3600))
-    assert clock.retrier(deadline=10).call(work, file=FILE) == 7
-    assert clock.slept == [10]
+@pytest.mark.parametrize(
+    ("draw", "deadline", "errors", "slept"),
+    [
+        (0.0, 120, [busy(), busy()], [0.125, 0.25]),  # drawn from the upper half
+        (0.5, 120, [busy(), busy()], [0.1875, 0.375]),
+        (0.0, 120, [busy(3), busy(), busy(0.5)], [3.125, 0.25, 1.0]),  # the server's wish on top
+        (1.0, 10, [busy(3600)], [10]),  # which is cut at the deadline
+    ],
+)
+def test_how_long_it_waits(
+    draw: float, deadline: float, errors: list[Exception], slept: list[float]
+) -> None:
+    clock = Clock()
+    assert clock.retrier(deadline, draw).call(Failing(*errors), file=FILE) == 7
+    assert clock.slept == slept
 
 
 # The deadline
@@ -160,10 +160,9 @@ def test_the_last_attempt_starts_at_the_deadline(clock: Clock) -> None:
     with pytest.raises(DeadlineError) as caught:
         clock.retrier(deadline=5).call(work, file=FILE, item=ByteRange(100, 150))
     assert clock.slept == [0.25, 0.5, 1, 2, 1.25]
-    assert str(caught.value) == (
-        "bytes 100 to 150 could not be read: 6 attempts in 5 s; "
-        "at last the storage failed: HTTP status 503; file: az://container/dataset/records/0"
-    )
+    assert caught.value.file == FILE
+    for said in ("bytes 100 to 150", "6 attempts in 5 s", "HTTP status 503"):
+        assert said in caught.value.message
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
 
@@ -175,10 +174,8 @@ def test_what_earlier_attempts_failed_of_is_in_the_error(clock: Clock) -> None:
     with pytest.raises(DeadlineError) as caught:
         clock.retrier(deadline=15).call(work, file=FILE)
     assert work.calls == len(said)
-    assert caught.value.message == (
-        "it failed: 7 attempts in 15 s; "
-        "at last timed out; before that reset; before that cut; before that busy"
-    )
+    causes = re.findall("timed out|reset|cut|busy|no route", caught.value.message)
+    assert causes == ["timed out", "reset", "cut", "busy"]
 
 
 def test_long_attempts_count_for_the_deadline(clock: Clock) -> None:
@@ -216,12 +213,6 @@ def test_what_will_not_pass_fails_at_once(clock: Clock, error: Exception) -> Non
     assert retrier.counters() == {"requests": 2, "retries": 1}
 
 
-@pytest.mark.parametrize("deadline", [-1, float("nan")])
-def test_a_deadline_that_is_none(deadline: float) -> None:
-    with pytest.raises(ValueError, match="deadline"):
-        Retrier(deadline=deadline)
-
-
 # What is said
 
 
@@ -230,10 +221,9 @@ def test_a_long_silence_is_told_and_its_end(clock: Clock, caplog: pytest.LogCapt
     retrier.call(Failing(*[busy()] * 4), file=FILE)
     assert caplog.messages == []  # 3.75 s
     retrier.call(Failing(*[busy()] * 8), file=FILE)
-    assert caplog.messages == [
-        f"{FILE}: the storage failed: HTTP status 503; tried again for {left} s more"
-        for left in (112, 104, 96)
-    ] + [f"{FILE}: recovered after 32 s"]
+    assert all(message.startswith(FILE) for message in caplog.messages)
+    numbers = [re.findall(r"again for (\d+)|recovered after (\d+)", m) for m in caplog.messages]
+    assert numbers == [[("112", "")], [("104", "")], [("96", "")], [("", "32")]]
     caplog.clear()
     retrier.call(Failing(busy()), file=FILE)
     assert caplog.messages == []
@@ -374,13 +364,6 @@ def test_a_short_file_is_not_repeated(tmp_path: Path) -> None:
     assert storage.counters()["retries"] == 0
 
 
-def test_the_error_names_file_and_range(tmp_path: Path) -> None:
-    storage = instantly(faulty(tmp_path, FailAt("read", onwards=True, error=busy())), deadline=1)
-    put(storage, PATH, DATA)
-    with pytest.raises(DeadlineError, match=r"bytes 3 to 9 .*attempts.*503; file: .*00000-ab"):
-        get(storage, PATH, 3, 9)
-
-
 @pytest.mark.parametrize("operation", ["size", "list", "remove", "create"])
 def test_other_requests_are_repeated_too(tmp_path: Path, operation: str) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
@@ -413,16 +396,13 @@ def test_counters_add_up_and_a_copy_starts_from_zero(tmp_path: Path) -> None:
     before = inner.counters()["requests"]
     get(outer, PATH, 0, 1)
     assert outer.counters() == {"requests": before + 2, "retries": 0}
-    copy = pickle.loads(pickle.dumps(outer))
-    assert get(copy, PATH, 0, 9) == DATA[:9]
-    assert copy.counters() == {"requests": 2, "retries": 0}
-
-
-def test_a_pickled_copy_keeps_its_settings(tmp_path: Path) -> None:
     broken = faulty(tmp_path, FailAt("size", onwards=True, error=busy()))
     copy = pickle.loads(pickle.dumps(RetryingStorage(broken, deadline=0)))
     with pytest.raises(DeadlineError, match="1 attempt in"):
         copy.size(PATH)
+    copy = pickle.loads(pickle.dumps(outer))
+    assert get(copy, PATH, 0, 9) == DATA[:9]
+    assert copy.counters() == {"requests": 2, "retries": 0}
 
 
 def test_threads_lose_no_count(tmp_path: Path) -> None:
@@ -469,17 +449,6 @@ def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
 # Pace
 
 
-def test_a_files_requests_keep_their_pace() -> None:
-    clock = Clock()
-    pace = Pace(100, clock=clock)
-    delays = [pace.delay("a") for _ in range(111)]
-    assert delays[:11] == [0.0] * 11  # a tenth of a second's
-    assert delays[11:] == pytest.approx([i / 100 for i in range(1, 101)])
-    assert pace.delay("b") == 0
-    clock.now = 10
-    assert pace.delay("a") == 0
-
-
 def test_a_pace_forgets_the_files_that_rest() -> None:
     clock = Clock()
     pace = Pace(100, clock=clock)
@@ -497,12 +466,19 @@ def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
     for _ in range(50):
         get(storage, PATH, 0, 1)
     assert clock.now == pytest.approx(0.4)  # 51 with that of create, the first 11 at once
+    put(storage, "records/other", b"x")
+    assert clock.now == pytest.approx(0.4), "another file has a pace of its own"
+    clock.now += 10
+    get(storage, PATH, 0, 1)
+    assert clock.now == pytest.approx(10.4)
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("nan")])
-def test_a_pace_that_is_none(rate: float) -> None:
+@pytest.mark.parametrize("bad", [-1, float("nan")])
+def test_settings_that_are_none(bad: float) -> None:
+    with pytest.raises(ValueError, match="deadline"):
+        Retrier(deadline=bad)
     with pytest.raises(ValueError, match="rate"):
-        Pace(rate)
+        Pace(bad)
 
 
 def test_one_value_for_all_threads_of_a_process() -> None:

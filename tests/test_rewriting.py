@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,21 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
+from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 from tests.killed_at import killed_at
-from tests.test_features_added import Model, check, content, some, with_feature, without, write
+from tests.test_features_added import (
+    WIDTHS,
+    Model,
+    check,
+    content,
+    hash_of,
+    some,
+    with_feature,
+    without,
+    write,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -316,7 +328,7 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
 STEPS = ("append", "delete", "rename", "drop", "add", "rewrite", "clean", "reindex", "lose", "late")
 
 
-@settings(max_examples=3)
+@settings(max_examples=5)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 2**16)), min_size=3, max_size=7))
 def test_any_history(
     made: tuple[Path, Model], tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
@@ -353,62 +365,75 @@ def test_any_history(
         elif step == "lose":
             (path / "manifest.json").unlink()
             seqrecord.reindex(path)
-        elif step == "late":  # of a writer that began before files were rewritten
+        elif step == "late" and len(names) > 1:  # of a writer that began before these
             writer = SeqRecordWriter(path, codecs="raw", mode="append", chunk_frames=2)
-            delete_episodes(path, [key], dry_run=True)
+            values = [{n: hash_of(f"l{number}", n, i) for n in names} for i in range(3)]
             with writer.episode(f"l{number}") as episode:
-                for i in range(3):
-                    episode.append(
-                        {
-                            n: np.full(1100 if n == "x" else 4 if n != "s" else 1, i, "<f4")
-                            for n in names
-                        }
-                    )
-            if rewrite_files(path, least_dead=0.001).rewritten:
-                with pytest.raises(ConflictError):
-                    writer.close()
-                with SeqRecordWriter(path, codecs="raw", mode="resume"):
-                    pass
-            else:
+                for frame in values:
+                    full = {n: np.full(WIDTHS.get(n, 4), v, "<f4") for n, v in frame.items()}
+                    episode.append(full)
+            other, dropped = f"late{number}", names.pop(choice % len(names))
+            add_feature(path, other, some(other))
+            drop_features(path, dropped)
+            rewrite_files(path, least_dead=0.001)
+            model, names = without(with_feature(model, other), dropped), [*names, other]
+            with pytest.raises(ConflictError):
                 writer.close()
-            late = [{name: [float(i)] for name in names} for i in range(3)]
+            with SeqRecordWriter(path, codecs="raw", mode="resume"):
+                pass
+            late = [{n: [v] for n, v in frame.items() if n != dropped} for frame in values]
             model = {**model, f"l{number}": late}
         assert content(path) == model
     assert not seqrecord.verify(path).problems
+    seqrecord.convert(open_source(path), path.parent / "again", workers=1)
+    assert content(path.parent / "again") == model
     clean(path, older_than=0)
     check(path, model)
     shutil.rmtree(path.parent)
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_some_steps(dataset: tuple[Path, Model], tmp_path: Path, thorough: bool) -> None:
+@pytest.mark.parametrize(
+    "what", ["rewrite", *(pytest.param(w, marks=pytest.mark.slow) for w in ("add", "drop"))]
+)
+def test_killed_at_some_steps(
+    what: str, dataset: tuple[Path, Model], tmp_path: Path, thorough: bool
+) -> None:
     path, model = dataset
     delete_episodes(path, ["e1", "e3"])
     drop_features(path, "y")
     model = without(kept(model, "e1", "e3"), "y")
-    before = named(path)
+    actions: dict[str, tuple[Callable[[Path], object], Model]] = {
+        "rewrite": (partial(rewrite_files, least_dead=0.001), model),
+        "add": (lambda folder: add_feature(folder, "z", some("z")), with_feature(model, "z")),
+        "drop": (lambda folder: drop_features(folder, "s"), without(model, "s")),
+    }
+    action, after = actions[what]
+    before = (path / "manifest.json").read_bytes()
     step, killed, was_done = 0, True, False
     while killed:
         copy = shutil.copytree(path, tmp_path / "copy")
-        killed = killed_at(step, partial(rewrite_files, copy, least_dead=0.001))
-        is_done = named(copy) != before
+        killed = killed_at(step, partial(action, copy))
+        is_done = (copy / "manifest.json").read_bytes() != before
         assert is_done or not was_done, "once it is done it stays so"
         assert is_done or killed
         was_done = is_done
-        assert content(copy) == model
+        found = after if is_done else model
+        assert content(copy) == found
         if step % 2:
             seqrecord.reindex(copy)
             with SeqRecordWriter(copy, codecs="raw", mode="resume"):
                 pass
-            assert content(copy) == model
-        assert bool(rewrite_files(copy, least_dead=0.001).rewritten) == (not is_done)
-        assert content(copy) == model
+            assert content(copy) == found
+        if not is_done:
+            action(copy)
+        assert what != "rewrite" or not rewrite_files(copy, least_dead=0.001).rewritten
         clean(copy, older_than=0)
         assert paths_in(copy) == named(copy)
-        check(copy, model)
+        check(copy, after)
         shutil.rmtree(copy)
         step += 3 if thorough else 23
-    assert step > 40
+    assert step > 15
 
 
 def test_rewritten_files_are_merged(dataset: tuple[Path, Model], tmp_path: Path) -> None:

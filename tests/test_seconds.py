@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, Seconds, SeqRecordDataset, SeqRecordPipe
+from seqrecord import ClipError, EngineOptions, Seconds, SeqRecordDataset, SeqRecordPipe
 from tests.resume_contract import check_resume
 
 
@@ -232,6 +232,8 @@ def test_lists_of_clips_of_other_rates(rated: Path) -> None:
     first = SeqRecordDataset(rated, windows={"a": Seconds([0.1]), "b": [0]}, episodes=["0"])
     assert len(first) == 11
     check_resume(
-        lambda: SeqRecordPipe(rated, **options, pad="edge", batch_size=4, num_cursors=2),
+        lambda: SeqRecordPipe(
+            rated, **options, pad="edge", batch_size=4, engine=EngineOptions(num_cursors=2)
+        ),
         num_epochs=2,
     )

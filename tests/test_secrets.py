@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import SeqRecordError, StorageError
+from seqrecord import EngineOptions, SeqRecordError, StorageError
 from seqrecord.errors import AccessError
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.storage.ranges import ByteRange
@@ -83,7 +83,6 @@ def given(
     service: Azurite,
     container: str,
     *,
-    backend: str = "obstore",
     endpoint: str | None = None,
 ) -> Given:
     """A credential of a kind, right or wrong, for a service or another place that passes for it."""
@@ -218,7 +217,7 @@ def test_a_service_that_refuses(
     kind: str,
     backend: str,
 ) -> None:
-    where = given(kind, service, service.new_container(), backend=backend)
+    where = given(kind, service, service.new_container())
     where.use(monkeypatch)
     storage = open_storage(where.url, {**where.options, **QUICK, "backend": backend})
     errors = list(failures(storage))
@@ -231,12 +230,10 @@ def test_a_service_that_refuses(
 
 @pytest.mark.service
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["SAS"])  # of all credentials the one that URLs hold
 @pytest.mark.parametrize("fault", ["nobody", "reset", "403", "404", "500", "503", "short"])
 def test_a_service_that_fails(
     service: Azurite,
     caplog: pytest.LogCaptureFixture,
-    kind: str,
     backend: str,
     fault: str,
 ) -> None:
@@ -244,7 +241,8 @@ def test_a_service_that_fails(
     service.put(container, "set/records/a.seqrec", bytes(3 << 20))
     with FaultProxy(service.host, lambda _: fault, retry_after=0) as proxy:
         endpoint = f"http://{proxy.host}/{service.account}"
-        where = given(kind, service, container, backend=backend, endpoint=endpoint)
+        # Of all credentials the one that URLs hold.
+        where = given("SAS", service, container, endpoint=endpoint)
         if fault == "nobody":
             proxy.close()
         storage = open_storage(where.url, {**where.options, "deadline": 0.05, "backend": backend})
@@ -296,7 +294,7 @@ def test_a_dataset_that_works(
     backend: str,
 ) -> None:
     container = service.new_container()
-    where = given(kind, service, container, backend=backend)
+    where = given(kind, service, container)
     where.use(monkeypatch)
     url, options = where.url, {**where.options, "backend": backend}
     more: dict[str, Any] = {"storage_options": options}
@@ -312,7 +310,7 @@ def test_a_dataset_that_works(
         ]
     for error in (
         lambda: seqrecord.convert(MadeSource(), url, **settings, **more),
-        lambda: seqrecord.SeqRecordPipe(url, clip_len=1000, **more),
+        lambda: seqrecord.SeqRecordPipe(seqrecord.open(url, **more), clip_len=1000),
         lambda: seqrecord.open(url, features=["nothing"], **more),
     ):
         with pytest.raises(SeqRecordError) as caught:
@@ -320,14 +318,16 @@ def test_a_dataset_that_works(
         texts += texts_of(caught.value)
     trace, cache = tmp_path / "trace.json", tmp_path / "cache"
     stream = seqrecord.SeqRecordStream(
-        url, clip_len=2, num_threads=2, trace=trace, cache_dir=cache, cache_limit="1GiB", **more
+        seqrecord.open(url, cache_dir=cache, cache_limit="1GiB", **more),
+        clip_len=2,
+        engine=EngineOptions(num_threads=2, trace=trace),
     )
     for _ in stream:
         texts += [json.dumps(stream.state_dict())]
     texts += [repr(stream), str(stream), json.dumps(stream.stats(), default=str)]
     for pipe in (
-        seqrecord.SeqRecordPipe(url, clip_len=2, features=["image"], **more),
-        seqrecord.SeqRecordDataset(url, clip_len=2, features=["image"], **more),
+        seqrecord.SeqRecordPipe(seqrecord.open(url, **more), clip_len=2, features=["image"]),
+        seqrecord.SeqRecordDataset(seqrecord.open(url, **more), clip_len=2, features=["image"]),
     ):
         texts += [repr(pipe), str(pipe)]
     texts += [str(seqrecord.verify(url, deep=True, **more)), repr(seqrecord.reindex(url, **more))]
@@ -422,7 +422,6 @@ def test_credentials_of_azure_identity_that_fail(
 ) -> None:
     from azure import identity
     from azure.core.exceptions import ClientAuthenticationError
-    from azure.identity import aio
 
     class Failing:
         def __init__(self, *words: str, **_: object) -> None:
@@ -431,23 +430,8 @@ def test_credentials_of_azure_identity_that_fail(
         def get_token(self, *_: object, **__: object) -> None:
             raise ClientAuthenticationError(f"client_secret={MARK} {self.words}")
 
-        get_token_info = get_token
-
-        def close(self) -> None:
-            pass
-
-    class AsyncFailing(Failing):
-        async def get_token(self, *_: object, **__: object) -> None:  # type: ignore[override]
-            raise ClientAuthenticationError(f"client_secret={MARK} {self.words}")
-
-        get_token_info = get_token  # type: ignore[assignment]
-
-        async def close(self) -> None:  # type: ignore[override]
-            pass
-
     for name in ("ClientSecretCredential", "DefaultAzureCredential"):
         monkeypatch.setattr(identity, name, Failing)
-        monkeypatch.setattr(aio, name, AsyncFailing)
     # A token is only sent by https: to nobody, since the credential fails before.
     options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "backend": backend}
     if secret is not None:

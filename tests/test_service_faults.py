@@ -19,7 +19,6 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
@@ -192,7 +191,7 @@ def test_a_service_that_is_gone_is_a_deadline(place: Place) -> None:
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_a_dataset_that_cannot_be_listed_is_verified(place: Place, small: Path) -> None:
-    stored(small, place)
+    place.copy(small)
     with FaultProxy(place.host, lambda request: "403" if _is_list(request) else None) as proxy:
         url, options = place.at(proxy.host)
         report = seqrecord.verify(url, deep=True, storage_options=options)
@@ -203,19 +202,8 @@ def test_a_dataset_that_cannot_be_listed_is_verified(place: Place, small: Path) 
 # Objects that are not what they were
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("datasets") / "local"
-    write_small(folder)
-    return folder
-
-
-def stored(folder: Path, place: Place) -> list[str]:
-    """The dataset put there; paths of its record files."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    for file in files:
-        place.put(file.relative_to(folder).as_posix(), file.read_bytes())
-    return sorted(f"records/{path.name}" for path in files if path.suffix == ".seqrec")
+def _record_files(folder: Path) -> list[str]:
+    return sorted(f"records/{path.name}" for path in (folder / "records").glob("*.seqrec"))
 
 
 def read_all(location: str, options: dict[str, Any]) -> None:
@@ -231,7 +219,8 @@ def _read(episodes: Iterable[seqrecord.Episode]) -> None:
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_an_object_shorter_than_its_claim(place: Place, small: Path) -> None:
-    path = stored(small, place)[-1]
+    place.copy(small)
+    path = _record_files(small)[-1]
     data = (small / path).read_bytes()
     place.put(path, data[: len(data) // 2])
     with pytest.raises(StorageError, match=path.rpartition("/")[2]) as caught:
@@ -242,12 +231,12 @@ def test_an_object_shorter_than_its_claim(place: Place, small: Path) -> None:
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_an_object_that_is_replaced_in_the_middle_of_an_epoch(place: Place, small: Path) -> None:
-    paths = stored(small, place)
+    place.copy(small)
     with seqrecord.open(place.url, storage_options=place.options) as dataset:
         episodes = list(dataset.episodes.values())
         for episode in episodes:
             episode[0]
-        for path in paths:
+        for path in _record_files(small):
             place.put(path, (small / path).read_bytes()[::-1])
         with pytest.raises(StorageError, match="replaced while it was read") as caught:
             _read(episodes)

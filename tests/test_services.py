@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services import Azurite, needs
+from tests.services import needs
 from tests.services.process import wait_for
 
 LOCK = Path(__file__).parent / "services" / "package-lock.json"
@@ -36,17 +36,6 @@ def test_what_is_missing_is_named_with_the_line_that_installs_it(
     ):
         with pytest.raises(raised, match=line):
             need()
-
-
-def test_azurite_keeps_its_data_over_a_kill(mortal_azurite: Azurite) -> None:
-    azurite = mortal_azurite
-    container, port = azurite.new_container(), azurite.port
-    azurite.put(container, "folder/blob", b"data")
-    azurite.save()
-    azurite.kill()
-    azurite.restart()
-    assert azurite.port == port
-    assert azurite.get(container, "folder/blob") == b"data"
 
 
 KILLED = """

@@ -297,7 +297,7 @@ def read_all(source: Source, info: EpisodeInfo) -> None:
 
 def test_it_is_found_and_listed(case: Set, root: Path) -> None:
     source = opened(case, root)
-    assert type(source).__name__ == case.source
+    assert type(source) is getattr(seqrecord.sources, case.source)
     assert isinstance(source, Source)
     infos = source.episodes()
     assert len({info.key for info in infos}) == len(infos) > 1

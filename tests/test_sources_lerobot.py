@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,27 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
-import seqrecord
-from seqrecord import EncodedImage, FeatureSpec
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source, open_source
-from seqrecord.sources.lerobot import LeRobot
-from seqrecord.sources.lerobot_layout import read_episodes, read_info
-from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, array_of
+from tests.bags import png
 from tests.lerobot_data import FEATURES, episodes
+from tests.lerobot_video_data import unpack as unpack_golden
 
-DATA = Path(__file__).parent / "golden" / "sources"
-TASKS = NumberedTexts("task_index", {0: "a", 1: "b"})
+ROWS = "data/chunk-000/file-000.parquet"
+LISTED = "meta/episodes/chunk-000/file-000.parquet"
+BLACK = np.zeros((7, 8, 3), np.uint8)
 NUMBERS = [name for name, feature in FEATURES.items() if feature["dtype"] != "string"]
 VERSIONS = ["v21", "v3"]
 
 
 def unpack(folder: Path, version: str = "v3") -> Path:
-    with zipfile.ZipFile(DATA / f"lerobot_{version}.zip") as archive:
-        archive.extractall(folder / version)
-    return folder / version
+    return unpack_golden(folder, f"lerobot_{version}")
 
 
 def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
@@ -44,9 +36,9 @@ def frames_of(source: Source, key: str) -> list[dict[str, Any]]:
     return [dict(frame) for frame in source.frames(info)]
 
 
-def check(source: Source) -> None:
-    """All frames of all episodes are what lerobot was given."""
-    wanted = episodes()
+def check(source: Source, times: int = 1) -> None:
+    """All frames of all episodes are what lerobot was given, so many times over."""
+    wanted = [frames * times for frames in episodes()]
     assert [(e.key, e.num_frames) for e in source.episodes()] == [
         (f"episode_{i:06d}", len(frames)) for i, frames in enumerate(wanted)
     ]
@@ -67,7 +59,6 @@ def check(source: Source) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
     source = open_source(unpack(tmp_path, version))
-    assert isinstance(source, LeRobot)
     assert [str(spec) for spec in source.schema().values()] == [
         "observation.state: float32 [3]",
         "action: float64 [2]",
@@ -97,58 +88,35 @@ def test_what_lerobot_wrote(tmp_path: Path, version: str) -> None:
         "names": {"observation.state": ["x", "y", "grip"], "action": {"motors": ["a", "b"]}},
     }
     assert source.episodes()[1].fps == 10
-    copy = pickle.loads(pickle.dumps(source))
-    assert copy == source
-    check(copy)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_packing(tmp_path: Path, version: str) -> None:
-    source = open_source(unpack(tmp_path, version), keep_encoded=True)
-    assert source.schema()["observation.image"].codec == (
-        {"id": "seqrecord.image", "format": "png"},
-    )
-    [first, *_] = frames_of(source, "episode_000000")
-    assert isinstance(first["observation.image"], EncodedImage)
-    report = seqrecord.convert(source, tmp_path / "records", workers=2)
-    assert len(report.written) == 3
-    with seqrecord.open(tmp_path / "records") as dataset:
-        for i, frames in enumerate(episodes()):
-            got = dataset.episodes[f"episode_{i:06d}"][:]
-            for name in ("observation.image", "action", "tactile"):
-                np.testing.assert_array_equal(got[name], np.stack([f[name] for f in frames]))
-            for name in ("task", "note"):
-                assert got[name] == [frame[name] for frame in frames]
 
 
 def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
     pq.write_table(change(pq.read_table(path)), path, **options)
 
 
-@pytest.mark.parametrize("rows", [100, 6, 1])
-@pytest.mark.parametrize("statistics", [True, False])
-def test_row_groups_that_do_not_end_where_episodes_do(
-    tmp_path: Path, rows: int, statistics: bool
-) -> None:
+@pytest.mark.parametrize("group", [500, 40, 7, 1])
+def test_rows_are_found_in_any_row_group(tmp_path: Path, group: int) -> None:
+    """Of 45, 27 and 63 rows that follow each other; fewer than those are read at a time."""
     root = unpack(tmp_path)
-    path = root / "data/chunk-000/file-000.parquet"
-    rewrite(path, lambda table: table, row_group_size=rows, write_statistics=statistics)
+
+    def longer(table: pa.Table) -> pa.Table:
+        numbers = table["episode_index"].to_numpy()
+        rows = [np.tile(np.flatnonzero(numbers == episode), 9) for episode in range(3)]
+        table = table.take(np.concatenate(rows))
+        frames = np.concatenate([np.arange(9 * length) for length in (5, 3, 7)])
+        table = column("frame_index", lambda _: frames.tolist())(table)
+        return column("timestamp", lambda _: (frames / 10).tolist())(table)
+
+    rewrite(root / ROWS, longer, row_group_size=group)
+    rewrite(root / LISTED, column("length", lambda lengths: [9 * length for length in lengths]))
     source = open_source(root)
-    check(source)
-    listed = read_episodes(root, read_info(root))
-    for batch_rows in (1, 4, 7):
-        reader = EpisodeRows(root, source.schema(), {"task": TASKS}, batch_rows=batch_rows)
-        for episode, want in zip(listed, episodes(), strict=True):
-            states = [frame["observation.state"] for frame in reader.frames(episode)]
-            np.testing.assert_array_equal(states, [frame["observation.state"] for frame in want])
+    check(source, 9)
     for key in ("episode_000002", "episode_000000", "episode_000000", "episode_000001"):
-        assert len(frames_of(source, key)) == len(episodes()[int(key[-1])])
+        assert frames_of(source, key)[-1]["note"] == episodes()[int(key[-1])][-1]["note"]
 
 
 def test_an_episode_that_is_left_in_the_middle(tmp_path: Path) -> None:
-    root = unpack(tmp_path)
-    rewrite(root / "data/chunk-000/file-000.parquet", lambda table: table)
-    source = open_source(root)
+    source = open_source(unpack(tmp_path))
     next(source.frames(source.episodes()[0]))
     assert len(frames_of(source, "episode_000001")) == 3
     next(source.frames(source.episodes()[1]))
@@ -159,9 +127,7 @@ def test_an_episode_that_is_left_in_the_middle(tmp_path: Path) -> None:
 def test_files_of_several_episodes_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = unpack(tmp_path)
-    rewrite(root / "data/chunk-000/file-000.parquet", lambda table: table)
-    source = open_source(root)
+    source = open_source(unpack(tmp_path))
     infos = source.episodes()
     opens: list[Path] = []
     real = pq.ParquetFile
@@ -180,11 +146,25 @@ def edit_info(root: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_features_that_are_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["list", "large_list", "fixed"])
+def test_every_kind_of_lists(tmp_path: Path, kind: str) -> None:
+    def of(inner: Any, size: int) -> Any:
+        if kind == "fixed":
+            return pa.list_(inner, size)
+        return pa.list_(inner) if kind == "list" else pa.large_list(inner)
+
+    def changed(table: pa.Table) -> pa.Table:
+        lists = pa.array(table["tactile"].to_pylist(), of(of(pa.int16(), 4), 2))
+        return table.set_column(table.column_names.index("tactile"), "tactile", lists)
+
     root = unpack(tmp_path)
-    for name in ("observation.images.top", "episode_index"):
-        with pytest.raises(SourceError, match=f"no such feature; .*got: {name}"):
-            open_source(root, features=["action", name]).schema()
+    rewrite(root / ROWS, changed)
+    check(open_source(root))
+    for wrong in (None, [[0, 1, 2, 3], None], [[0, 1, 2, None]] * 2):
+        rewrite(root / ROWS, column("tactile", at(6, wrong)))
+        with pytest.raises(SourceError) as caught:
+            frames_of(open_source(root), "episode_000001")
+        assert caught.value.feature == "tactile"
 
 
 # --- ways to be broken -----------------------------------------------------------------------
@@ -201,12 +181,6 @@ def column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.
 
 def at(row: int, value: Any) -> Callable[[list[Any]], list[Any]]:
     return lambda values: [*values[:row], value, *values[row + 1 :]]
-
-
-def png(size: tuple[int, int]) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", size).save(stream, "png")
-    return stream.getvalue()
 
 
 BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
@@ -227,11 +201,11 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
         r"not in the parquet file; .*frame: 1; .*\.\./a\.png",
     ),
     (
-        column("observation.image", at(6, {"bytes": png((8, 6))[:-20], "path": None})),
+        column("observation.image", at(6, {"bytes": png(BLACK[:6])[:-20], "path": None})),
         "a truncated PNG; .*feature: observation.image; frame: 1",
     ),
     (
-        column("observation.image", at(6, {"bytes": png((8, 7)), "path": None})),
+        column("observation.image", at(6, {"bytes": png(BLACK), "path": None})),
         r"differs from the first one; .*frame: 1; .*got: uint8 \[7, 8, 3\]",
     ),
     (
@@ -254,23 +228,12 @@ def test_broken_rows(tmp_path: Path, number: int) -> None:
     """Rows 5, 6 and 7 are those of the second episode."""
     change, match = BROKEN[number]
     root = unpack(tmp_path)
-    path = root / "data/chunk-000/file-000.parquet"
+    path = root / ROWS
     rewrite(path, change)
     with pytest.raises(SourceError, match=match) as caught:
         frames_of(open_source(root), "episode_000001")
     assert caught.value.episode == "episode_000001"
     assert caught.value.file == str(path)
-
-
-def test_the_other_episodes_are_packed(tmp_path: Path) -> None:
-    root = unpack(tmp_path)
-    rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", at(6, 0.0)))
-    source = open_source(root)
-    with pytest.raises(SourceError, match=r"episode: episode_000001"):
-        seqrecord.convert(source, tmp_path / "one", workers=1)
-    report = seqrecord.convert(source, tmp_path / "two", workers=1, skip_bad_episodes=True)
-    assert report.written == ("episode_000000", "episode_000002")
-    assert "timestamps that go back" in report.bad[0].error
 
 
 @pytest.mark.parametrize("wrong", [{"length": "many"}, {"tasks": 3}])
@@ -281,12 +244,10 @@ def test_an_episode_that_cannot_be_listed(tmp_path: Path, wrong: dict[str, Any])
     lines[1] |= wrong
     table.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     source = open_source(root)
-    with pytest.raises(SourceError, match="episode_000001") as caught:
-        seqrecord.convert(source, tmp_path / "one", workers=1)
-    assert caught.value.file == str(table)
-    report = seqrecord.convert(source, tmp_path / "two", workers=1, skip_bad_episodes=True)
-    assert report.written == ("episode_000000", "episode_000002")
-    assert [bad.key for bad in report.bad] == ["episode_000001"]
+    with pytest.raises(SourceError) as caught:
+        frames_of(source, "episode_000001")
+    assert (caught.value.file, caught.value.episode) == (str(table), "episode_000001")
+    assert len(frames_of(source, "episode_000002")) == 7
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -336,7 +297,7 @@ def test_a_broken_info(tmp_path: Path, changes: dict[str, Any], match: str) -> N
 
 def test_broken_tables_of_episodes(tmp_path: Path) -> None:
     root = unpack(tmp_path)
-    path = root / "meta/episodes/chunk-000/file-000.parquet"
+    path = root / LISTED
     whole = path.read_bytes()
 
     def refused(change: Callable[[pa.Table], pa.Table], match: str) -> None:
@@ -374,26 +335,3 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"task: not as it must be"):
         frames_of(open_source(root), "episode_000000")
     assert len(frames_of(open_source(root, features=["action"]), "episode_000000")) == 5
-
-
-@pytest.mark.parametrize("kind", ["list", "large_list", "fixed"])
-def test_lists_that_are_parts_of_others(kind: str) -> None:
-    def of(inner: Any, size: int) -> Any:
-        if kind == "fixed":
-            return pa.list_(inner, size)
-        return pa.list_(inner) if kind == "list" else pa.large_list(inner)
-
-    spec = FeatureSpec("a", np.dtype("<f4"), (2, 3))
-    wanted = np.arange(42, dtype="<f4").reshape(7, 2, 3)
-    whole = pa.array(wanted.tolist(), of(of(pa.float32(), 3), 2))
-    for start in range(8):
-        for count in range(1, 8 - start):
-            part = whole.slice(start, count)
-            got = array_of(part, spec)
-            np.testing.assert_array_equal(got, wanted[start : start + count], strict=True)
-    broken: list[Any] = [[[[0, 1, 2]] * 2, None], [[[0, 1, 2], None]], [[[0, 1, None]] * 2]]
-    if kind != "fixed":
-        broken += [[[[0, 1, 2]] * 2, [[0, 1, 2]]], [[[0, 1, 2], [0, 1]]], [[[0, 1, 2]] * 3]]
-    for values in broken:
-        with pytest.raises(SourceError, match=r"not as info\.json declares"):
-            array_of(pa.array(values, whole.type), spec)

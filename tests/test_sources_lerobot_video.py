@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
-from seqrecord.codecs.video.config import VideoConfig
-from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
-from seqrecord.sources.lerobot import LeRobot
 from seqrecord.writing.convert_jobs import KEPT_COST, frame_work
 from tests.lerobot_data import episodes
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, unpack, with_video
-from tests.test_sources_lerobot import edit_info
+from tests.test_sources_lerobot import at, column, edit_info, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
-from tests.video_file_data import HEIGHT, WIDTH, hide_first, pictures, write_video
+from tests.video_file_data import HEIGHT, WIDTH, hide_first, of_gops, pictures, write_video
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, episodes()))
@@ -31,19 +25,13 @@ ROWS = tuple(map(len, episodes()))
 
 def frames_of(source: Any, number: int, name: str = VIDEO) -> npt.NDArray[np.uint8]:
     """The frames of one episode's video."""
-    spec = source.schema()[name]
-    config = VideoConfig.from_json(spec.codec[0])
-    height, width = spec.shape[:2]
-    gops = source.videos(source.episodes()[number])[name]
-    parts = [decode_gop(config, height, width, gop) for gop in gops]
-    return np.concatenate([np.empty((0, *spec.shape), np.uint8), *parts])
+    return of_gops(source.schema()[name], source.videos(source.episodes()[number])[name])
 
 
 @pytest.mark.parametrize("version", ["v3", "v21"])
 def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
     root = unpack(tmp_path, f"lerobot_video_{version}")
     source = open_source(root)
-    assert isinstance(source, LeRobot)
     assert [str(spec) for spec in source.schema().values()][:3] == [
         f"{CAMERAS[0]}: uint8 [32, 48, 3]",
         f"{CAMERAS[1]}: uint8 [32, 48, 3]",
@@ -53,17 +41,15 @@ def test_what_lerobot_gives_for_each_row(tmp_path: Path, version: str) -> None:
         spec = source.schema()[name]
         assert spec.kind == "image"
         assert spec.codec[0].items() >= {"codec": "av1", "pixel_format": "yuv420p"}.items()
-    copy = pickle.loads(pickle.dumps(source))
     with np.load(root / "frames.npz") as wanted:
         for name in CAMERAS:
             start = 0
             for number, length in enumerate(LENGTHS):
                 want = wanted[name][start : start + length]
                 start += length
-                for each in (source, copy):
-                    got = block_means(frames_of(each, number, name))
-                    # Other builds of FFmpeg may round colours differently, by less than 1 each.
-                    np.testing.assert_allclose(got, want, atol=1)
+                got = block_means(frames_of(source, number, name))
+                # Other builds of FFmpeg may round colours differently, by less than 1 each.
+                np.testing.assert_allclose(got, want, atol=1)
                 assert np.abs(np.diff(want, axis=0)).max() > 5  # so it is no other frame
     frames: list[Any] = list(source.frames(source.episodes()[2]))
     assert [frame["observation.state"].tolist() for frame in frames] == [[2, i] for i in range(7)]
@@ -84,9 +70,7 @@ def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
 def test_packing(tmp_path: Path) -> None:
     root = unpack_rows(tmp_path)
     images = with_video(root, ROWS)
-    path = root / "data/chunk-000/file-000.parquet"
-    report = seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
-    assert len(report.written) == 3
+    seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
         for number, part in enumerate(np.split(images, np.cumsum(ROWS)[:-1])):
             got = dataset.episodes[f"episode_{number:06d}"][:]
@@ -94,18 +78,6 @@ def test_packing(tmp_path: Path) -> None:
             np.testing.assert_array_equal(
                 got["action"], [frame["action"] for frame in episodes()[number]]
             )
-    table = pq.read_table(path)
-    times = table["timestamp"].to_pylist()
-    times[6] += 0.01  # of the second episode
-    place = table.column_names.index("timestamp")
-    pq.write_table(table.set_column(place, "timestamp", pa.array(times, pa.float32())), path)
-    with pytest.raises(SourceError, match=r"a row without a frame .*episode: episode_000001"):
-        seqrecord.convert(open_source(root), tmp_path / "one", workers=1)
-    report = seqrecord.convert(
-        open_source(root), tmp_path / "two", workers=1, skip_bad_episodes=True
-    )
-    assert report.written == ("episode_000000", "episode_000002")
-    assert "frame: 1" in report.bad[0].error
 
 
 def test_videos_that_are_left_out(tmp_path: Path) -> None:
@@ -164,14 +136,12 @@ def test_videos_that_are_broken(tmp_path: Path) -> None:
 def test_a_tolerance(tmp_path: Path) -> None:
     root = unpack_rows(tmp_path)
     images = with_video(root, ROWS)
-    path = root / "data/chunk-000/file-000.parquet"
-    table = pq.read_table(path)
-    moved = [time + 0.003 for time in table["timestamp"].to_pylist()]
-    place = table.column_names.index("timestamp")
-    pq.write_table(table.set_column(place, "timestamp", pa.array(moved, pa.float32())), path)
+    rows = root / "data/chunk-000/file-000.parquet"
+    rewrite(rows, column("timestamp", at(6, 0.11)))
+    assert refused(root, 1).frame == 1
+    rewrite(rows, column("timestamp", lambda times: [time + 0.003 for time in times]))
     assert refused(root, 0).frame == 0
-    source = open_source(root, tolerance=0.01)
-    np.testing.assert_array_equal(frames_of(source, 1), images[5:8])
+    np.testing.assert_array_equal(frames_of(open_source(root, tolerance=0.01), 0), images[:5])
 
 
 @pytest.mark.parametrize(
@@ -195,20 +165,17 @@ def test_times_in_files_that_mean_nothing(tmp_path: Path) -> None:
     root = unpack_rows(tmp_path)
     with_video(root, ROWS)
     path = root / "meta/episodes/chunk-000/file-000.parquet"
-    table = pq.read_table(path)
-    column = f"videos/{VIDEO}/from_timestamp"
-    place = table.column_names.index(column)
+    begin = f"videos/{VIDEO}/from_timestamp"
     for value in (-1.0, float("nan"), None):
-        values = pa.array([0.0, value, 1.0], pa.float64())
-        pq.write_table(table.set_column(place, column, values), path)
+        rewrite(path, column(begin, at(1, value)))
         source = open_source(root)
-        assert isinstance(source, LeRobot)
         with pytest.raises(SourceError, match="from_timestamp: not as it must be") as caught:
-            source.videos(source.episodes()[1])
+            source.videos(source.episodes()[1])  # type: ignore[attr-defined]
         assert caught.value.episode == "episode_000001"
-    pq.write_table(table.drop_columns(column), path)
-    with pytest.raises(SourceError, match=f"lacks a column; .*expected: {column}"):
+    rewrite(path, lambda table: table.drop_columns(begin))
+    with pytest.raises(SourceError) as caught:
         open_source(root).episodes()
+    assert caught.value.expected == begin
 
 
 def test_video_that_is_kept_is_little_work(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.edit.splits import deal_episodes, split_dataset
+from seqrecord.edit.episodes import deal_episodes, split_dataset
 from seqrecord.errors import ConflictError
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.reading.filters import EpisodeFacts
@@ -121,18 +121,6 @@ def test_shares_are_met_within_one_episode(count: int, parts: list[float], seed:
     new = deal_episodes(old, kept, keys, list(range(len(shares))), shares, seed)
     for number, share in enumerate(shares):
         assert abs(int((new == number).sum()) - share * count) < max(1, len(shares))
-
-
-def test_reindex_and_a_lost_manifest_keep_them(tmp_path: Path) -> None:
-    path = write(tmp_path / "records", range(20))
-    split_dataset(path, {"train": 0.75, "val": 0.25})
-    split_dataset(path, {"train": 0.5, "val": 0.5}, anew=True, seed=3)
-    before = splits_of(path)
-    seqrecord.reindex(path)
-    assert splits_of(path) == before
-    (path / "manifest.json").unlink()
-    seqrecord.reindex(path)
-    assert splits_of(path) == before
 
 
 def test_loaders_take_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from seqrecord.errors import FormatError
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import FRAME_PIXELS, StatisticsCollector
 
@@ -165,37 +165,6 @@ def test_how_an_array_lies_in_memory_does_not_matter(view: Any) -> None:
     assert one == two
 
 
-def test_it_does_not_matter_who_sees_which_episode() -> None:
-    data = episodes(4, [9, 30, 2, 17])
-    whole = collected(SCHEMA, data).statistics()
-    parts = [collected(SCHEMA, {key: data[key]}).statistics() for key in ("e2", "e0", "e3", "e1")]
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = merged.merged(part)
-    assert merged.num_frames == whole.num_frames == 58
-    for name in whole:
-        one, two = whole[name], merged[name]
-        assert one.num_frames == two.num_frames
-        for column in ("count", "num_nan", "num_infinite", "min", "max"):
-            np.testing.assert_array_equal(getattr(one, column), getattr(two, column), name)
-        np.testing.assert_allclose(one.mean, two.mean, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(one.std, two.std, rtol=1e-9, atol=1e-12)
-
-
-def test_an_episode_that_is_given_up_does_not_count() -> None:
-    data = episodes(5, [3, 200])
-    collector = StatisticsCollector(SCHEMA)
-    collector.begin("lost")
-    for item in data["e1"]:
-        collector.add(item)
-    collector.begin("e0")
-    for item in data["e0"]:
-        collector.add(item)
-    collector.keep()
-    expected = collected(SCHEMA, {"e0": data["e0"]}).statistics()
-    assert collector.statistics().to_json() == expected.to_json()
-
-
 def test_arrays_may_be_filled_again_after_they_were_added() -> None:
     schema = Schema([spec("action", "<f4", (2,)), spec("big", "<f4", (50, 50))])
     frame: Frame = {"action": np.ones(2, "<f4"), "big": np.ones((50, 50), "<f4")}
@@ -208,17 +177,6 @@ def test_arrays_may_be_filled_again_after_they_were_added() -> None:
     got = collector.statistics()
     assert got["action"].max.tolist() == [1, 1]
     assert got["big"].max.tolist() == [1]
-
-
-def test_images_that_stay_encoded_have_no_statistics() -> None:
-    schema = Schema([spec("image", "|u1", (2, 2)), spec("pose", "<f4", (3,))])
-    collector = StatisticsCollector(schema)
-    collector.begin("e")
-    collector.add({"image": EncodedImage(b"png"), "pose": np.zeros(3, "<f4")})
-    collector.keep()
-    assert set(collector.statistics()) == {"pose"}
-    other = Statistics(1, {})
-    assert set(collector.statistics().merged(other)) == set()
 
 
 def test_many_frames_are_sketched_in_pieces() -> None:
@@ -239,16 +197,6 @@ def test_many_frames_are_sketched_in_pieces() -> None:
         rank = np.searchsorted(ordered, got["x"].quantile(share)[0].astype("<f4")) / len(ordered)
         assert rank == pytest.approx(share, abs=got["x"].rank_error + 1e-5)
     np.testing.assert_allclose(got["big"].mean[0], values[:2000].mean(), rtol=1e-4)
-
-
-def test_json_there_and_back() -> None:
-    statistics = collected(SCHEMA, episodes(7, [5, 6])).statistics()
-    text = json.dumps(statistics.to_json(), allow_nan=False)
-    again = Statistics.from_json(json.loads(text))
-    assert again.to_json() == statistics.to_json()
-    again.check(SCHEMA)
-    assert json.loads(json.dumps(again.summary(), allow_nan=False))["flag"]["num_frames"] == 11
-    assert "action[6]" in str(again)
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:

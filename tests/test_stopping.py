@@ -20,6 +20,7 @@ import pytest
 
 import seqrecord
 from seqrecord import (
+    EngineOptions,
     NotFoundError,
     SeqRecordDataset,
     SeqRecordPipe,
@@ -48,9 +49,8 @@ DEADLINE = 90.0  # when a request is tried again, for the last time
 PIPE: dict[str, Any] = {
     "clip_len": 3,
     "batch_size": 4,
-    "shuffle_buffer": 16,
+    "engine": EngineOptions(shuffle_buffer=16, num_threads=2),
     "memory_limit": "1MiB",
-    "num_threads": 2,
 }
 
 

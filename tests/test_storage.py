@@ -156,25 +156,6 @@ def test_ranges_that_follow_each_other(tmp_path: Path, seed: int) -> None:
     assert caught.value.offset == 3990
 
 
-def test_a_handle_dropped_while_it_is_read_stays_open(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    put(storage, PATH, DATA)
-    stop = threading.Event()
-
-    def evict() -> None:
-        while not stop.is_set():
-            storage.close()
-
-    thread = threading.Thread(target=evict)
-    thread.start()
-    try:
-        for _ in range(300):
-            assert get(storage, PATH, 0, 1000) == DATA[:1000]
-    finally:
-        stop.set()
-        thread.join()
-
-
 def test_collected_storages_leave_no_descriptor(tmp_path: Path) -> None:
     before = _open_fds()
     storage = LocalStorage(tmp_path)

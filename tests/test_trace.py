@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from seqrecord import NotFoundError, SeqRecordPipe, StorageError
+from seqrecord import EngineOptions, NotFoundError, SeqRecordPipe, StorageError
 from seqrecord.engine.trace import Trace, trace_path
 from tests.datasets import write_small
 from tests.torch_process import run_code
@@ -277,7 +277,14 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_pipe(records: Path, trace: Path, **more: Any) -> Any:
     pipe: Any = SeqRecordPipe
-    return pipe(records, clip_len=4, batch_size=2, seed=0, num_threads=2, trace=trace, **more)
+    return pipe(
+        records,
+        clip_len=4,
+        batch_size=2,
+        seed=0,
+        engine=EngineOptions(num_threads=2, trace=trace),
+        **more,
+    )
 
 
 @_traced

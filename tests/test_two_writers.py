@@ -23,7 +23,6 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     drop_features,
-    rewrite_files,
     split_dataset,
 )
 from seqrecord.errors import (
@@ -301,7 +300,6 @@ def every_reader() -> dict[str, Callable[[Any], object]]:
         "split": lambda where: split_dataset(where, {"x": 0.5}),
         "stats": lambda where: add_statistics(where),
         "drop": lambda where: drop_features(where, "y"),
-        "rewrite": lambda where: rewrite_files(where, dry_run=True),
     }
 
 

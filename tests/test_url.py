@@ -179,7 +179,7 @@ _TAKES_A_PATH: dict[str, Callable[[Any], Any]] = {
     "cache_info": seqrecord.cache_info,
     "clear_cache": seqrecord.clear_cache,
     "export": _export,
-    "trace": lambda path: seqrecord.SeqRecordPipe("dataset", clip_len=2, trace=path),
+    "trace": lambda path: seqrecord.EngineOptions(trace=path),
     "timeline": seqrecord.draw_timeline,
 }
 

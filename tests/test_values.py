@@ -452,7 +452,7 @@ def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     assert data.count(b"sentence 5") == 1
     file.write_bytes(data.replace(b"sentence 5", b"sentence\xff5"))
     for loader in (SeqRecordPipe, SeqRecordDataset):
-        clips: Any = loader(tmp_path / "x", clip_len=8, verify=False)
+        clips: Any = loader(seqrecord.open(tmp_path / "x", verify=False), clip_len=8)
         read = (
             partial(next, iter(clips)) if loader is SeqRecordPipe else partial(clips.__getitem__, 0)
         )

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import seqrecord
+from seqrecord import EngineOptions
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import pyav
@@ -135,7 +136,9 @@ def test_clips(kept: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) ->
     path, decoded = kept
     step, length = options.get("dilation", 1), options["clip_len"]
     half = slice(None, None, 2) if "frame_transform" in options else slice(None)
-    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, seed=3, num_cursors=2, **options)
+    pipe = seqrecord.SeqRecordPipe(
+        path, batch_size=4, seed=3, engine=EngineOptions(num_cursors=2), **options
+    )
     seen = set()
     for batch in pipe:
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
@@ -325,7 +328,7 @@ def test_a_packet_that_does_not_decode_is_named(tmp_path: Path) -> None:
         assert error.feature == "image"
         assert error.file is not None
         assert error.offset == 64 + 4 + 8 * 10 + 4 + good[0].nbytes
-    pipe = seqrecord.SeqRecordPipe(tmp_path, clip_len=2, num_cursors=1)
+    pipe = seqrecord.SeqRecordPipe(tmp_path, clip_len=2, engine=EngineOptions(num_cursors=1))
     with pytest.raises(CodecError, match="do not decode"):
         list(pipe)
 
@@ -395,7 +398,9 @@ def test_depth_of_16_bits_is_video_without_loss(tmp_path: Path) -> None:
     found = dataset.episodes["run"][:]["depth"]
     assert found.dtype == np.uint16
     assert np.array_equal(found, depth)
-    for clip in seqrecord.SeqRecordPipe(records, clip_len=3, stride=2, num_cursors=2):
+    for clip in seqrecord.SeqRecordPipe(
+        records, clip_len=3, stride=2, engine=EngineOptions(num_cursors=2)
+    ):
         start = int(clip["start"])
         assert np.array_equal(clip["depth"].numpy(), depth[start : start + 3])
     _run("verify", records, "--deep")

@@ -20,6 +20,7 @@ from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.arrays import in_pieces
 from seqrecord.pipes.memory import bytes_beside, open_chunk_bytes
+from tests.clip_data import effective
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
@@ -99,7 +100,7 @@ def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
 
 def check(path: Path, decoded: dict[str, Pixels], **options: Any) -> dict[str, Any]:
     """Every clip of an epoch is right; the statistics."""
-    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **options)
+    pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **effective(options))
     length, step = options["clip_len"], options.get("dilation", 1)
     seen = 0
     for batch in pipe:
@@ -120,7 +121,7 @@ def check(path: Path, decoded: dict[str, Pixels], **options: Any) -> dict[str, A
 def least_limit(path: Path, **options: Any) -> int:
     """The least memory limit that would do, in bytes."""
     with pytest.raises(MemoryLimitError) as caught:
-        seqrecord.SeqRecordPipe(path, batch_size=4, memory_limit=1, **options)
+        seqrecord.SeqRecordPipe(path, batch_size=4, memory_limit=1, **effective(options))
     return int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
 
 
@@ -224,7 +225,8 @@ def test_loads_go_on_where_the_cursor_was(long: tuple[Path, dict[str, Pixels]]) 
 
 def test_resume_in_the_middle_of_a_chunk(long: tuple[Path, dict[str, Pixels]]) -> None:
     path, _ = long
-    options: dict[str, Any] = {"clip_len": 4, "stride": 3, "batch_size": 4, "num_cursors": 2}
+    options: dict[str, Any] = {"clip_len": 4, "stride": 3, "batch_size": 4}
+    options["engine"] = seqrecord.EngineOptions(num_cursors=2)
     pipe = seqrecord.SeqRecordPipe(path, **options)
     batches = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in pipe]
     pipe = seqrecord.SeqRecordPipe(path, **options)

@@ -17,6 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import seqrecord
 from seqrecord import (
     ClipError,
+    EngineOptions,
     SeqRecordDataset,
     SeqRecordNode,
     SeqRecordPipe,
@@ -172,7 +173,7 @@ ORDERED = {name: WINDOWS[name] for name in FIXED}
 @pytest.mark.parametrize("more", [{"clip_len": 3}, {"pad": None}])
 def test_resumes_anywhere(path: Path, more: dict[str, Any]) -> None:
     chosen = {**ASKED, "batch_size": 4, "shuffle_buffer": 64, "num_cursors": 4, **more}
-    check_resume(lambda: SeqRecordPipe(path, **chosen), num_epochs=2)
+    check_resume(lambda: SeqRecordPipe(path, **effective(chosen)), num_epochs=2)
 
 
 def test_a_state_is_of_its_windows(path: Path) -> None:
@@ -273,10 +274,11 @@ def test_phases_and_chosen_clips(path: Path) -> None:
 def test_small_windows_hold_few_images(tmp_path: Path) -> None:
     """Sixteen ids ahead hold no images, and each frame is decoded once."""
     path = write_numbered(tmp_path / "records", groups={"image": 0, "flow": 1, "note": 1, "id": 1})
-    settings: dict[str, Any] = {"features": ["image", "id"], "batch_size": 4, "num_cursors": 2}
+    settings: dict[str, Any] = {"features": ["image", "id"], "batch_size": 4}
+    settings["engine"] = EngineOptions(num_cursors=2, shuffle_buffer=8)
     windows = {"image": [-1, 0], "id": range(16)}
-    small = SeqRecordPipe(path, windows=windows, shuffle_buffer=8, **settings)
-    whole = SeqRecordPipe(path, clip_len=16, shuffle_buffer=8, **settings)
+    small = SeqRecordPipe(path, windows=windows, **settings)
+    whole = SeqRecordPipe(path, clip_len=16, **settings)
     for pipe in (small, whole):
         list(pipe)
     assert small.stats()["resident_bytes"] < 0.6 * whole.stats()["resident_bytes"]

@@ -25,6 +25,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     ClipError,
+    EngineOptions,
     SeqRecordError,
     SeqRecordMix,
     SeqRecordPipe,
@@ -33,7 +34,7 @@ from seqrecord import (
 )
 from seqrecord.pipes.worker_epochs import SharedEpochs
 from seqrecord.processes.threads import ThreadPool
-from tests.clip_data import digest, leaves_nothing, names
+from tests.clip_data import digest, effective, leaves_nothing, names
 from tests.resume_contract import check_resume
 
 pytestmark = [
@@ -43,11 +44,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-SETTINGS: dict[str, Any] = {"clip_len": 3, "shuffle_buffer": 16, "seed": 2, "batch_size": 4}
+SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "batch_size": 4}
+SETTINGS["engine"] = EngineOptions(shuffle_buffer=16)
 
 
 def stream(path: Path, **changes: Any) -> SeqRecordStream:
-    return SeqRecordStream(path, **{**SETTINGS, "features": ["id"], **changes})
+    return SeqRecordStream(path, **effective({**SETTINGS, "features": ["id"], **changes}))
 
 
 def planned(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader
 if __name__ == "__main__":
     url, options, epochs = json.loads(sys.argv[1])
     pipe = seqrecord.SeqRecordStream(
-        url, clip_len=8, stride=8, batch_size=4, memory_limit="128MiB", storage_options=options
+        seqrecord.open(url, storage_options=options),
+        clip_len=8, stride=8, batch_size=4, memory_limit="128MiB",
     )
     assert len(pipe) > 0 and "obstore" not in sys.modules
     loaders = {

@@ -275,6 +275,7 @@ def test_a_feature_that_comes_later_is_refused(tmp_path: Path) -> None:
     [
         (np.zeros((4, 5), np.float32), r"frame: 1; expected: x: float64 \[4, 5\]; got: float32"),
         (np.zeros((4, 5, 1)), r"frame: 1; .* got: float64 \[4, 5, 1\]"),
+        ("text", "frame: 1"),
     ],
 )
 def test_frames_that_contradict_each_other(tmp_path: Path, second: Any, says: str) -> None:

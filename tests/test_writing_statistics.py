@@ -1,4 +1,4 @@
-"""Statistics that a writer keeps: what is in them, who merges them, and when there are none."""
+"""Statistics of a dataset: what a writer keeps, what is computed, who merges them, the command."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 import seqrecord
 from seqrecord import SeqRecordWriter, convert
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError, ConflictError, FormatError, FrameError, NotFoundError
+from seqrecord.errors import (
+    ChecksumError,
+    ClipError,
+    ConflictError,
+    FormatError,
+    FrameError,
+    NotFoundError,
+)
 from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
 from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.stored_statistics import add_statistics
-from tests.datasets import EPISODES, small_frames, write_small
+from tests.command_line import main
+from tests.datasets import EPISODES, small_frames, small_schema, write_small
 from tests.made_source import MadeSource
 from tests.tiny import change_manifest
 
@@ -251,3 +261,134 @@ def test_another_writer_comes_first(tmp_path: Path) -> None:
 def test_there_is_no_dataset_to_compute_them_for(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no dataset"):
         add_statistics(tmp_path)
+
+
+# Computed
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("statistics") / "small"
+    write_small(path)
+    return path
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_those_computed_are_those_of_the_frames(small: Path, num_threads: int) -> None:
+    told: list[StatisticsProgress] = []
+    with seqrecord.open(small) as reader:
+        got = compute_statistics(reader, num_threads=num_threads, progress=told.append)
+        collector = StatisticsCollector(reader.features)
+        for key in EPISODES:
+            episode = reader.episodes[key]
+            collector.begin(key)
+            for number in range(len(episode)):
+                collector.add(episode[number])
+            collector.keep()
+    assert got.to_json() == collector.statistics().to_json()
+    assert got.num_frames == sum(EPISODES.values())
+    assert set(got) == set(small_schema())
+    assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
+    assert told[-1].frames == told[-1].total_frames == 9 * got.num_frames
+
+
+def test_those_of_chosen_features(small: Path) -> None:
+    with seqrecord.open(small, features=["step", "pose"]) as reader:
+        got = compute_statistics(reader)
+        steps = np.concatenate([reader.episodes[key][:]["step"] for key in EPISODES])
+    assert list(got) == ["step", "pose"]
+    assert got["step"].mean == pytest.approx(steps.mean())
+    assert got["step"].max == steps.max()
+
+
+def test_those_of_some_frames(tmp_path: Path) -> None:
+    """Spans of 8 frames, for a frame takes 4 MiB."""
+    with seqrecord.SeqRecordWriter(tmp_path / "d", codecs="fast") as writer:
+        for key in ("a", "b"):
+            with writer.episode(key) as episode:
+                for number in range(32):
+                    episode.append({"x": np.full((1024, 1024), number, np.float32)})
+    with seqrecord.open(tmp_path / "d") as reader:
+        whole = compute_statistics(reader)
+        some = compute_statistics(reader, max_frames=16)
+        one = compute_statistics(reader, max_frames=1)
+    assert (whole.num_frames, some.num_frames, one.num_frames) == (64, 64, 64)
+    assert [s["x"].num_frames for s in (whole, some, one)] == [64, 24, 8]
+    assert some["x"].min.tolist() == [0]
+    assert some["x"].max.tolist() == [23]  # frames 0 to 7 and 16 to 23 of a, 8 to 15 of b
+    assert whole["x"].max.tolist() == [31]
+
+
+@pytest.mark.parametrize("wrong", [{"max_frames": 0}, {"num_threads": 0}])
+def test_wrong_arguments_are_refused(small: Path, wrong: dict[str, Any]) -> None:
+    with seqrecord.open(small) as reader, pytest.raises(ClipError, match="at least 1"):
+        compute_statistics(reader, **wrong)
+
+
+# `seqrecord stats`
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, ["stats", *map(str, arguments), "--quiet"])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture
+def lacking(tmp_path: Path) -> Path:
+    with SeqRecordWriter(tmp_path / "d", statistics=False) as writer:
+        for key in ("a", "b"):
+            with writer.episode(key) as episode:
+                for number in range(100):
+                    action = np.array([number, np.nan, -1], np.float32)
+                    episode.append({"action": action, "flag": np.bool_(number == 3)})
+    return tmp_path / "d"
+
+
+def kept(folder: Path) -> bool:
+    with seqrecord.open(folder) as reader:
+        return bool(reader.statistics)
+
+
+def test_a_dataset_that_has_none_gets_them(lacking: Path) -> None:
+    assert not kept(lacking)
+    lines = run(lacking).stdout.splitlines()
+    head = "feature mean std min 1% 50% 99% max NaN infinite numbers"
+    assert lines[0].split() == head.split()
+    assert " ".join(lines[1].split()) == "action[0] 49.5 28.866 0 0 49 98 99 0 0 200"
+    assert lines[2].split() == ["action[1]", *["nan"] * 7, "200", "0", "0"]
+    assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200"
+    assert kept(lacking)
+    assert run(lacking).stdout.splitlines() == lines
+
+
+def test_as_json(lacking: Path) -> None:
+    found = json.loads(run(lacking, "--json").stdout)
+    assert found["action"]["mean"] == [49.5, None, -1]
+    assert found["action"]["q99"] == [98, None, -1]
+    assert found["action"]["num_nan"] == [0, 200, 0]
+    assert (found["flag"]["num_frames"], found["flag"]["rank_error"]) == (200, 0)
+
+
+def test_dry_run_leaves_the_dataset_alone(lacking: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*"))
+    table = run(lacking, "--dry-run").stdout
+    assert sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*")) == before
+    assert run(lacking).stdout == table
+
+
+def test_of_some_frames_and_anew(lacking: Path) -> None:
+    run(lacking, "--max-frames", 100, "--threads", 2)
+    with seqrecord.open(lacking) as reader:
+        assert reader.statistics
+        assert reader.statistics["flag"].num_frames < 200
+    run(lacking, "--recompute")
+    with seqrecord.open(lacking) as reader:
+        assert reader.statistics
+        assert reader.statistics["flag"].num_frames == 200
+
+
+def test_features_that_have_none_are_named(tmp_path: Path) -> None:
+    write_small(tmp_path / "d")
+    assert "no statistics of photo; --recompute reads them" in run(tmp_path / "d").stderr
+    assert run(tmp_path / "d", "--recompute").stderr == ""

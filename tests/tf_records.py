@@ -8,65 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-__all__ = ["example", "sequence_example", "write_records"]
-
-_Kinds = descriptor_pb2.FieldDescriptorProto
+__all__ = ["example", "messages_of", "sequence_example", "write_records"]
 
 
-def _messages() -> dict[str, Any]:
-    """The classes of feature.proto and example.proto."""
-    file = descriptor_pb2.FileDescriptorProto(name="e.proto", package="t", syntax="proto3")
-
-    def message(name: str, fields: Sequence[tuple[str, int, int, str, bool]]) -> Any:
-        made = file.message_type.add(name=name)
-        for field, number, kind, type_name, repeated in fields:
-            label = _Kinds.LABEL_REPEATED if repeated else _Kinds.LABEL_OPTIONAL
-            made.field.add(
-                name=field, number=number, type=kind, label=label, type_name=type_name or None
-            )
-        return made
-
-    def mapping(name: str, field: str, of: str) -> None:
-        made = message(name, [(field, 1, _Kinds.TYPE_MESSAGE, f".t.{name}.Entry", True)])
-        entry = made.nested_type.add(name="Entry")
-        entry.options.map_entry = True
-        entry.field.add(name="key", number=1, type=_Kinds.TYPE_STRING, label=1)
-        entry.field.add(name="value", number=2, type=_Kinds.TYPE_MESSAGE, label=1, type_name=of)
-
-    sub = _Kinds.TYPE_MESSAGE
-    message("BytesList", [("value", 1, _Kinds.TYPE_BYTES, "", True)])
-    message("FloatList", [("value", 1, _Kinds.TYPE_FLOAT, "", True)])
-    message("Int64List", [("value", 1, _Kinds.TYPE_INT64, "", True)])
-    message(
-        "Feature",
-        [
-            ("bytes_list", 1, sub, ".t.BytesList", False),
-            ("float_list", 2, sub, ".t.FloatList", False),
-            ("int64_list", 3, sub, ".t.Int64List", False),
-        ],
-    )
-    mapping("Features", "feature", ".t.Feature")
-    message("FeatureList", [("feature", 1, sub, ".t.Feature", True)])
-    mapping("FeatureLists", "feature_list", ".t.FeatureList")
-    message("Example", [("features", 1, sub, ".t.Features", False)])
-    message(
-        "SequenceExample",
-        [
-            ("context", 1, sub, ".t.Features", False),
-            ("feature_lists", 2, sub, ".t.FeatureLists", False),
-        ],
-    )
+def messages_of(file: str) -> dict[str, Any]:
+    """By name the classes of the messages that a `FileDescriptorProto` defines, given as text."""
+    described = text_format.Parse(file, descriptor_pb2.FileDescriptorProto(syntax="proto3"))
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        each.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"t.{each.name}"))
-        for each in file.message_type
-    }
+    pool.Add(described)
+    names = {each.name: f"{described.package}.{each.name}" for each in described.message_type}
+    find = pool.FindMessageTypeByName
+    return {n: message_factory.GetMessageClass(find(full)) for n, full in names.items()}
 
 
-MESSAGES = _messages()
+def _one(name: str, number: int, kind: str, more: str = "label: LABEL_OPTIONAL") -> str:
+    return f'field {{ name: "{name}" number: {number} type: TYPE_{kind} {more} }} '
+
+
+def _many(name: str, number: int, kind: str, of: str = "") -> str:
+    return _one(name, number, kind, "label: LABEL_REPEATED" + (of and f' type_name: ".t.{of}"'))
+
+
+def _sub(name: str, number: int, of: str) -> str:
+    return _one(name, number, "MESSAGE", f'label: LABEL_OPTIONAL type_name: ".t.{of}"')
+
+
+def _map(of: str) -> str:
+    entry = _one("key", 1, "STRING") + _sub("value", 2, of)
+    return f'nested_type {{ name: "Entry" options {{ map_entry: true }} {entry} }}'
+
+
+_FIELDS = {  # of feature.proto and example.proto
+    "BytesList": _many("value", 1, "BYTES"),
+    "FloatList": _many("value", 1, "FLOAT"),
+    "Int64List": _many("value", 1, "INT64"),
+    "Feature": _sub("bytes_list", 1, "BytesList")
+    + _sub("float_list", 2, "FloatList")
+    + _sub("int64_list", 3, "Int64List"),
+    "Features": _many("feature", 1, "MESSAGE", "Features.Entry") + _map("Feature"),
+    "FeatureList": _many("feature", 1, "MESSAGE", "Feature"),
+    "FeatureLists": _many("feature_list", 1, "MESSAGE", "FeatureLists.Entry") + _map("FeatureList"),
+    "Example": _sub("features", 1, "Features"),
+    "SequenceExample": _sub("context", 1, "Features") + _sub("feature_lists", 2, "FeatureLists"),
+}
+_TEXT = [f'message_type {{ name: "{name}" {fields} }}' for name, fields in _FIELDS.items()]
+MESSAGES = messages_of(f'name: "e.proto" package: "t" {" ".join(_TEXT)}')
 
 
 def _fill(feature: Any, values: Sequence[Any]) -> None:

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
+from seqrecord.schema import FeatureSpec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops, video_spec
 
-__all__ = ["decoded", "hide_first", "in_fragments", "of_file", "pictures", "write_video"]
+__all__ = ["decoded", "hide_first", "in_fragments", "of_file", "of_gops", "pictures", "write_video"]
 
 HEIGHT, WIDTH = 48, 64
 QUIET = "log-level=none:pools=none:frame-threads=1"
@@ -84,11 +85,15 @@ def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]
 def of_file(path: Path, gops: Iterable[Gop] | None = None) -> npt.NDArray[np.uint8]:
     """The frames of a file's GOPs, by default of all: uint8 [T, H, W, 3]."""
     with VideoFile(path) as file:
-        spec = video_spec("a", file)
-        height, width = (n or 0 for n in spec.shape[:2])
-        video = VideoConfig.from_json(spec.codec[0])
-        gops = read_gops(file) if gops is None else gops
-        return np.concatenate([decode_gop(video, height, width, gop) for gop in gops])
+        return of_gops(video_spec("a", file), read_gops(file) if gops is None else gops)
+
+
+def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
+    """The frames of GOPs of a feature, decoded one by one: uint8 [T, H, W, 3]."""
+    height, width = (n or 0 for n in spec.shape[:2])
+    config = VideoConfig.from_json(spec.codec[0])
+    parts = [decode_gop(config, height, width, gop) for gop in gops]
+    return np.concatenate([np.empty((0, height, width, 3), np.uint8), *parts])
 
 
 def in_fragments(whole: Path, path: Path) -> Path:

@@ -17,6 +17,7 @@ import torch
 
 import seqrecord
 from benchmarks.lerobot.cell import Cell, drop
+from seqrecord import EngineOptions
 
 _KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "resident_bytes")
 
@@ -63,7 +64,7 @@ def main() -> None:
     cell = Cell(job["images"], job["actions"], job["numbers"])
     torch.set_num_threads(job["threads"])
     pipe = seqrecord.SeqRecordPipe(
-        job["location"],
+        seqrecord.open(job["location"], storage_options=job["options"]),
         features=[*job["cameras"], "observation.state", "action"],
         windows={
             **dict.fromkeys(job["cameras"], range(1 - cell.images, 1)),
@@ -72,9 +73,8 @@ def main() -> None:
         pad="edge",
         batch_size=job["batch"],
         drop_last=True,
-        num_threads=job["threads"],
+        engine=EngineOptions(num_threads=job["threads"]),
         memory_limit=job["memory"],
-        storage_options=job["options"],
     )
     floats: dict[str, torch.Tensor] = {}
     run(epoch(pipe, cell, job["cameras"], floats), job["seconds"])

@@ -63,8 +63,7 @@ def epoch(
 
     begin, first = time.perf_counter(), 0.0
     pipe = make_pipe(
-        location,
-        storage_options=options,
+        seqrecord.open(location, storage_options=options),
         clip_len=clip_len,
         stride=stride,
         batch_size=batch_size,

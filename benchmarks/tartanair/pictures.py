@@ -13,6 +13,7 @@ import click
 
 import seqrecord
 from benchmarks.tartanair.generate import generate
+from seqrecord import EngineOptions
 from seqrecord.sources import open_source
 
 __all__ = ["draw"]
@@ -42,7 +43,7 @@ def draw(folder: Path, docs: Path, frames: int) -> list[Path]:
     picture = docs / "view.png"
     seqrecord.view(records, start=20, max_columns=8).savefig(picture, dpi=90)
 
-    report = seqrecord.bench(records, features=FEATURES, trace=trace)
+    report = seqrecord.bench(records, features=FEATURES, engine=EngineOptions(trace=trace))
     middle = report.seconds / 2
     timeline = docs / "timeline.png"
     seqrecord.draw_timeline(trace, start=middle, stop=middle + SHOWN_SECONDS).savefig(timeline)

@@ -415,12 +415,12 @@ def reach_of(offsets: Iterable[IntArray]) -> tuple[int, int]:
     return -int(every.min()), int(every.max())
 
 
-def excluded(starts: Starts, uses: Sequence[ClipUse], *, pad: bool) -> tuple[IntArray, IntArray]:
+def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
     """Intervals of possible clips, numbered over all selected episodes, that miss a frame.
 
     Missing frames `[a, b)` exclude the starts `[a - offset, b - offset)` for every offset of a use:
-    separate intervals when the run is shorter than offsets are apart, else one. With `pad` an
-    episode's first frame is also that of all before it, and its last one of all behind.
+    separate intervals when the run is shorter than offsets are apart, else one. An episode's first
+    frame is also that of all before it, and its last one of all behind, where clips use such.
     """
     selected, owners, firsts, stops = starts.selected, [], [], []
     for use in uses:
@@ -429,9 +429,8 @@ def excluded(starts: Starts, uses: Sequence[ClipUse], *, pad: bool) -> tuple[Int
         known[known] = selected[place[known]] == use.missing.episode[known]
         place, start, stop = place[known], use.missing.start[known], use.missing.stop[known]
         length = stop - start
-        if pad:
-            start = np.where(start == 0, -_FAR, start)
-            stop = np.where(stop == starts.num_frames[place], _FAR, stop)
+        start = np.where(start == 0, -_FAR, start)
+        stop = np.where(stop == starts.num_frames[place], _FAR, stop)
         for low, step, count in _progressions(use.offsets):
             far = length >= step
             owners += [place[far], np.tile(place[~far], count)]

@@ -272,15 +272,17 @@ def enumerate_clips(
     missing: MissingFrames | None = None,
     *,
     uses: Sequence[ClipUse] | None = None,
-    pad: bool = False,
+    pads: tuple[bool, bool] = (False, False),
+    drop_last: int = 0,
 ) -> ClipTable:
     """Every clip that lies inside a selected episode and lacks nothing.
 
     `selected` is int64[k], rows of `episodes` in ascending order; `missing` may speak of episodes
     that are not selected. A clip counts as lacking only for frames that it uses.
 
-    With `uses`, that is what clips use, instead of `spec.length` frames of all features. With `pad`
-    every frame is a start: of what lies outside an episode, clips use its first or last frame.
+    With `uses`, that is what clips use, instead of `spec.length` frames of all features. `pads`
+    says whether they use an episode's first frame for those before it, and its last one for those
+    behind it. None starts in the `drop_last` last frames of an episode.
 
     Raises `IndexError` for a selection that is not in ascending order or not in the table.
     """
@@ -293,15 +295,17 @@ def enumerate_clips(
         offsets = np.arange(spec.length) * spec.dilation
         uses = [ClipUse(offsets, missing or MissingFrames.none())]
     num_frames = episodes.num_frames[selected]
-    before, after = (0, 0) if pad else reach_of(use.offsets for use in uses)
+    before, after = reach_of(use.offsets for use in uses)
+    before, after = 0 if pads[0] else before, max(0 if pads[1] else after, drop_last)
     first_start = spec.phase + max(0, -((spec.phase - before) // spec.stride)) * spec.stride
     possible = _num_starts(num_frames - after - first_start, spec.stride)
-    outside = int((_num_starts(num_frames - spec.phase, spec.stride) - possible).sum())
+    starts_asked = _num_starts(num_frames - drop_last - spec.phase, spec.stride)
+    outside = int((starts_asked - possible).sum())
     # Number the possible clips 0, 1, … over all selected episodes; missing frames exclude
     # intervals of these numbers; what is left between the intervals are the runs.
     stops = np.cumsum(possible)
     starts = Starts(first_start, spec.stride, selected, num_frames, possible)
-    excluded_start, excluded_stop = united(*excluded(starts, uses, pad=pad))
+    excluded_start, excluded_stop = united(*excluded(starts, uses))
     begins = np.sort(np.concatenate((stops - possible, excluded_stop)))
     ends = np.sort(np.concatenate((stops, excluded_start)))
     kept = ends > begins

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
-    from seqrecord.edit.cleaning import clean
     from seqrecord.edit.episodes import (
         delete_episodes,
         keep_episodes,
         relabel_episodes,
         rename_episodes,
+        split_dataset,
+        split_episodes,
     )
     from seqrecord.edit.features import (
         Values,
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
         values_of_dataset,
         values_of_files,
     )
+    from seqrecord.edit.freeing import RewriteProgress, RewriteReport, clean, rewrite_files
     from seqrecord.edit.merging import MergeReport, merge_datasets
-    from seqrecord.edit.rewriting import RewriteProgress, RewriteReport, rewrite_files
-    from seqrecord.edit.splits import split_dataset, split_episodes
 
 __all__ = [
     "MergeReport",
@@ -52,12 +52,12 @@ if not TYPE_CHECKING:
         __name__,
         {
             **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
-            **dict.fromkeys(["RewriteProgress", "RewriteReport", "rewrite_files"], "rewriting"),
+            **dict.fromkeys(["RewriteProgress", "RewriteReport", "rewrite_files"], "freeing"),
             **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
             **dict.fromkeys(["values_of_dataset", "values_of_files"], "features"),
-            "clean": "cleaning",
+            "clean": "freeing",
             **dict.fromkeys(["delete_episodes", "keep_episodes"], "episodes"),
             **dict.fromkeys(["relabel_episodes", "rename_episodes"], "episodes"),
-            **dict.fromkeys(["split_dataset", "split_episodes"], "splits"),
+            **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),
         },
     )

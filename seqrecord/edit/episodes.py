@@ -1,30 +1,50 @@
-"""Changes episodes of a dataset: which there are, their keys, their metadata.
+"""Changes episodes of a dataset: which there are, their keys, their metadata, their splits.
 
 Record files stay as they are. What changes is kept in a file of edits that the manifest names, so
-that a lost index is rebuilt with it, and index and manifest are written anew, in one commit.
+that a lost index is rebuilt with it and all readers have the same splits, and index and manifest
+are written anew, in one commit. Splits are shares of the episodes, drawn by a seed: episodes that
+are in one stay there when others are added.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
 
-from seqrecord.edit.changes import Change, Opened, edit_dataset
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError
 from seqrecord.format import Footer
-from seqrecord.format.edits import Delete, Relabel, Rename
+from seqrecord.format.edits import Delete, Relabel, Rename, Split
+from seqrecord.format.index import NO_SPLIT, Index
+from seqrecord.format.manifest import MAX_SPLITS
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_edits, read_footer, record_sizes
 from seqrecord.storage import Storage
+from seqrecord.text import counted, repr_of
+from seqrecord.units import check_seed
+from seqrecord.writing.edit_files import check_split_name, split_edits
 from seqrecord.writing.own_files import of_merges
 
-__all__ = ["delete_episodes", "keep_episodes", "relabel_episodes", "rename_episodes"]
+__all__ = [
+    "deal_episodes",
+    "delete_episodes",
+    "keep_episodes",
+    "relabel_episodes",
+    "rename_episodes",
+    "split_dataset",
+    "split_episodes",
+]
 
 
 def delete_episodes(
@@ -161,3 +181,179 @@ def _unnamed(storage: Storage, named: Collection[str]) -> dict[str, Footer]:
             with contextlib.suppress(FormatError, NotFoundError):
                 found[path] = read_footer(storage, path, size)
     return found
+
+
+def split_dataset(
+    location: str | PathLike[str],
+    shares: Mapping[str, float],
+    *,
+    by: str = "episode",
+    seed: int = 0,
+    anew: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, int]:
+    """Give episodes to named splits; returns how many episodes each split has now.
+
+    Each split of `shares` gets its share of the episodes, as nearly as can be; the shares come to 1
+    at most, and what is left is in no split. Episodes that are in one of these splits stay there,
+    so that what was kept for validation is not trained on later; with `anew` they are dealt again.
+    Episodes in other splits stay there, and do not count.
+
+    With `by="episode"` each episode is drawn for itself. Else `by` names an entry of the metadata,
+    and episodes that are equal in it come into one split: all recordings of one scene, say.
+
+    Raises `ClipError` for shares or names that make no sense, for an episode without the entry, and
+    where a split whose share is above 0 would have no episode, since there are too few of them;
+    `NotFoundError` where there is no dataset, and `ConflictError` where another writer commits
+    meanwhile.
+    """
+    _check(shares)
+    given: object = by
+    if not isinstance(given, str):
+        raise ClipError(
+            "by is not valid",
+            expected="episode, or an entry of the metadata",
+            got=repr_of(given),
+        )
+    seed = check_seed(seed)
+    with opened_to_edit(location, storage_options) as dataset:
+        index, url = dataset.index, dataset.storage.url
+        names = _names(dataset, shares)
+        numbers = [names.index(name) for name in shares]
+        old = index.split.astype(np.int64)
+        kept = np.isin(old, numbers) & (not anew)
+        units = _units(index, by, url)
+        new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+        counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
+        if empty := [name for name, share in shares.items() if share and not counts[name]]:
+            raise ClipError(  # nobody could read it
+                "a split would have no episode; nothing was changed",
+                file=url,
+                expected="more episodes, or other shares",
+                got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
+            )
+        if edits := split_edits(index, new, names):
+            dataset.commit(edits)
+        return counts
+
+
+def split_episodes(
+    location: str | PathLike[str],
+    episodes: EpisodeFilter,
+    split: str | None,
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Put episodes into the split of this name, or for `None` into none. Returns their keys.
+
+    `split_dataset` draws them. Raises as `delete_episodes` does, and `ClipError` for what is no
+    name of a split.
+    """
+    if split is not None:
+        check_split_name(split)
+
+    def make(dataset: Opened) -> Change:
+        names = _names(dataset, [] if split is None else [split])
+        number = NO_SPLIT if split is None else names.index(split)
+        found = dataset.find(episodes)
+        chosen = [i for i in found if dataset.index.split[i] != number]
+        return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
+
+    return edit_dataset(location, make, dry_run, storage_options)
+
+
+def _check(shares: object) -> None:
+    if not isinstance(shares, Mapping):
+        raise ClipError(
+            "the shares of the splits make no sense",
+            expected="a dict of shares by name, as {'train': 0.9, 'val': 0.1}",
+            got=repr_of(shares, 100),
+        )
+    for name, share in shares.items():
+        check_split_name(name)
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise ClipError(
+                f"the share of split {name} makes no sense",
+                expected="0 to 1",
+                got=repr_of(share, 50),
+            )
+    total = sum(shares.values())
+    if not shares or total > 1 + 1e-9:
+        raise ClipError(
+            "the shares of the splits make no sense",
+            expected="at least one, and at most 1 together, as train=0.9 val=0.1",
+            got=f"{len(shares)} of {total:g} together",
+        )
+
+
+def _units(index: Index, by: str, url: str) -> list[str]:
+    """What each episode is dealt with: its key, or an entry of its metadata."""
+    if by == "episode":
+        keys: list[str] = index.keys.to_pylist()
+        return keys
+    units = []
+    for episode in range(len(index.num_frames)):
+        metadata = index.episode_metadata(episode)
+        if by not in metadata:
+            raise ClipError(
+                "an episode's metadata lacks the entry that episodes are split by",
+                file=url,
+                episode=index.key(episode),
+                expected=repr(by),
+                got=", ".join(metadata)[:200] or "no metadata",
+            )
+        units.append(json.dumps(metadata[by], sort_keys=True))
+    return units
+
+
+def deal_episodes(
+    old: npt.NDArray[np.int64],
+    kept: npt.NDArray[np.bool_],
+    units: Sequence[str],
+    numbers: Sequence[int],
+    shares: Sequence[float],
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """The split of each episode, int64[n]: a number, or `NO_SPLIT`.
+
+    Units come in an order drawn from the seed, each to the split that lacks most.
+    """
+    new: npt.NDArray[np.int64] = old.copy()
+    new[np.isin(old, numbers) & ~kept] = NO_SPLIT
+    members: dict[str, list[int]] = {}
+    chosen: dict[str, int] = {}  # the split of a unit of which an episode is in one already
+    for episode, unit in enumerate(units):
+        if kept[episode]:
+            chosen.setdefault(unit, int(old[episode]))
+        elif new[episode] == NO_SPLIT:
+            members.setdefault(unit, []).append(episode)
+    targets = [*numbers, NO_SPLIT]
+    free = int((new == NO_SPLIT).sum()) + int(kept.sum())  # what other splits have is not dealt
+    rest = max(0.0, 1 - sum(shares))
+    lacking = [
+        share * free - int((kept & (old == number)).sum())
+        for number, share in zip(numbers, shares, strict=True)
+    ]
+    lacking.append(rest * free if rest > 1e-9 else float("-inf"))
+    for unit in sorted(members, key=lambda unit: _drawn(seed, unit)):
+        place = lacking.index(max(lacking))
+        if unit in chosen:
+            place = targets.index(chosen[unit])
+        new[members[unit]] = targets[place]
+        lacking[place] -= len(members[unit])
+    return new
+
+
+def _drawn(seed: int, unit: str) -> bytes:
+    return hashlib.sha256(f"{seed} {unit}".encode()).digest()
+
+
+def _names(dataset: Opened, more: Iterable[str]) -> tuple[str, ...]:
+    """The names of a dataset's splits, and then those of more."""
+    names = tuple(dict.fromkeys((*dataset.manifest.splits, *more)))
+    if len(names) > MAX_SPLITS:
+        raise ClipError(
+            "too many splits", file=dataset.storage.url, expected=MAX_SPLITS, got=len(names)
+        )
+    return names

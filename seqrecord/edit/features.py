@@ -200,11 +200,10 @@ def _add(
     _check_length(episode, found, name)
     files.begin_part(part)
     count = 0
-    for value in found:
-        if count == len(episode):
-            raise _wrong_length(episode, f"more than {count}", name)
+    for count, value in enumerate(found, start=1):
+        if count > len(episode):
+            raise _wrong_length(episode, f"more than {len(episode)}", name)
         files.append({} if value is None else {name: value})
-        count += 1
     if count < len(episode):
         raise _wrong_length(episode, count, name)
     files.end()

@@ -103,32 +103,24 @@ def merge_datasets(
             )
         base = read_base(made)
         _check_empty(made, base)
-        if not dry_run:
-            return _merge(opened, made, base, link)
-        parts, _ = _read(opened, made)
-        return _report(parts, made, link)
+        if dry_run:
+            return _report(_read(opened, made)[0], made, link)
+        # Whatever is made of a merge that failed, nothing deleted comes back: the note and the
+        # copies of edits stay if record files may.
+        with SmallFiles(made) as own:
+            note = put_merge_note(own)
+            parts, statistics = _read(opened, made)
+            report = _report(parts, made, link)
+            own.keep()
+            _write(parts, statistics, own, base, link)
+        tidy(made, [note])
+        return report
 
 
 def _takes_no_options(location: StorageLike) -> bool:
     if isinstance(location, (str, PathLike)):
         return parse_location(location).protocol == "file"
     return True
-
-
-def _merge(opened: Sequence[Storage], made: Storage, base: Base, link: bool) -> MergeReport:
-    """Write a note, then the dataset.
-
-    The note and the copies of edits stay if record files may: whatever is made of a merge that
-    failed, nothing deleted comes back.
-    """
-    with SmallFiles(made) as own:
-        note = put_merge_note(own)
-        parts, statistics = _read(opened, made)
-        report = _report(parts, made, link)
-        own.keep()
-        _write(parts, statistics, own, base, link)
-    tidy(made, [note])
-    return report
 
 
 def _read(opened: Sequence[Storage], made: Storage) -> tuple[list[Opened], Statistics | None]:
@@ -153,10 +145,11 @@ def _report(parts: Sequence[Opened], made: Storage, link: bool) -> MergeReport:
             else:
                 copied += file.size
                 server += file.size * by_server
+    manifests = [part.manifest for part in parts]
     return MergeReport(
-        sum(part.manifest.num_episodes for part in parts),
-        sum(part.manifest.num_frames for part in parts),
-        sum(len(part.manifest.record_files) for part in parts),
+        sum(manifest.num_episodes for manifest in manifests),
+        sum(manifest.num_frames for manifest in manifests),
+        sum(len(manifest.record_files) for manifest in manifests),
         linked,
         copied,
         server,
@@ -209,9 +202,12 @@ def _write(
 ) -> None:
     """Write the dataset."""
     made = own.storage
-    # Before the record files: whatever is made of a merge that was killed, nothing deleted comes
-    # back.
-    edits = _copy_edits(parts, own)
+    edits: list[IndexFile] = []  # in names that ascend, before the record files
+    first = next_number(made)
+    for part in parts:
+        for known in part.manifest.edits:
+            data, _ = part.storage.read_whole(known.path, known.size)
+            edits.append(own.put(edit_path(first + len(edits), own.writer), data))
     record_files, footers = [], {}
     for part in parts:
         for file in part.manifest.record_files:
@@ -228,7 +224,7 @@ def _write(
         left_out=tuple(uid for manifest in manifests for uid in manifest.left_out),
         splits=tuple(dict.fromkeys(name for manifest in manifests for name in manifest.splits)),
         statistics=None,
-        edits=edits,
+        edits=tuple(edits),
     )
     sizes = {file.path: file.size for file in record_files}
     version = rebuilt(made, replace(base, manifest=every), footers, sizes)
@@ -249,17 +245,6 @@ def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
                 expected=file.size,
                 got=sizes.get(file.path),
             )
-
-
-def _copy_edits(parts: Sequence[Opened], own: SmallFiles) -> tuple[IndexFile, ...]:
-    """Copies of the files of edits, in names that ascend, and come after those that are there."""
-    files: list[IndexFile] = []
-    first = next_number(own.storage)
-    for part in parts:
-        for file in part.manifest.edits:
-            data, _ = part.storage.read_whole(file.path, file.size)
-            files.append(own.put(edit_path(first + len(files), own.writer), data))
-    return tuple(files)
 
 
 def _link_source(source: Storage, made: Storage, path: str) -> str | None:
@@ -298,13 +283,7 @@ def _transfer(
                 return transferred
         made.remove(transferred.path)
     transferred = named()
-    _copy(source, file, made, transferred.path)
-    return transferred
-
-
-def _copy(source: Storage, file: RecordFile, made: Storage, path: str) -> None:
-    """Copy a record file through this machine."""
-    upload = made.create(path)
+    upload = made.create(transferred.path)
     try:
         for start in range(0, file.size, _COPY_BYTES):
             item = ByteRange(start, min(start + _COPY_BYTES, file.size))
@@ -315,6 +294,7 @@ def _copy(source: Storage, file: RecordFile, made: Storage, path: str) -> None:
     except BaseException:
         upload.abort()
         raise
+    return transferred
 
 
 def _link(made: Storage, found: str, path: str) -> bool:

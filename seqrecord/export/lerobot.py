@@ -46,7 +46,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.storage import local_path
 from seqrecord.writing.dataset_source import DatasetSource
 
-__all__ = ["to_lerobot", "write_mp4"]
+__all__ = ["to_lerobot"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -165,9 +165,19 @@ class _Writer:
         gops: list[Gop] = []
         for page in DatasetSource(self._reader).pages(spec, episode.key):
             gops += _gops(page.data, len(page.present), name)
-        size = spec.shape[0] or 0, spec.shape[1] or 0
         shown = _shown_only(gops, spec, f"{episode.key}, {name}")
-        write_mp4(path, spec.codec[0]["codec"], size, shown, self._fps)
+        # Frames are decoded before they are shown: by so many packets at most.
+        delay = max(at - frame for gop in shown for at, frame in enumerate(gop.order))
+        mux_mp4(
+            str(path),
+            spec.codec[0]["codec"],
+            (spec.shape[0] or 0, spec.shape[1] or 0),
+            shown[0].packets,
+            _timed(shown, delay),
+            tick=Fraction(1, 1) / self._fps / _TICKS,
+            duration=_TICKS,
+            options={"movflags": "faststart"},
+        )
 
     def _keeps_times(self) -> bool:
         """Whether the dataset's own timestamps are other than those of regular frames."""
@@ -240,41 +250,8 @@ def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
         yield Gop(tuple(packets[start:stop]), tuple(order))
 
 
-# GOPs back into an MP4 file: packets are copied and get a container and times again.
-
-
-def write_mp4(
-    path: Path, codec: str, size: tuple[int, int], gops: Sequence[Gop], fps: Fraction
-) -> None:
-    """A file whose frame i is shown at `i / fps` seconds.
-
-    Args:
-        path: where it goes.
-        codec: one of `CONTAINED`.
-        size: height and width.
-        gops: all of whose frames are shown.
-        fps: frames a second.
-
-    Raises `ValueError` for GOPs with frames that are not shown, of which a player would know
-    nothing, and `CodecError` for packets that no file can be made of.
-    """
-    if any(-1 in gop.order for gop in gops):
-        raise ValueError("frames that are not shown cannot be put into a file")
-    # Frames are decoded before they are shown: by so many packets at most.
-    delay = max(place - shown for gop in gops for place, shown in enumerate(gop.order))
-    mux_mp4(
-        str(path),
-        codec,
-        size,
-        gops[0].packets,
-        _timed(gops, delay),
-        tick=Fraction(1, 1) / fps / _TICKS,
-        duration=_TICKS,
-        options={"movflags": "faststart"},
-    )
-
-
 def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
+    """The packets of GOPs of whose frames all are shown, frame i at i frames' time."""
     first = 0
     for gop in gops:
         for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):

@@ -87,11 +87,12 @@ class LeRobotColumn:
         column = pa.array(array.reshape(-1))
         if self.shape == (1,):
             return column
-        for size in reversed(self.shape[1:]):
-            column = pa.ListArray.from_arrays(_offsets(len(column), size), column)
         if len(self.shape) == 1:
             return pa.FixedSizeListArray.from_arrays(column, self.shape[0])
-        return pa.ListArray.from_arrays(_offsets(len(column), self.shape[0]), column)
+        for size in reversed(self.shape):
+            offsets = np.arange(0, len(column) + 1, size, dtype=np.int32)
+            column = pa.ListArray.from_arrays(pa.array(offsets), column)
+        return column
 
 
 def plan_columns(features: Schema, keeps_times: bool) -> Iterator[LeRobotColumn]:
@@ -129,10 +130,6 @@ def _impossible(spec: FeatureSpec, why: str) -> SchemaError:
     return SchemaError(
         f"a feature that cannot be exported: {why}", feature=spec.name, got=str(spec)
     )
-
-
-def _offsets(count: int, size: int) -> pa.Array:
-    return pa.array(np.arange(0, count + 1, size, dtype=np.int32))
 
 
 def _png(image: Any) -> bytes:

@@ -13,7 +13,14 @@ from typing import Any
 
 from seqrecord.errors import FormatError, SchemaError
 from seqrecord.format.manifest import SPLIT_NAME
-from seqrecord.format.text import ID, check_key, encode_metadata, parse_json, parse_metadata
+from seqrecord.format.text import (
+    ID,
+    JsonObject,
+    check_key,
+    encode_metadata,
+    parse_json,
+    parse_metadata,
+)
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 
@@ -32,6 +39,14 @@ __all__ = [
 
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1
+
+_KEYS = {  # of an edit, by its op
+    "delete": ("uids",),
+    "split": ("uids", "split"),
+    "rename": ("keys",),
+    "relabel": ("metadata",),
+    "features": ("schema",),
+}
 
 
 @dataclass(frozen=True)
@@ -150,54 +165,38 @@ def encode_edit(edits: Sequence[Edit]) -> bytes:
 
 def parse_edit(data: bytes) -> list[Edit]:
     """Inverse of `encode_edit`; trusts nothing."""
-    value = parse_json(data)
-    keys = {"format", "version", "edits"}
-    if (
-        not isinstance(value, dict)
-        or set(value) != keys
-        or value["format"] != "seqrecord edits"
-        or type(value["version"]) is not int
-        or value["version"] != EDIT_VERSION
-        or not isinstance(value["edits"], list)
-    ):
-        raise FormatError(
-            "not a file of edits of this version",
-            expected=f"an object of {', '.join(sorted(keys))}; version {EDIT_VERSION}",
-            got=repr_of(value),
-        )
-    return [_edit(item) for item in value["edits"]]
+    found = JsonObject(parse_json(data), ("format", "version", "edits"), "a file of edits")
+    if found.value["format"] != "seqrecord edits":
+        raise FormatError("not a file of edits", got=repr_of(found.value["format"], 50))
+    found.integer("version", EDIT_VERSION, EDIT_VERSION)
+    return [_edit(item) for item in found.list("edits")]
 
 
 def _edit(value: object) -> Edit:
-    if isinstance(value, dict) and isinstance(uids := value.get("uids"), list):
-        known = all(isinstance(uid, str) and ID.fullmatch(uid) for uid in uids)
-        if known and value.get("op") == "delete" and set(value) == {"op", "uids"}:
-            return Delete(tuple(uids))
-        if known and value.get("op") == "split" and set(value) == {"op", "uids", "split"}:
-            split = value["split"]
-            if split is None or (isinstance(split, str) and SPLIT_NAME.fullmatch(split)):
-                return Split(split, tuple(uids))
-    if (texts := _by_uid(value, "rename", "keys")) is not None:
-        return Rename({uid: check_key(key) for uid, key in texts.items()})
-    if (texts := _by_uid(value, "relabel", "metadata")) is not None:
-        return Relabel({uid: encode_metadata(parse_metadata(text)) for uid, text in texts.items()})
-    if isinstance(value, dict) and value.get("op") == "features" and set(value) == {"op", "schema"}:
+    op = value.get("op") if isinstance(value, dict) else None
+    if not isinstance(op, str) or op not in _KEYS:
+        expected = f"an object with an op: {', '.join(_KEYS)}"
+        raise FormatError("not an edit", expected=expected, got=repr_of(value))
+    found = JsonObject(value, ("op", *_KEYS[op]), f"an edit of op {op}")
+    if op == "features":
         try:
-            return Features(Schema.from_json(value["schema"]))
+            return Features(Schema.from_json(found.value["schema"]))
         except SchemaError as error:
             raise FormatError(f"the schema of an edit is not allowed: {error}") from error
-    raise FormatError(
-        "not an edit",
-        expected="delete of uids; split of a name or null, of uids; rename of keys by uid; relabel "
-        "of metadata by uid; features of a schema",
-        got=repr_of(value),
-    )
+    if op == "rename":
+        return Rename({uid: check_key(key) for uid, key in _by_uid(found, "keys").items()})
+    if op == "relabel":
+        texts = _by_uid(found, "metadata")
+        return Relabel({uid: encode_metadata(parse_metadata(text)) for uid, text in texts.items()})
+    uids = found.texts("uids", ID)
+    if op == "delete":
+        return Delete(uids)
+    return Split(None if found.value["split"] is None else found.text("split", SPLIT_NAME), uids)
 
 
-def _by_uid(value: object, op: str, name: str) -> dict[str, Any] | None:
-    """What an edit of this kind says of each uid; `None` for what is none."""
-    if not isinstance(value, dict) or value.get("op") != op or set(value) != {"op", name}:
-        return None
-    found = value[name]
-    known = isinstance(found, dict) and all(ID.fullmatch(uid) for uid in found)
-    return found if known else None
+def _by_uid(edit: JsonObject, key: str) -> dict[str, Any]:
+    """What an edit says of each uid."""
+    found = edit.value[key]
+    if not isinstance(found, dict) or not all(map(ID.fullmatch, found)):
+        raise FormatError("not an edit", expected=f"{key} by uid", got=repr_of(found))
+    return found

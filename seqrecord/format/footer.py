@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from seqrecord.format.rows import (
     features_of,
     split_gaps,
 )
-from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
+from seqrecord.format.text import ID, JsonObject, check_key, parse_json, parse_metadata
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 
@@ -68,6 +68,10 @@ _MAGIC = b"\x89SQREC\r\n"
 _HEADER = struct.Struct("<8sI16s32s")  # magic, version, file id, reserved; then CRC32C
 _TAIL = struct.Struct("<QII8s")  # footer length, CRC32C, version, magic
 _U32 = struct.Struct("<I")
+
+_KEYS = ("file_id", "schema", "num_chunks", "num_gaps", "episodes")
+_EPISODE_KEYS = ("key", "uid", "ordinal", "num_frames", "fps", "metadata")
+_MOST_ROWS = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -135,15 +139,8 @@ def encode_footer(footer: Footer) -> bytes:
         "num_chunks": [len(rows) for rows in footer.chunks],
         "num_gaps": sum(len(rows) for rows in footer.gaps),
         "episodes": [
-            {
-                "key": part.key,
-                "uid": part.uid,
-                "ordinal": part.ordinal,
-                "num_frames": part.num_frames,
-                "fps": part.fps,
-                "metadata": part.metadata,
-                **({"lags": {n: lags.to_text() for n, lags in part.lags}} if part.lags else {}),
-            }
+            {name: getattr(part, name) for name in _EPISODE_KEYS}
+            | ({"lags": {n: lags.to_text() for n, lags in part.lags}} if part.lags else {})
             for part in footer.episodes
         ],
     }
@@ -217,31 +214,25 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
             got=size,
         )
     head = parse_json(bytes(body[_U32.size : _U32.size + size]))
-    keys = {"file_id", "schema", "num_chunks", "num_gaps", "episodes"}
-    if not isinstance(head, dict) or set(head) != keys:
-        raise FormatError("the footer is not an object of the right keys", expected=sorted(keys))
+    found = JsonObject(head, _KEYS, "the footer")
     schema = Schema.from_json(head["schema"])
-    file_id = head["file_id"]
-    if not isinstance(file_id, str) or not ID.fullmatch(file_id):
-        raise FormatError("not a file id", expected=ID.pattern, got=repr_of(file_id, 50))
-    if not isinstance(head["episodes"], list):
-        raise FormatError("the footer's episodes are not a list", got=repr_of(head["episodes"], 50))
+    file_id = found.text("file_id", ID)
     timestamps = with_lags(schema)
-    episodes = tuple(_parse_episode(value, timestamps) for value in head["episodes"])
+    episodes = tuple(_parse_episode(value, timestamps) for value in found.list("episodes"))
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
 
-    chunks, gaps = _parse_rows(body[_U32.size + size :], schema, head)
+    chunks, gaps = _parse_rows(body[_U32.size + size :], schema, found)
     totals = np.array([part.num_frames or 0 for part in episodes], np.int64)
     groups = schema.groups
     for rows in chunks:
         check_chunks(rows, totals, offset)
-    found = np.unique(np.concatenate([rows["episode"] for rows in chunks]))
-    if len(found) != len(episodes) or not len(found):
+    with_chunks = np.unique(np.concatenate([rows["episode"] for rows in chunks]))
+    if len(with_chunks) != len(episodes) or not len(with_chunks):
         raise FormatError(
             "a footer without episodes, or with one that has no chunk",
             expected="at least a chunk of every episode",
-            got=f"chunks of {len(found)} of {len(episodes)} episodes",
+            got=f"chunks of {len(with_chunks)} of {len(episodes)} episodes",
         )
     check_places(chunks, groups, offset)
     by_group = split_gaps(gaps, schema, offset)
@@ -254,18 +245,13 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
 
 
 def _parse_rows(
-    data: memoryview, schema: Schema, head: dict[str, Any]
+    data: memoryview, schema: Schema, head: JsonObject
 ) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
     """Chunk rows by group, and gap rows, which fill `data`."""
-    counts, num_gaps = head["num_chunks"], head["num_gaps"]
-    if not isinstance(counts, list) or len(counts) != schema.num_groups:
-        raise FormatError(
-            "num_chunks is not a list of a number for each group",
-            expected=f"{schema.num_groups} numbers",
-            got=repr_of(counts, 100),
-        )
-    if any(type(n) is not int or not 0 <= n < 2**32 for n in (*counts, num_gaps)):
-        raise FormatError("impossible counts in the footer", got=repr_of([counts, num_gaps], 100))
+    num_gaps = head.integer("num_gaps", most=_MOST_ROWS)
+    counts = head.list("num_chunks", schema.num_groups, schema.num_groups)
+    if any(type(n) is not int or not 0 <= n <= _MOST_ROWS for n in counts):
+        raise FormatError("impossible counts in the footer", got=repr_of(counts, 100))
     kinds = [chunk_row(len(group), len(group.variable)) for group in schema.groups] + [GAP_ROW]
     sizes = [kind.itemsize * n for kind, n in zip(kinds, (*counts, num_gaps), strict=True)]
     if sum(sizes) != len(data):
@@ -283,58 +269,44 @@ def _parse_rows(
 
 
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
-    keys = {"key", "uid", "ordinal", "num_frames", "fps", "metadata"}
-    if isinstance(value, dict) and "lags" in value:
-        keys.add("lags")
-    if not isinstance(value, dict) or set(value) != keys:
-        raise FormatError("an episode is not an object of the right keys", expected=sorted(keys))
-    key = check_key(value["key"])
-    uid = value["uid"]
-    if not isinstance(uid, str) or not ID.fullmatch(uid):
-        raise FormatError(
-            "not an episode uid", episode=key, expected=ID.pattern, got=repr_of(uid, 50)
-        )
-    limits = {
-        "ordinal": (0, MAX_ORDINAL),
-        "num_frames": (1, MAX_EPISODE_FRAMES),
-    }
-    for name, (low, high) in limits.items():
-        number = value[name]
-        if name == "num_frames" and number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-            raise FormatError(
-                f"an impossible {name}",
-                episode=key,
-                expected=f"{low} to {high}",
-                got=repr_of(number, 50),
-            )
-    parse_metadata(value["metadata"])
-    lags = (
-        _parse_lags(value["lags"], value["num_frames"], timestamps, key) if "lags" in value else ()
-    )
-    return EpisodePart(**{**value, "fps": _parse_fps(value["fps"], key), "lags": lags})
-
-
-def _parse_lags(
-    value: object, num_frames: int | None, timestamps: Sequence[str], key: str
-) -> tuple[tuple[str, Lags], ...]:
-    if not isinstance(value, dict) or not value or not set(value) <= set(timestamps):
-        raise FormatError(
-            "lags of features that are no timestamps",
-            episode=key,
-            expected=f"some of {', '.join(timestamps) or 'none'}",
-            got=repr_of(value, 100),
-        )
-    if num_frames is None:
-        raise FormatError("lags of an episode of unknown length", episode=key)
+    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("lags",))
+    key = check_key(found.value["key"])
     try:
-        return tuple((name, Lags.from_text(value[name], num_frames)) for name in sorted(value))
+        num_frames = None
+        if found.value["num_frames"] is not None:
+            num_frames = found.integer("num_frames", 1, MAX_EPISODE_FRAMES)
+        parse_metadata(found.value["metadata"])
+        return EpisodePart(
+            key=key,
+            uid=found.text("uid", ID),
+            ordinal=found.integer("ordinal", most=MAX_ORDINAL),
+            num_frames=num_frames,
+            fps=_parse_fps(found.value["fps"]),
+            metadata=found.value["metadata"],
+            lags=_parse_lags(found.value, num_frames, timestamps),
+        )
     except FormatError as error:
         raise error.located(episode=key) from error.__cause__
 
 
-def _parse_fps(value: object, key: str) -> float | None:
+def _parse_lags(
+    episode: Mapping[str, Any], num_frames: int | None, timestamps: Sequence[str]
+) -> tuple[tuple[str, Lags], ...]:
+    if "lags" not in episode:
+        return ()
+    value = episode["lags"]
+    if not isinstance(value, dict) or not value or not set(value) <= set(timestamps):
+        raise FormatError(
+            "lags of features that are no timestamps",
+            expected=f"some of {', '.join(timestamps) or 'none'}",
+            got=repr_of(value, 100),
+        )
+    if num_frames is None:
+        raise FormatError("lags of an episode of unknown length")
+    return tuple((name, Lags.from_text(value[name], num_frames)) for name in sorted(value))
+
+
+def _parse_fps(value: object) -> float | None:
     if value is None:
         return None
     if type(value) in (int, float):
@@ -342,9 +314,7 @@ def _parse_fps(value: object, key: str) -> float | None:
             fps = float(value)  # type: ignore[arg-type]
             if 0 < fps < math.inf:
                 return fps
-    raise FormatError(
-        "an impossible fps", episode=key, expected="null, or above 0", got=repr_of(value, 50)
-    )
+    raise FormatError("an impossible fps", expected="null, or above 0", got=repr_of(value, 50))
 
 
 def _check_version(version: int, offset: int) -> None:

@@ -277,6 +277,13 @@ class Index:
         except FormatError as error:
             raise error.located(episode=self.key(episode)) from error.__cause__
 
+    def renamed(self, names: Mapping[str, str]) -> Index:
+        """The same episodes, with other names of some features."""
+        if not names:
+            return self
+        groups = (replace(group, schema=group.schema.renamed(names)) for group in self.groups)
+        return replace(self, schema=self.schema.renamed(names), groups=tuple(groups))
+
     def extended(self, more: Index, first_file: int) -> Index:
         """The episodes of this index, then those of `more`, whose files count from `first_file`.
 

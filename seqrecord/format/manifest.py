@@ -24,7 +24,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
 from seqrecord.format.rows import table_names
-from seqrecord.format.text import ID, parse_json
+from seqrecord.format.text import ID, JsonObject, parse_json
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
@@ -56,7 +56,7 @@ INDEX = "index"  # the folder of the tables
 EDITS = "edits"  # the folder of the records of edits
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
-MAX_RECORD_FILES = 200_000
+MAX_RECORD_FILES = _MOST_FILES = 200_000
 MAX_EPISODES = 2**31 - 1
 MAX_CREATED_BY_LENGTH = 200
 MAX_SPLITS = 4096
@@ -185,36 +185,39 @@ class Manifest:
                 got=repr_of(version, 50),
             )
         _check_end(data)
-        _check_keys(value, _KEYS, "the manifest")
+        found = JsonObject(value, _KEYS, "the manifest")
         try:
             schema = Schema.from_json(value["schema"])
         except SchemaError as error:
             raise FormatError(f"the manifest's schema is not allowed: {error}") from error
-        files = _list(value, "record_files", 1)
-        record_files = tuple(_record_file(file) for file in files)
-        for key in ("path", "file_id"):
-            if len({getattr(file, key) for file in record_files}) != len(record_files):
-                raise FormatError(f"a record file's {key} stands twice in the manifest")
-        return cls(
+        statistics = value["statistics"]
+        manifest = cls(
             schema=schema,
-            record_files=record_files,
+            record_files=tuple(map(_record_file, found.list("record_files", 1, MAX_RECORD_FILES))),
             index=_index(value["index"], schema),
-            num_episodes=_count(value, "num_episodes", MAX_EPISODES),
-            num_frames=_count(value, "num_frames"),
-            fingerprint=_text(value, "fingerprint", _FINGERPRINT),
-            created_by=_text(value, "created_by", _CREATED_BY),
-            splits=_splits(value),
-            statistics=_statistics(value["statistics"]),
-            edits=tuple(_file(edit, "an edit", _EDIT_PATH) for edit in _list(value, "edits")),
-            next_ordinal=_count(value, "next_ordinal", MAX_ORDINAL + 1),
-            left_out=tuple(_match(uid, "left_out", ID) for uid in _list(value, "left_out")),
-            removed=tuple(_match(path, "removed", FILE_PATH) for path in _list(value, "removed")),
-            commit=_text(value, "commit", ID),
-            earlier_commits=_earlier_commits(value),
-            superseded=tuple(
-                _match(path, "superseded", _IN_INDEX) for path in _list(value, "superseded")
-            ),
+            num_episodes=found.integer("num_episodes", most=MAX_EPISODES),
+            num_frames=found.integer("num_frames"),
+            fingerprint=found.text("fingerprint", _FINGERPRINT),
+            created_by=found.text("created_by", _CREATED_BY),
+            splits=found.texts("splits", SPLIT_NAME, MAX_SPLITS),
+            statistics=None if statistics is None else _file(statistics, _STATISTICS_PATH),
+            edits=tuple(_file(edit, _EDIT_PATH) for edit in found.list("edits", 0, _MOST_FILES)),
+            next_ordinal=found.integer("next_ordinal", most=MAX_ORDINAL + 1),
+            left_out=found.texts("left_out", ID, _MOST_FILES),
+            removed=found.texts("removed", FILE_PATH, _MOST_FILES),
+            commit=found.text("commit", ID),
+            earlier_commits=found.texts("earlier_commits", ID, MAX_EARLIER_COMMITS),
+            superseded=found.texts("superseded", _IN_INDEX, _MOST_FILES),
         )
+        for what, each in (
+            ("path of a record file", [file.path for file in manifest.record_files]),
+            ("id of a record file", [file.file_id for file in manifest.record_files]),
+            ("split", manifest.splits),
+            ("commit", (manifest.commit, *manifest.earlier_commits)),
+        ):
+            if len(set(each)) != len(each):
+                raise FormatError(f"a {what} stands twice in the manifest")
+        return manifest
 
 
 def check_record_path(storage: Storage, path: str) -> None:
@@ -358,94 +361,23 @@ def _check_end(data: bytes) -> None:
         )
 
 
-def _check_keys(value: object, keys: set[str], what: str) -> None:
-    if not isinstance(value, dict) or set(value) != keys:
-        raise FormatError(
-            f"{what} is not an object of the right keys",
-            expected=", ".join(sorted(keys)),
-            got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
-        )
-
-
 def _record_file(value: object) -> RecordFile:
-    _check_keys(value, {"path", "size", "file_id"}, "a record file in the manifest")
+    found = JsonObject(value, ("path", "size", "file_id"), "a record file in the manifest")
     return RecordFile(
-        _text(value, "path", _RECORD_PATH), _count(value, "size"), _text(value, "file_id", ID)
+        found.text("path", _RECORD_PATH), found.integer("size"), found.text("file_id", ID)
     )
+
+
+def _file(value: object, path: re.Pattern[str]) -> IndexFile:
+    found = JsonObject(value, ("path", "size", "crc32c"), "a file in the manifest")
+    return IndexFile(found.text("path", path), found.integer("size"), found.text("crc32c", _CRC))
 
 
 def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
     names = table_names(schema)
     chunks = [name for name in names if name.startswith("chunks")]
     others = [name for name in names if name not in chunks]
-    _check_keys(value, {*others, "chunks"}, "the manifest's index")
-    assert isinstance(value, dict)
-    files = value["chunks"]
-    if not isinstance(files, list) or len(files) != len(chunks):
-        raise FormatError(
-            "the manifest's index is not of a chunk table for each group",
-            expected=f"{len(chunks)} tables",
-            got=len(files) if isinstance(files, list) else repr_of(files, 50),
-        )
-    found = {**{name: value[name] for name in others}, **dict(zip(chunks, files, strict=True))}
-    return {name: _file(found[name], "an index file", _INDEX_PATH) for name in names}
-
-
-def _earlier_commits(value: Mapping[str, object]) -> tuple[str, ...]:
-    found = _list(value, "earlier_commits", 0, MAX_EARLIER_COMMITS)
-    ids = tuple(_match(each, "earlier_commits", ID) for each in found)
-    if len({*ids, value["commit"]}) != len(ids) + 1:
-        raise FormatError("a commit stands twice in the manifest")
-    return ids
-
-
-def _splits(value: Mapping[str, object]) -> tuple[str, ...]:
-    names = tuple(_match(n, "splits", SPLIT_NAME) for n in _list(value, "splits", 0, MAX_SPLITS))
-    if len(set(names)) != len(names):
-        raise FormatError("a split stands twice in the manifest", got=", ".join(names)[:200])
-    return names
-
-
-def _statistics(value: object) -> IndexFile | None:
-    return None if value is None else _file(value, "the statistics file", _STATISTICS_PATH)
-
-
-def _file(value: object, what: str, path: re.Pattern[str]) -> IndexFile:
-    _check_keys(value, {"path", "size", "crc32c"}, f"{what} in the manifest")
-    return IndexFile(
-        _text(value, "path", path), _count(value, "size"), _text(value, "crc32c", _CRC)
-    )
-
-
-def _text(value: object, key: str, pattern: re.Pattern[str]) -> str:
-    return _match(value.get(key) if isinstance(value, dict) else None, key, pattern)
-
-
-def _match(text: object, what: str, pattern: re.Pattern[str]) -> str:
-    if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise FormatError(
-            f"the manifest has a bad {what}", expected=pattern.pattern, got=repr_of(text)
-        )
-    return text
-
-
-def _count(value: object, key: str, most: int = 2**63 - 1) -> int:
-    number = value.get(key) if isinstance(value, dict) else None
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= most:
-        raise FormatError(
-            f"the manifest has a bad {key}", expected=f"0 to {most}", got=repr_of(number, 50)
-        )
-    return number
-
-
-def _list(
-    value: Mapping[str, object], key: str, least: int = 0, most: int = MAX_RECORD_FILES
-) -> list[object]:
-    items = value[key]
-    if not isinstance(items, list) or not least <= len(items) <= most:
-        raise FormatError(
-            f"{key} is not a list of the right length",
-            expected=f"{least} to {most} entries",
-            got=len(items) if isinstance(items, list) else repr_of(items, 50),
-        )
-    return items
+    index = JsonObject(value, (*others, "chunks"), "the manifest's index")
+    tables = index.list("chunks", len(chunks), len(chunks))
+    found = {**index.value, **dict(zip(chunks, tables, strict=True))}
+    return {name: _file(found[name], _INDEX_PATH) for name in names}

@@ -9,7 +9,7 @@ from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.pipes.options import ClipOptions, EngineOptions, LoaderOptions
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import repr_of
 
@@ -66,11 +66,28 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     return call
 
 
+_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
+"""Arguments of `seqrecord.open`, which an open dataset goes by."""
+
+
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:
-    if name in inspect.signature(LoaderOptions).parameters:
+    of_engine = name in inspect.signature(EngineOptions).parameters
+    expected = f"engine=seqrecord.EngineOptions({name}=…)"
+    if name in _OF_OPEN:
+        expected = f"seqrecord.open(location, {name}=…) in place of the location"
+        return ClipError("how a dataset is opened is said when it is", expected=expected, got=name)
+    if "engine" not in names and (of_engine or name in inspect.signature(LoaderOptions).parameters):
         return ClipError(
             "clips that are read by their number have no epochs",
             expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
+            got=name,
+        )
+    if of_engine:
+        return ClipError("how an epoch is executed is said together", expected=expected, got=name)
+    if name in ("last_known", "unknown"):
+        return ClipError(
+            "what was known last is a window",
+            expected='windows={"gps": seqrecord.Latest(max_age=60, unknown="zeros")}',
             got=name,
         )
     near = difflib.get_close_matches(name, names, 1)

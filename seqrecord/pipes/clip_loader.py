@@ -76,7 +76,7 @@ class ClipLoader:
 
     def __init__(self, selection: ClipSelection, options: LoaderOptions) -> None:
         _check(selection, options)
-        trace = options.trace
+        trace = options.tuning.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
         self.selection, self.options = selection, options
@@ -185,12 +185,12 @@ class ClipLoader:
         )
         resources = Resources(
             memory,
-            self.options.num_threads or worker_threads(),
+            self.options.tuning.num_threads or worker_threads(),
             self._buffers,
             device,
             stream,
             shared=get_worker_info() is not None,
-            decode_there=self.options.video_decoder == "torchcodec",
+            decode_there=self.options.tuning.video_decoder == "torchcodec",
             first_row=first_row,
         )
         return Execution(job, resources, stats)
@@ -324,7 +324,7 @@ class ClipLoader:
             problem = "stages of the saved state are of several settings"
             _check_same(problem, url, vars(other), vars(saved), set(_ASKED) - free)
         now = {**self._request, **{name: getattr(self._settings, name) for name in _ASKED}}
-        now["num_cursors"] = self.options.num_cursors
+        now["num_cursors"] = self.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
         free = {name for name in chosen if now[name] is None or not is_shuffled}
         if any_batch_size:
@@ -347,22 +347,24 @@ class ClipLoader:
 
     @cached_property
     def _request(self) -> dict[str, Any]:
-        """What was asked for beside the settings that plans have, as JSON."""
+        """What was asked for beside the settings that plans have, as JSON; features by the names
+        that are stored, for others change no order."""
         selection, dilations = self.selection, self.options.dilations
         is_made = selection.frame_transform is not None
         # How features are padded may change, and with the dataset does.
         arrays = selection.arrays if is_made else selection.stored
+        windows, stored = selection.windows.describe(), selection.dataset.contents.stored_name
         return {
             "clip_len": self.options.clip_len,
             "stride": selection.spec.stride,
             "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
             "reverse": self.options.reverse,
-            "windows": selection.windows.said(),
+            "windows": {stored(name): window for name, window in windows.items()},
             "pad": self.options.pad,
-            "last_known": selection.windows.describe_known(),
-            "features": sorted(selection.dataset.features),
-            "frame_transform": {name: str(spec) for name, spec in sorted(arrays.items())},
-            "shuffle_buffer": self.options.shuffle_buffer,
+            "drop_last_frames": self.options.drop_last_frames,
+            "features": sorted(map(stored, selection.dataset.features)),
+            "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shuffle_buffer": self.options.tuning.shuffle_buffer,
             "clips": selection.chosen_digest,
         }
 
@@ -414,8 +416,8 @@ class ClipLoader:
             self._settings,
             self._sizes,
             num_parts,
-            self.options.num_cursors,
-            self.options.shuffle_buffer,
+            self.options.tuning.num_cursors,
+            self.options.tuning.shuffle_buffer,
             frames_in_memory(self.selection),
             self.selection.dataset.url,
             what,

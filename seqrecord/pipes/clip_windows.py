@@ -1,9 +1,9 @@
-"""Which frames of each feature clips have, by `windows`, `last_known`, frames a second and
-timestamps."""
+"""Which frames of each feature clips have, by `windows`, frames a second and timestamps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,11 +20,11 @@ from seqrecord.clips.frames import (
     TimedWindow,
     reach_of,
 )
-from seqrecord.clips.seconds import Seconds
 from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
+from seqrecord.clips.windows import Latest, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.format.lags import has_lags, with_lags
-from seqrecord.pipes.checks import are_names, check, check_names, refuse
+from seqrecord.pipes.checks import are_names, check, refuse
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Window
 from seqrecord.text import repr_of
@@ -37,13 +37,12 @@ __all__ = [
     "SelectedWindows",
     "Timeline",
     "Windows",
-    "check_known",
     "check_windows",
     "describe_offsets",
 ]
 
-# By feature: offsets in frames from a clip's start, or seconds.
-Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds]
+# By feature: offsets in frames from a clip's start, seconds, or what was known last.
+Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
 
 _UNITS = {None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _MOST_BYTES = 16 << 20  # of timestamps in memory
@@ -59,8 +58,10 @@ class SelectedWindows:
         selected: rows of the selected episodes.
 
     Attributes:
-        asked: the argument `windows`.
-        is_padded: whether clips may have frames beyond the ends of their episodes.
+        asked: offsets and seconds of the argument `windows`.
+        latest: those of its features of which clips have the newest values.
+        pads: whether clips may have frames before the first one of their episode, and behind the
+            last one.
         span: how many frames an episode must have for a clip, at least.
         frames: which frames clips have of each of their features, before anything is drawn.
         stored: which of each stored feature.
@@ -72,12 +73,13 @@ class SelectedWindows:
         self._dataset, self._selected = dataset, selected
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
-        self.is_padded = options.pad is not None
+        self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
+        self.drop_last = options.drop_last_frames
         self._is_transformed = options.frame_transform is not None
-        self.asked: Mapping[str, Any] = options.windows or {}
+        self.asked, self._latest = options.own_windows, options.latest
         step = 1 if options.has_drawn_steps else options.dilations[0]
         self._others = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
-        self._windows, self._rate = self._find(options)
+        self._windows, self._rate = self._find()
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self._is_transformed:  # which needs all stored features, of every window
             every = [window.held for window in (self._others, *self._windows.values())]
@@ -87,12 +89,14 @@ class SelectedWindows:
             self.give(dict.fromkeys(dataset.features))
             self.stored = self.frames
         self._reach = np.zeros((len(self._rates), 2), np.int64)
-        for rate in () if self.is_padded else self._rates:
+        for rate in self._rates:
             windows = self.stored.windows.values()
-            self._reach[rate] = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
+            reach = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
+            self._reach[rate] = np.where(self.pads, 0, reach)
+        self._reach[:, 1] = np.maximum(self._reach[:, 1], self.drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
-    def _find(self, options: ClipOptions) -> tuple[dict[str, ClipWindow], IntArray]:
+    def _find(self) -> tuple[dict[str, ClipWindow], IntArray]:
         """The windows of features that do not have `clip_len` frames, each the newest; and the rate
         of each episode of the dataset, int64[E]."""
         dataset, selected = self._dataset, self._selected
@@ -105,24 +109,20 @@ class SelectedWindows:
                 if window.by not in clocks:
                     clocks[window.by] = Timeline(dataset, window.by, selected)
                 found[name] = clocks[window.by].window(window)
-        names = list(options.last_known or ())
-        wrong = [name for name in names if name not in dataset.features]
-        problem = "last_known has a feature that is not read"
-        refuse(bool(wrong), problem, ", ".join(dataset.features), ", ".join(wrong)[:200])
-        if names and self._is_transformed:
+        if self._latest and self._is_transformed:
             raise ClipError(
-                "last_known does not go with frame_transform, which needs whole frames",
-                expected="clip_transform, or no last_known",
-                got=", ".join(names),
+                "Latest does not go with frame_transform, which needs whole frames",
+                expected="clip_transform, or no Latest",
+                got=", ".join(self._latest),
             )
-        most = options.last_known if isinstance(options.last_known, Mapping) else {}
-        for name in names:
+        _refuse_others(self._latest, dataset.features)
+        for name, asked in self._latest.items():
             missing = dataset.select([name]).contents.missing_frames()
             found[name] = KnownWindow(
                 found.get(name, self._others),
                 missing.taken(np.isin(missing.episode, selected)),
-                most.get(name),
-                options.unknown is not None,
+                asked.max_age,
+                asked.unknown is not None,
             )
         return found, rate
 
@@ -132,14 +132,12 @@ class SelectedWindows:
         A feature that is the mask of another has that one's name here, and its window.
         """
         names = [name for name, mask_of in features.items() if mask_of is None]
-        unknown = [name for name in self.asked if name not in names]
-        problem = "windows has a feature that clips do not have"
-        refuse(bool(unknown), problem, ", ".join(names), ", ".join(unknown)[:200])
+        _refuse_others(self.asked, names)
         found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
         self.padded = [
             name
             for name in names
-            if (self.is_padded and (self._all_have or name in self.asked)) or found[name].pads
+            if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
         ]
         self.aged = [name for name in names if isinstance(found[name], KnownWindow)]
         self.frames = self._frames(found)
@@ -193,13 +191,13 @@ class SelectedWindows:
             held = [window.held * dilation for window in windows for dilation in self._dilations]
             is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
             reach = max(window.reach for window in windows)
-            pad = self.is_padded or not is_even
+            pad = any(self.pads) or not is_even
             found.append(Window.around(held, stride, pad=pad, reach=reach))
         return found
 
-    def said(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """The windows as text, by feature, where there are any but those of `clip_len`: offsets,
-        of each rate, or times."""
+        of each rate, or times; and how old values may be."""
         found = {}
         for name, asked in sorted(self.asked.items()):
             if isinstance(asked, Seconds) and asked.by is not None:
@@ -209,13 +207,10 @@ class SelectedWindows:
                     describe_offsets(self._windows[name].held_at(rate)) for rate in self._rates
                 )
                 found[name] = "; ".join(dict.fromkeys(every))
+        for name, latest in sorted(self._latest.items()):
+            frames = found.get(name, "clip_len")
+            found[name] = f"{frames}, max_age={latest.max_age}, unknown={latest.unknown}"
         return found
-
-    def describe_known(self) -> dict[str, Any]:
-        """By feature of which clips have the last known values, how old these may be, and whether
-        there are clips for which nothing is known."""
-        known = sorted((n, w) for n, w in self._windows.items() if isinstance(w, KnownWindow))
-        return {name: [window.most, window.has_unknown] for name, window in known}
 
 
 def _by_rate(
@@ -337,25 +332,21 @@ class Timeline:
 # ---- arguments
 
 
-def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds]:
+def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]:
     """The windows with their offsets as integers.
 
     Raises `ClipError` for what is no dict, an empty window, and offsets that are not integers.
     """
     is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
     check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
-    return {name: _checked(name, window) for name, window in windows.items()}
-
-
-def check_known(last_known: Any, unknown: Any) -> None:
-    """Raise `ClipError` for `last_known` and `unknown` that make no sense."""
-    expected = "names of features, or a dict of how many frames old values may be"
-    check_names("last_known", last_known, expected)
-    most = last_known.values() if isinstance(last_known, Mapping) else ()
-    check("last_known", last_known, all(map(_is_age, most)), expected)
-    check("unknown", unknown, unknown is None or unknown == "zeros", 'None or "zeros"')
-    if unknown is not None and last_known is None:
-        raise ClipError("unknown says nothing", expected="last_known", got=repr(unknown))
+    found: dict[str, tuple[int, ...] | Seconds | Latest] = {}
+    for name, window in windows.items():
+        if isinstance(window, Latest):
+            of = window.window
+            found[name] = window if of is None else replace(window, window=_checked(name, of))
+        else:
+            found[name] = _checked(name, window)
+    return found
 
 
 def describe_offsets(offsets: IntArray) -> str:
@@ -378,7 +369,7 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
         raise ClipError(
             "a window is not valid",
             feature=name,
-            expected="offsets in frames, integers such as [-1, 0] or range(16); or Seconds",
+            expected="offsets in frames, integers such as [-1, 0] or range(16); Seconds; or Latest",
             got=repr_of(window, 100),
         ) from None
     most = max(map(abs, offsets), default=0)
@@ -392,6 +383,8 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
     return offsets
 
 
-def _is_age(value: Any) -> bool:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_integer and 0 <= value < MAX_SETTING
+def _refuse_others(windows: Iterable[str], features: Iterable[str]) -> None:
+    """Raise `ClipError` for windows of features that clips do not have."""
+    others = [name for name in windows if name not in [*features]]
+    problem = "windows has a feature that clips do not have"
+    refuse(bool(others), problem, ", ".join(features), ", ".join(others)[:200])

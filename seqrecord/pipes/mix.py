@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
-from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -27,7 +26,7 @@ from seqrecord.pipes.loaders import (
 )
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import Join, MixPlan, Stop, check_source
-from seqrecord.pipes.options import LoaderOptions, one_of
+from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.text import repr_of
 from seqrecord.units import MOST, check_integer
@@ -105,10 +104,10 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         rank: as of `SeqRecordStream`.
         world_size: as of `SeqRecordStream`.
         device: as of `SeqRecordStream`.
-        video_decoder: as of `SeqRecordStream`; the video of sources with a `frame_transform` is
-            decoded on the host.
-        num_threads: as of `SeqRecordStream`, for each source: one that is behind can use them all.
-        trace: as of `SeqRecordStream`.
+        engine: as of `SeqRecordStream`: `num_threads` for each source, for one that is behind can
+            use them all; `trace`; and `video_decoder`, but for the video of sources with a
+            `frame_transform`, which is decoded on the host. `num_cursors` and `shuffle_buffer` are
+            those of the sources.
     """
 
     def __init__(
@@ -125,9 +124,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device | None = None,
-        video_decoder: str = "pyav",
-        num_threads: int | None = None,
-        trace: str | PathLike[str] | None = None,
+        engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
         options = LoaderOptions(
@@ -138,10 +135,13 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
             rank=rank,
             world_size=world_size,
             device=device,
-            video_decoder=video_decoder,
-            num_threads=num_threads,
-            trace=trace,
+            engine=engine,
         )
+        for name in ("num_cursors", "shuffle_buffer"):
+            value = getattr(options.tuning, name)
+            refuse(
+                value is not None, f"engine.{name} is that of a source", "sources with it", value
+            )
         one_of("union", "intersection")("features", features)
         check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
         found = _checked_sources(sources)

@@ -20,7 +20,7 @@ from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Rest, SourceRest, SourceState, Stages
 from seqrecord.reading.frames import ArraySpec
@@ -31,11 +31,9 @@ from seqrecord.sampling.shares import Shares
 
 __all__ = ["Done", "Features", "Join", "MixPlan", "SourceLoader", "Stop", "check_source"]
 
-_OF_THE_MIX = (
-    *("batch_size", "drop_last", "equal", "seed", "memory_limit", "rank", "world_size"),
-    *("device", "video_decoder", "num_threads", "trace"),
-)
-_GIVEN = ("rank", "world_size", "device", "num_threads", "trace")  # to each source
+_GIVEN = ("rank", "world_size", "device")  # to each source
+_OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
+_ENGINE_OF_THE_MIX = ("num_threads", "video_decoder", "trace")
 _EPOCHS = range(1 << 62)  # those that a state may name
 
 Join: TypeAlias = Literal["union", "intersection"]
@@ -177,13 +175,13 @@ class MixPlan:
 
 def check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source that sets what belongs to the mix."""
-    defaults = {field.name: field.default for field in fields(LoaderOptions)}
-    given = [n for n in _OF_THE_MIX if getattr(options, n) != defaults[n]]
+    given = _changed(options, _OF_THE_MIX)
+    given |= {f"engine.{n}": v for n, v in _changed(options.tuning, _ENGINE_OF_THE_MIX).items()}
     if given:
         raise ClipError(
             f"source {name!r} of a mix sets what belongs to the mix",
             expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
-            got=", ".join(f"{n}={getattr(options, n)!r}" for n in given),
+            got=", ".join(f"{name}={value!r}" for name, value in given.items()),
         )
     if options.order == "sequences":
         raise ClipError(
@@ -191,6 +189,13 @@ def check_source(name: str, options: LoaderOptions) -> None:
             expected="a source without order",
             got="order='sequences'",
         )
+
+
+def _changed(options: LoaderOptions | EngineOptions, names: Sequence[str]) -> dict[str, Any]:
+    """Those of these fields that are not as by default."""
+    defaults = {field.name: field.default for field in fields(options)}
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 @dataclass
@@ -234,8 +239,13 @@ class SourceLoader(ClipLoader):
         digest = hashlib.sha256(name.encode()).digest()
         seed = key_of(mix.seed, int.from_bytes(digest[:8], "little")) >> 1
         given = {one: getattr(mix, one) for one in _GIVEN}
-        if own.frame_transform is None:  # else video is decoded on the host
-            given["video_decoder"] = mix.video_decoder
+        on_host = own.frame_transform is not None
+        given["engine"] = replace(
+            mix.tuning,
+            num_cursors=own.tuning.num_cursors,
+            shuffle_buffer=own.tuning.shuffle_buffer,
+            video_decoder="pyav" if on_host else mix.tuning.video_decoder,
+        )
         super().__init__(selection, replace(own, seed=seed, batch_size=batch_size, **given))
         self._limit_in = limit_in
         self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
@@ -358,22 +368,17 @@ def _of_features(
             return {name: given[name] for name in given if name in names}
         return [name for name in given or () if name in names]
 
-    windows, known, ragged = some(options.windows), some(options.last_known), options.ragged
+    windows, ragged = some(options.windows), options.ragged
     alone = not windows and options.clip_len is None  # the frame `start`, which always is there
     return replace(
         options,
         features=names,
+        rename=None,
         windows=windows or None,
         clip_len=1 if alone else options.clip_len,
         pad=None if alone else options.pad,
-        last_known=known or None,
-        unknown=options.unknown if known else None,
         ragged=some(ragged) if isinstance(ragged, Mapping) else ragged,
         clip_transform=_steps_of(selection, names) or None,
-        verify=None,
-        storage_options=None,
-        cache_dir=None,
-        cache_limit=None,
     )
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips.tables import ClipSpec
+from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, is_probability
+from seqrecord.clips.windows import Latest
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse
-from seqrecord.pipes.clip_windows import Windows, check_known, check_windows
-from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.pipes.clip_windows import Windows, check_windows
+from seqrecord.reading.filters import EpisodeFilter, is_number
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
@@ -25,7 +26,7 @@ from seqrecord.units import MOST, check_integer, check_seed, parse_size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ClipOptions", "DatasetOptions", "LoaderOptions", "one_of"]
+__all__ = ["ClipOptions", "DatasetOptions", "EngineOptions", "LoaderOptions", "one_of"]
 
 _MOST_RANKS = 1 << 31  # exclusive
 
@@ -106,16 +107,29 @@ def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
     return tuple(several) if len(several) > 1 else several[0]
 
 
+def _are_new(names: Mapping[str, Any]) -> bool:
+    """Whether features can have these names: the keys are those that are stored."""
+    return are_names(list(names.values())) and len({*names.values()}) == len(names)
+
+
+def _are_episodes(value: Any) -> bool:
+    """Whether these are keys, or numbers."""
+    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
+    return are_names(value) or (is_list and all(map(is_number, value)))
+
+
 def _check_reverse(name: str, value: Any) -> float:
     refuse(not is_probability(value), f"{name} is not a probability", "0 to 1", repr_of(value))
     return float(value)
 
 
-def _check_secrets(name: str, value: Any) -> Any:
-    """It is not shown, for it may hold secrets."""
-    is_dict = isinstance(value, Mapping)
-    refuse(not is_dict, f"{name} is not valid", "a dict", type(value).__name__)
-    return value
+def _check_fields(options: Any, of: str = "") -> None:
+    """Check a dataclass's fields, and keep each as Python's value, whatever gave it."""
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if "check" in item.metadata and not value is item.default is None:
+            value = item.metadata["check"](of + item.name, value)
+            object.__setattr__(options, item.name, value)
 
 
 def _check_device(value: Any) -> None:
@@ -147,21 +161,28 @@ class ClipOptions:
             offsets in frames, or of seconds, by the episodes' frames a second or by timestamps.
             Features without a window have `clip_len` frames, or, where that is left out, the frame
             `start` alone. Each feature is read and held for its own window. With `frame_transform`
-            windows are those of the arrays that it returns.
+            windows are those of the arrays that it returns. `{"gps": Latest(max_age=60)}`: of a
+            feature that not every frame has, the newest value at or before each frame.
         pad: what to do with clips that have frames before an episode's first one or behind its
             last one. `None` leaves them out. "edge" puts that frame in the place of those that do
-            not exist, so that every frame is a start; then `<feature>_is_pad`, bool [T], says
-            where, of each feature with a window: of all features where `clip_len` is given.
+            not exist, so that every frame is a start; "before" does so for the first frame alone,
+            and "after" for the last one. Then `<feature>_is_pad`, bool [T], says where, of each
+            feature with a window: of all features where `clip_len` is given.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
-        episodes: keys, a glob on keys, or a function of an episode that says whether to take it: a
-            dict of its metadata, with the attributes `key`, `num_frames`, `fps` and `split`.
+        rename: other names of features: a dict such as `{"image_left": "image"}`, of names that
+            are stored, as `features` has them. All other arguments, functions and clips have the
+            new names, and so has `loader.dataset`. A saved state does not depend on it.
+        episodes: keys, numbers in the order of the dataset, a glob on keys, or a function of an
+            episode that says whether to take it: a dict of its metadata, with the attributes
+            `key`, `num_frames`, `fps` and `split`.
         split: only episodes of the split of this name; see `seqrecord split`.
         clips: a table of the clips to give, instead of all: a dict of columns, or an Arrow or
             pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
             out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
             in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
             other episodes.
+        drop_last_frames: no clip starts in so many last frames of an episode. Not with `clips`.
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
@@ -182,15 +203,6 @@ class ClipOptions:
             dtypes and shapes must be the same for every clip. Of features of texts it gets and may
             give lists of these. It is called from several threads, and once for the first clip when
             the loader is made. Not with a `device`.
-        last_known: names of features that not every frame has: a GPS that measures once a second,
-            or a text that is written where it changes. A clip's frame then has the value of the
-            newest frame, at or before it, that has the feature, and `<feature>_age`, int64 [T],
-            says how many frames before. A dict says how many that may be at most: `{"gps": 60}`.
-            Chunks of the feature's group are held for as many frames as one looks back, so such
-            features should lie in a group of their own, or of small ones (the writer's default).
-        unknown: what to do with clips that have frames for which no value is known: before the
-            first one, or where it is too old. None leaves them out, and counts them. "zeros" gives
-            them with zeros, empty texts, and an age of -1.
         metadata: names of entries of the episodes' metadata that clips have beside their features:
             the value of its episode for a clip, a list of values for a batch; `None` where an
             episode has no such entry.
@@ -202,13 +214,6 @@ class ClipOptions:
             which only the first dimension varies; it needs torch 2.5. A dict says it by feature,
             where sizes to pad to may stand, one for each dimension that varies: `{"points":
             "nested", "image": (480, 640)}`; features that it does not name are lists.
-        verify: compare what is read with its checksums; true by default. An open dataset is read
-            as it was opened: then this argument, and those of the storage, are errors.
-        storage_options: for the filesystem that serves the dataset's URL.
-        cache_dir: a folder of a local disk that keeps what is read from a remote dataset, so that
-            later epochs read it from there. Processes may share it. Off by default.
-        cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
-            not used for the longest time is removed first. Needed with `cache_dir`.
     """
 
     clip_len: int | None = _checked(None, _check_count)
@@ -216,38 +221,39 @@ class ClipOptions:
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
     reverse: float = _checked(0.0, _check_reverse)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
-    pad: str | None = _checked(None, one_of("edge"))
+    pad: str | None = _checked(None, one_of("edge", "before", "after"))
     features: Sequence[str] | None = _checked(None, check_names)
+    rename: Mapping[str, str] | None = _checked(
+        None,
+        _such(
+            lambda value: isinstance(value, Mapping) and are_names(value) and _are_new(value),
+            'a dict such as {"image_left": "image"}: no name twice',
+        ),
+    )
     episodes: EpisodeFilter = _checked(
         None,
         _such(
-            lambda value: isinstance(value, str) or callable(value) or are_names(value),
-            "a list of keys, a glob, or a function of an episode's metadata",
+            lambda value: isinstance(value, str) or callable(value) or _are_episodes(value),
+            "a list of keys or of numbers, a glob, or a function of an episode's metadata",
         ),
     )
     split: str | None = _checked(
         None, _such(lambda value: isinstance(value, str), "the name of a split")
     )
     clips: ClipList | None = field(default=None, repr=False)
+    drop_last_frames: int = _checked(
+        0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
+    )
     frame_transform: FrameTransform | None = _checked(
         None, _such(callable, "a function from a dict of arrays to a dict of arrays")
     )
     clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
-    last_known: Sequence[str] | Mapping[str, int] | None = None
-    unknown: str | None = None
     metadata: Sequence[str] | None = _checked(None, check_names)
     ragged: Ragged = _checked("list", _only(check_ragged))
-    verify: bool | None = _checked(None, _check_flag)
-    storage_options: Mapping[str, Any] | None = _checked(None, _check_secrets, repr=False)
-    cache_dir: str | PathLike[str] | None = None
-    cache_limit: int | str | None = _checked(None, _check_size)
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if "check" in item.metadata and not value is item.default is None:
-                self._set(item.name, item.metadata["check"](item.name, value))
+        _check_fields(self)
         refuse(
             self.clip_len is None and self.windows is None,
             "neither clip_len nor windows is given",
@@ -263,9 +269,9 @@ class ClipOptions:
             ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
         drawn = f"dilation={self.dilation}, reverse={self.reverse:g}"
         refuse(
-            self.has_drawn_steps and self.windows is not None,
+            self.has_drawn_steps and bool(self.own_windows),
             "several dilations, and reverse, are for clips of clip_len frames",
-            "no windows",
+            "no windows, but for Latest()",
             drawn,
         )
         refuse(
@@ -274,7 +280,12 @@ class ClipOptions:
             "no stride",
             self.stride,
         )
-        check_known(self.last_known, self.unknown)
+        refuse(
+            self.clips is not None and self.drop_last_frames > 0,
+            "clips has the starts",
+            "no drop_last_frames",
+            self.drop_last_frames,
+        )
 
     @property
     def spec(self) -> ClipSpec:
@@ -297,15 +308,24 @@ class ClipOptions:
     @property
     def has_windows(self) -> bool:
         """Whether clips are not simply `clip_len` frames inside their episodes."""
-        return self.windows is not None or self.pad is not None or self.has_drawn_steps
+        return bool(self.own_windows) or self.pad is not None or self.has_drawn_steps
+
+    @property
+    def own_windows(self) -> dict[str, Any]:
+        """Offsets or `Seconds` of the features that do not have `clip_len` frames."""
+        windows = (self.windows or {}).items()
+        found = {name: w.window if isinstance(w, Latest) else w for name, w in windows}
+        return {name: window for name, window in found.items() if window is not None}
+
+    @property
+    def latest(self) -> dict[str, Latest]:
+        """The features of which clips have the newest values."""
+        windows = (self.windows or {}).items()
+        return {name: window for name, window in windows if isinstance(window, Latest)}
 
     @property
     def _usual_stride(self) -> int:
         return 1
-
-    def _set(self, name: str, value: object) -> None:
-        """Keep a value as Python's, whatever gave it."""
-        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,6 +341,47 @@ class DatasetOptions(ClipOptions):
     """
 
     memory_limit: int | str = _checked("512MiB", _check_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an epoch is executed: the argument `engine` of the loaders.
+
+    Defaults suit most trainings; `seqrecord bench` says where they do not. `ClipError` names
+    `engine.num_threads` and so on, what was expected, and what came.
+
+    Args:
+        num_cursors: the number of places in the dataset from which clips are mixed; chosen by
+            default. An error with `shuffle=False`.
+        shuffle_buffer: the most clips from which the next clip is drawn. It refers to frames and
+            copies none. By default `memory_limit` decides, so an epoch that fits into it is fully
+            shuffled. An epoch begins with 256 clips, and the number at most doubles from round to
+            round, so that the first batch comes soon. An error with `shuffle=False`.
+        num_threads: threads for reading, decoding and copying; by default this process's share of
+            the cores. These are the cores of its affinity and of the container's CPU quota, divided
+            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
+            and by the workers.
+        video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
+            straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
+            as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
+            for YUV becomes RGB by other code. An error without a `device`, and with
+            `frame_transform`, which is called with frames of the host.
+        trace: a file for a timeline of each iteration, in the Chrome trace format. It is written
+            when the iteration ends, and replaced by the next. Ranks and workers write files beside
+            it: `epoch.worker0.json`.
+    """
+
+    num_cursors: int | None = _checked(None, _check_count)
+    shuffle_buffer: int | None = _checked(None, _check_count)
+    num_threads: int | None = _checked(None, _check_count)
+    video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
+    trace: str | PathLike[str] | None = _checked(
+        None, lambda name, value: (local_path(value, name), value)[1]
+    )
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for a value that makes no sense."""
+        _check_fields(self, "engine.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,16 +403,10 @@ class LoaderOptions(ClipOptions):
             an episode's ends, and where clips between are left out. `stride` is then `clip_len *
             dilation` by default: clips do not overlap, and the frames behind the last whole clip
             are left out and counted. With `shuffle` episodes come in a drawn order. A `batch_size`
-            is needed; `clips`, `num_cursors` and `shuffle_buffer` are errors. A DataLoader's
-            workers each have rows of their own: batch i continues batch i - num_workers. What a
-            `clip_transform` draws is the same for all clips of a sequence.
+            is needed; `clips`, and the engine's `num_cursors` and `shuffle_buffer`, are errors. A
+            DataLoader's workers each have rows of their own: batch i continues batch
+            i - num_workers. What a `clip_transform` draws is the same for all clips of a sequence.
         shuffle: a shuffled order; else episode by episode, front to back.
-        shuffle_buffer: the most clips from which the next clip is drawn. It refers to frames and
-            copies none. By default `memory_limit` decides, so an epoch that fits into it is fully
-            shuffled. An epoch begins with 256 clips, and the number at most doubles from round to
-            round, so that the first batch comes soon. An error with `shuffle=False`.
-        num_cursors: the number of places in the dataset from which clips are mixed; chosen by
-            default. An error with `shuffle=False`.
         seed: the order is a function of it, and so is all else that is drawn. An integer, of which
             64 bits count. With `shuffle=False` it has no effect where nothing is drawn.
         batch_size: clips of a batch, or `None` for single clips.
@@ -388,25 +443,12 @@ class LoaderOptions(ClipOptions):
             waits for that stream, so you need not synchronize. Not in a DataLoader's worker
             processes. By default tensors stay on the host; "cpu" gives the same tensors by the
             steps that a device takes.
-        video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
-            straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
-            as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
-            for YUV becomes RGB by other code. An error without a `device`, and with
-            `frame_transform`, which is called with frames of the host.
-        num_threads: threads for reading, decoding and copying; by default this process's share of
-            the cores. These are the cores of its affinity and of the container's CPU quota, divided
-            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
-            and by the workers.
-        trace: a file for a timeline of each iteration, in the Chrome trace format. It is written
-            when the iteration ends, and replaced by the next. Ranks and workers write files beside
-            it: `epoch.worker0.json`.
+        engine: `EngineOptions`: how an epoch is executed, for those who tune it.
     """
 
     rotate_phase: bool = _checked(False, _check_flag)
     order: str = _checked("clips", one_of(*ORDERS))
     shuffle: bool = _checked(True, _check_flag)
-    shuffle_buffer: int | None = _checked(None, _check_count)
-    num_cursors: int | None = _checked(None, _check_count)
     seed: int = _checked(0, lambda _, value: check_seed(value))
     batch_size: int | None = _checked(None, _check_count)
     drop_last: bool = _checked(False, _check_flag)
@@ -415,24 +457,25 @@ class LoaderOptions(ClipOptions):
     rank: int | None = None
     world_size: int | None = None
     device: str | torch.device | None = _checked(None, _only(_check_device))
-    video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
-    num_threads: int | None = _checked(None, _check_count)
-    trace: str | PathLike[str] | None = _checked(None, _only(lambda at: local_path(at, "trace")))
+    engine: EngineOptions | None = _checked(
+        None,
+        _such(lambda value: isinstance(value, EngineOptions), "seqrecord.EngineOptions(…)"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank is self.world_size is None:
             rank, world_size = _check_rank(self.rank, self.world_size)
-            self._set("rank", rank)
-            self._set("world_size", world_size)
+            object.__setattr__(self, "rank", rank)
+            object.__setattr__(self, "world_size", world_size)
         if self.order == "sequences":
             self._check_sequences()
         for name in ("num_cursors", "shuffle_buffer"):
             refuse(
-                not self.shuffle and getattr(self, name) is not None,
-                f"{name} says how clips are shuffled, and shuffle=False",
+                not self.shuffle and getattr(self.tuning, name) is not None,
+                f"engine.{name} says how clips are shuffled, and shuffle=False",
                 f"shuffle=True, or no {name}",
-                getattr(self, name),
+                getattr(self.tuning, name),
             )
         refuse(
             self.rotate_phase and self.spec.stride == 1,
@@ -444,19 +487,25 @@ class LoaderOptions(ClipOptions):
             "drop_last leaves nothing out of single clips of which every one is to come",
             "a batch_size, or equal=True, or no drop_last",
         )
-        is_on_device = self.video_decoder != "pyav"
+        decoder = self.tuning.video_decoder
+        is_on_device = decoder != "pyav"
         refuse(
             is_on_device and self.device is None,
-            f"video_decoder={self.video_decoder!r} decodes on a device, and there is none",
+            f"engine.video_decoder={decoder!r} decodes on a device, and there is none",
             "a device too, such as device='cuda'; or no video_decoder, for the host",
         )
         refuse(
             is_on_device and self.frame_transform is not None,
-            f"video_decoder={self.video_decoder!r} decodes on the device, but frame_transform is "
+            f"engine.video_decoder={decoder!r} decodes on the device, but frame_transform is "
             "called with frames of the host",
             "no frame_transform; or no video_decoder",
             f"device={self.device}, and both",
         )
+
+    @property
+    def tuning(self) -> EngineOptions:
+        """What `engine` says, or its defaults."""
+        return self.engine or EngineOptions()
 
     @property
     def _usual_stride(self) -> int:
@@ -468,9 +517,13 @@ class LoaderOptions(ClipOptions):
             'order="sequences" needs a batch_size',
             "how many rows batches have",
         )
-        for name in ("clips", "num_cursors", "shuffle_buffer"):
-            is_given = getattr(self, name) is not None
-            refuse(is_given, f'order="sequences" takes no {name}', f"{name}=None")
+        given = {
+            "clips": self.clips,
+            "engine.num_cursors": self.tuning.num_cursors,
+            "engine.shuffle_buffer": self.tuning.shuffle_buffer,
+        }
+        for name, value in given.items():
+            refuse(value is not None, f'order="sequences" takes no {name}', f"{name}=None")
         refuse(
             self.has_drawn_steps,
             'order="sequences" takes neither several dilations nor reverse, or clips would not '

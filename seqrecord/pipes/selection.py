@@ -94,15 +94,10 @@ class ClipSelection:
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
-        self.dataset = dataset_of(
-            location,
-            features=options.features,
-            verify=options.verify,
-            storage_options=options.storage_options,
-            cache_dir=options.cache_dir,
-            cache_limit=options.cache_limit,
-        )
+        self.dataset = dataset_of(location, features=options.features)
         with located(ClipError, file=self.dataset.url):
+            if options.rename is not None:
+                self.dataset = self.dataset.renamed(options.rename)
             self._select(options)
         self._memory = PerProcess(batch_memory)  # as long as this lives
         self._memory.get()
@@ -283,7 +278,7 @@ class ClipSelection:
                 digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
                 for table in (group.page_length, group.page_crc32c):
                     digest.update(np.ascontiguousarray(table[chunks][:, columns], "<u4").data)
-        for number, name in enumerate(sorted(dataset.features)):
+        for number, name in enumerate(sorted(dataset.features, key=dataset.contents.stored_name)):
             gaps = dataset.select([name]).contents.missing_frames()
             gaps = gaps.taken(np.isin(gaps.episode, rows))
             place = np.searchsorted(rows, gaps.episode)
@@ -320,9 +315,10 @@ class ClipSelection:
 
     def _enumerate(self, spec: ClipSpec, uses: _Uses) -> ClipTable:
         """The clips that lack nothing with one of the dilations."""
-        table, pad = self.dataset.contents.episode_table, self.windows.is_padded
+        pads, drop_last = self.windows.pads, self.windows.drop_last
+        make = partial(enumerate_clips, spec, self.dataset.contents.episode_table)
         tables = [
-            [enumerate_clips(spec, table, rows, uses=some, pad=pad) for rows, some in use]
+            [make(rows, uses=some, pads=pads, drop_last=drop_last) for rows, some in use]
             for use in uses
         ]
         found = ClipTable.united([ClipTable.joined(some) for some in tables])

@@ -41,7 +41,7 @@ __all__ = [
     "parse_state",
 ]
 
-_VERSION = 5
+_VERSION = 6
 _MAX_PARTS = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source
 _EPISODES = ("count", "frames", "digest", "dataset")

@@ -61,6 +61,8 @@ def usable_memory(*, root: Path | None = None) -> int:
 
 
 def _allowed() -> int:
+    if not hasattr(os, "sched_getaffinity"):  # macOS
+        return os.cpu_count() or 1
     count: Callable[[], int | None] = getattr(os, "process_cpu_count", None) or (
         lambda: len(os.sched_getaffinity(0))
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -126,7 +126,8 @@ class Contents:
     """What an open dataset consists of, for the rooms of this package.
 
     `manifest` and `index` are as they were when the dataset was opened; `features` are those that
-    are read, and `verify` says whether pages are checked.
+    are read, and `verify` says whether pages are checked. `names` are those that the index has of
+    features that are stored by other ones, by these.
     """
 
     storage: Storage
@@ -134,6 +135,11 @@ class Contents:
     index: Index
     features: Schema
     verify: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def stored_name(self, feature: str) -> str:
+        """The name that a feature is stored by."""
+        return next((old for old, new in self.names.items() if new == feature), feature)
 
     @cached_property
     def chunks(self) -> ChunkReader:
@@ -146,7 +152,8 @@ class Contents:
         """As `Dataset.statistics`."""
         if (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.storage.url)
-        return read_statistics(self.storage, file, self.manifest.schema)
+        found, names = read_statistics(self.storage, file, self.manifest.schema), self.names
+        return Statistics(found.num_frames, {names.get(n, n): one for n, one in found.items()})
 
     @cached_property
     def episode_table(self) -> EpisodeTable:
@@ -199,12 +206,13 @@ class Dataset:
         *,
         features: Sequence[str] | None = None,
         verify: bool = True,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         try:
-            chosen = manifest.schema.select(features)
+            chosen = index.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
-        self.contents = Contents(storage, manifest, index, chosen, verify)
+        self.contents = Contents(storage, manifest, index, chosen, verify, names or {})
 
     @property
     def url(self) -> str:
@@ -219,7 +227,7 @@ class Dataset:
     @property
     def schema(self) -> Schema:
         """All features that are stored, also those that the dataset was not opened with."""
-        return self.contents.manifest.schema
+        return self.contents.index.schema
 
     @property
     def num_frames(self) -> int:
@@ -256,7 +264,31 @@ class Dataset:
     def select(self, features: Sequence[str] | None) -> Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""
         of = self.contents
-        return Dataset(of.storage, of.manifest, of.index, features=features, verify=of.verify)
+        return Dataset(
+            of.storage, of.manifest, of.index, features=features, verify=of.verify, names=of.names
+        )
+
+    def renamed(self, names: Mapping[str, str]) -> Dataset:
+        """The same dataset with other names of some features, by those that they have here.
+
+        Raises `SchemaError` for a feature that is not there, and a name that is no name, or taken.
+        """
+        of, schema = self.contents, self.contents.index.schema.kept
+        schema.select([*names])
+        taken = {*names.values()} & (schema.keys() - names.keys())
+        if wrong := [name for name in names.values() if name in taken or name.startswith("~")]:
+            raise SchemaError(
+                "a feature cannot have this name",
+                file=self.url,
+                expected="a name that no feature has; or another one for that feature, too",
+                got=", ".join(wrong),
+            )
+        features = [names.get(name, name) for name in self.features]
+        stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
+        index = of.index.renamed(names)
+        return Dataset(
+            of.storage, of.manifest, index, features=features, verify=of.verify, names=stored
+        )
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
@@ -279,7 +311,7 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         of = self.contents
-        return _reopen, (of.storage, of.manifest, list(of.features), of.verify)
+        return _reopen, (of.storage, of.manifest, list(of.features), of.verify, of.names)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -330,6 +362,14 @@ class Episodes(Mapping[str, "Episode"]):
         return f"Episodes({len(self)} of {self._contents.storage.url!r})"
 
 
-def _reopen(storage: Storage, manifest: Manifest, features: list[str], verify: bool) -> Dataset:
+def _reopen(
+    storage: Storage,
+    manifest: Manifest,
+    features: list[str],
+    verify: bool,
+    names: Mapping[str, str],
+) -> Dataset:
     """A dataset in another process; its index has been verified in the first."""
-    return Dataset(storage, *load_version(storage, manifest), features=features, verify=verify)
+    manifest, index = load_version(storage, manifest)
+    index = index.renamed(names)
+    return Dataset(storage, manifest, index, features=features, verify=verify, names=names)

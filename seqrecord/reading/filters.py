@@ -33,9 +33,16 @@ class EpisodeFacts(dict[str, Any]):
         self.split = None if split == NO_SPLIT else splits[split]
 
 
-EpisodeFilter: TypeAlias = "str | Sequence[str] | Callable[[EpisodeFacts], bool] | None"
-"""Episodes by a glob on keys, by keys, by a function of an episode's metadata, key and length;
-`None` for all."""
+EpisodeFilter: TypeAlias = (
+    "str | Sequence[str] | Sequence[int] | Callable[[EpisodeFacts], bool] | None"
+)
+"""Episodes by a glob on keys, by keys, by numbers in the dataset's order, by a function of an
+episode's metadata, key and length; `None` for all."""
+
+
+def is_number(value: object) -> bool:
+    """Whether this may be the number of an episode: an integer, and no truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def find_episodes(
@@ -68,15 +75,19 @@ def find_episodes(
     elif callable(episodes):
         numbers = (i for i in numbers if episodes(EpisodeFacts(index, splits, i)))
     elif episodes is not None:
-        unknown = [key for key in episodes if key not in index.positions]
+        given: list[Any] = list(episodes)
+        by_number = bool(given) and all(map(is_number, given))
+        known: Any = range(len(index.num_frames)) if by_number else index.positions
+        unknown = [one for one in given if one not in known]
         if unknown:
+            keys = f"the keys of {shown_keys(index)}"
             raise ClipError(
                 "no such episode",
                 file=url,
-                expected=f"the keys of {shown_keys(index)}",
-                got=", ".join(unknown[:10]),
+                expected=f"numbers of 0 to {len(known) - 1}" if by_number else keys,
+                got=", ".join(map(repr_of if by_number else str, unknown[:10])),
             )
-        numbers = sorted({index.positions[key] for key in episodes})
+        numbers = sorted({int(one) if by_number else known[one] for one in given})
     found = np.fromiter(numbers, np.int64)
     found = found[inside[found]]
     if not len(found):

@@ -21,7 +21,7 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.lazy import required
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.files import first_line, is_file, on_disk, open_file, size_of
-from seqrecord.sources.originals import find_files, key_of, natural_order
+from seqrecord.sources.originals import by_key, find_files, key_of, natural_order
 
 if TYPE_CHECKING:
     import sqlite3
@@ -129,9 +129,7 @@ def find_recordings(root: Path) -> list[Recording]:
         Recording(key_of(place, root, ending=place in folders), tuple(files))
         for place, files in found.items()
     ]
-    names = [recording.key for recording in recordings]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError("two recordings of one name", file=str(root), got=", ".join(twice))
+    by_key((recording.key, recording.paths[0]) for recording in recordings)  # no two of one
     return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 

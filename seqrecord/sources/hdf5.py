@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.processes.forks import cached_property
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
@@ -28,8 +27,8 @@ from seqrecord.sources.hdf5_files import (
 )
 from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
 from seqrecord.sources.images import image_format
-from seqrecord.sources.originals import Originals, find_files, has_file, key_of
-from seqrecord.sources.specs import check_spec, chosen_schema, feature_spec, kind_of, text_spec
+from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
+from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 
@@ -39,7 +38,7 @@ _ORDERS = ("rgb", "bgr")
 
 
 @dataclass(frozen=True)
-class Hdf5(Originals):
+class Hdf5(ScannedSource):
     """HDF5 files as a source: a folder of them, at any depth, or one file.
 
     The layout of each file is found in it: ALOHA's, robomimic's or DROID's (`hdf5_layouts`). With
@@ -60,8 +59,6 @@ class Hdf5(Originals):
     the JPEGs' channels are: `rgb`, as JPEG defines it, or `bgr`. ALOHA's recorder gives RGB to
     OpenCV, which takes it for BGR, so for ALOHA `bgr` is the default, by which the frames are what
     ALOHA's own reader gives. With `keep_encoded` RGB images stay encoded, unless they are `bgr`.
-
-    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
     map: Mapping[str, str] | None = None
@@ -78,12 +75,6 @@ class Hdf5(Originals):
     def exists(self) -> bool:
         """Whether there is a file with the ending `.hdf5` or `.h5`."""
         return has_file(self.path, is_hdf5_name)
-
-    def schema(self) -> Schema:
-        return self._probed[0]
-
-    def episodes(self) -> Sequence[EpisodeInfo]:
-        return self._probed[1]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with self._opened(info) as (one, path):
@@ -110,52 +101,37 @@ class Hdf5(Originals):
         with located(SourceError, episode=info.key), open_hdf5(path) as file:
             yield read_episode(file, path, str(info.metadata.get("group", "/")), self.map), path
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if "_probed" in state:
-            state["_probed"] = (state["_probed"][0], ())  # a worker gets its episodes one by one
-        return state
-
     @property
     def _folder(self) -> Path:
         root = self.path
         return root.parent if is_file(root) else root
 
-    @cached_property
-    def _probed(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
-        root = self.path
-        paths = find_files(root, is_hdf5_name)
+    def scan(self, found: Scan) -> None:
+        paths = find_files(self.path, is_hdf5_name)
         if not paths:
-            raise SourceError("no HDF5 file found", file=str(root), expected="*.hdf5 or *.h5")
-        found: list[FeatureSpec] = []
-        offered: dict[str, None] = {}
-        episodes: list[EpisodeInfo] = []
-        first_error: SourceError | None = None
+            raise SourceError("no HDF5 file found", file=str(self.root), expected="*.hdf5 or *.h5")
         for path in paths:
-            known = len(episodes)
+            known = len(found.episodes)
             try:
                 with open_hdf5(path) as file:
                     for group in groups(file):
                         key, metadata = self._place(path, group)
-                        episodes.append(EpisodeInfo(key, 0, metadata))
+                        found.episodes.append(EpisodeInfo(key, 0, metadata))
                         one = read_episode(file, path, group, self.map)
-                        offered |= dict.fromkeys(one.stored)
-                        found += list(self._specs(one, path))
+                        found.offered |= dict.fromkeys(one.stored)
+                        found.specs += self._specs(one, path)
                         told = {**one.metadata, **metadata}
                         if one.left_out:
                             told["left_out"] = [text_of(name) for name in one.left_out]
-                        episodes[-1] = EpisodeInfo(key, _num_frames(one), told, one.fps)
-                        offered |= dict.fromkeys(one.videos)
-                        found += self._video_specs(one, {spec.name for spec in found})
+                        found.episodes[-1] = EpisodeInfo(key, _num_frames(one), told, one.fps)
+                        found.offered |= dict.fromkeys(one.videos)
+                        found.specs += self._video_specs(one, {spec.name for spec in found.specs})
             except SourceError as error:  # `frames` says what is wrong
-                if len(episodes) == known:
+                if len(found.episodes) == known:
                     key, metadata = self._place(path, "/")
-                    episodes.append(EpisodeInfo(key, 0, metadata))
-                error.located(episode=episodes[-1].key)
-                first_error = first_error or error
-        if not found and first_error:
-            raise first_error
-        return chosen_schema(found, self.features, root, offered), episodes
+                    found.episodes.append(EpisodeInfo(key, 0, metadata))
+                error.located(episode=found.episodes[-1].key)
+                found.first_error = found.first_error or error
 
     def _place(self, path: Path, group: str) -> tuple[str, dict[str, Any]]:
         """An episode's key, and in its metadata what `frames` finds it by."""

@@ -16,7 +16,7 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
 from seqrecord.sources.images import load_imagecodecs
-from seqrecord.sources.originals import Originals
+from seqrecord.sources.originals import FirstError, Originals
 from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
@@ -169,18 +169,15 @@ class TartanAir(Originals):
 
     def _find_size(self, layout: Layout) -> Size | None:
         """From the first trajectory whose first file of any kind has a sound header."""
-        first_error: SourceError | None = None
+        errors = FirstError()
         for trajectory in self._trajectories:
             for files in trajectory.pixels if trajectory.layout is layout else ():
                 folder = trajectory.path / files.folder
-                try:
+                with errors.skipped(episode=trajectory.key):
                     for name in list_frames(folder, [files])[0].values():
                         return files.size(folder / name)
-                except SourceError as error:
-                    error.located(episode=trajectory.key)
-                    first_error = first_error or error
-        if first_error:
-            raise first_error
+        if errors.first:
+            raise errors.first
         return None
 
     def _imu_dtype(self, layout: Layout, file: str) -> np.dtype[Any] | None:

@@ -349,7 +349,7 @@ class _Spool:
         )
 
 
-class _Part(NamedTuple):
+class _PartFile(NamedTuple):
     """Bytes `start` to `stop` of the upload, which begin at `offset` of the file `path`."""
 
     path: str
@@ -382,10 +382,10 @@ def unfinished_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
         name, _, number = file.path.removeprefix(prefix).partition("/")
         if file.path.startswith(prefix) and _NUMBER.fullmatch(number):
             found.setdefault(f"{folder}/{name}", {})[int(number)] = file
-    return [_Parts(path, parts, store) for path, parts in sorted(found.items())]
+    return [_UnfinishedUpload(path, parts, store) for path, parts in sorted(found.items())]
 
 
-class _Parts:
+class _UnfinishedUpload:
     """An `Unfinished` upload, of its parts by number. Of those, the unbroken run from 0 counts."""
 
     def __init__(self, path: str, files: dict[int, FileInfo], store: WholeFiles) -> None:
@@ -420,9 +420,9 @@ class _Parts:
             self._store.remove_part(self._files[number].path)
 
     @cached_property
-    def _run(self) -> list[_Part]:
+    def _run(self) -> list[_PartFile]:
         """Read and checked once; together its parts hold each byte once, up to the last's end."""
-        run: list[_Part] = []
+        run: list[_PartFile] = []
         for number in range(len(self._files)):
             part = _read(self._store, self._files.get(number))
             if part is None or part.start > (run[-1].stop if run else 0):
@@ -431,7 +431,7 @@ class _Parts:
         return run
 
 
-def _read(store: WholeFiles, file: FileInfo | None) -> _Part | None:
+def _read(store: WholeFiles, file: FileInfo | None) -> _PartFile | None:
     """The part that a file holds, if it is a whole one."""
     if file is None or file.size > _MOST_BYTES:
         return None
@@ -448,10 +448,10 @@ def _read(store: WholeFiles, file: FileInfo | None) -> _Part | None:
             notes.append((size, bytes(data[at - length : at])))
     except (NotFoundError, struct.error):  # its writer has finished the file, or it is cut
         return None
-    return _Part(file.path, at, start, stop, notes) if stop - start == len(data) - at else None
+    return _PartFile(file.path, at, start, stop, notes) if stop - start == len(data) - at else None
 
 
-def _cut(part: _Part, end: int) -> _Part:
+def _cut(part: _PartFile, end: int) -> _PartFile:
     """The part without what lies at `end` and after it."""
     if part.stop <= end:
         return part

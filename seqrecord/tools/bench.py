@@ -5,6 +5,7 @@ An epoch runs as a training would, and each part of each step is timed.
 
 from __future__ import annotations
 
+import platform
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ __all__ = ["BenchOptions", "BenchReport", "StepTimes", "advise", "bench", "measu
 
 _SETTINGS = (  # that a report names
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
-    *("memory_limit", "device", "num_threads", "consumer_seconds"),
+    *("memory_limit", "device", "consumer_seconds"),
 )
 _FEW_BATCHES = 10
 _BURSTS = 3  # times the median wait that the mean wait is
@@ -102,6 +103,7 @@ def measure(
     settings = {name: getattr(options, name) for name in _SETTINGS}
     settings["stride"] = options.spec.stride
     settings["device"] = options.device and str(options.device)
+    settings["num_threads"] = options.tuning.num_threads
     return _report(stream, steps, settings, open_seconds)
 
 
@@ -193,10 +195,12 @@ def _nbytes(values: Sequence[Any]) -> int:
 
 def _peak_memory() -> int:
     """Bytes. Linux gives a process the `ru_maxrss` of the one that started it, so that is last."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
 from seqrecord.lazy import required
-from seqrecord.writing.convert_jobs import Job, StoppedError, Written, write_copy
-from seqrecord.writing.convert_workers import Workers
+from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
 
 __all__ = ["open_cluster"]
 
@@ -61,23 +60,24 @@ def open_cluster(address: str) -> Iterator[Workers]:
         yield cluster
 
 
-class _Progress:
-    """Passes on how many frames a job has written, and stops it when nobody wants it any more."""
+def _written(
+    job: Job, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
+) -> Written:
+    """Do a job on a worker: it reports its frames, and stops when nobody wants it any more."""
+    frames, last = 0, time.monotonic()
 
-    def __init__(self, report: Callable[[int], None], is_wanted: Callable[[], bool]) -> None:
-        self._report, self._is_wanted = report, is_wanted
-        self._frames, self._last = 0, time.monotonic()
-
-    def advance(self, frames: int) -> None:
-        self._frames += frames
-        if time.monotonic() - self._last >= _REPORT_SECONDS:
-            if not self._is_wanted():
+    def advance(count: int) -> None:
+        nonlocal frames, last
+        frames += count
+        if time.monotonic() - last >= _REPORT_SECONDS:
+            if not is_wanted():
                 raise StoppedError("stopped")
-            self.report()
+            report(frames)
+            frames, last = 0, time.monotonic()
 
-    def report(self) -> None:
-        self._report(self._frames)
-        self._frames, self._last = 0, time.monotonic()
+    written = write_copy(job, advance)
+    report(frames)
+    return written
 
 
 # Dask
@@ -124,10 +124,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
         task = worker.state.tasks.get(key)
         return task is not None and task.state == "executing"
 
-    progress = _Progress(lambda frames: worker.log_event(topic, frames), is_wanted)
-    written = write_copy(job, progress.advance)
-    progress.report()
-    return written
+    return _written(job, lambda frames: worker.log_event(topic, frames), is_wanted)
 
 
 # Ray
@@ -187,10 +184,7 @@ def _connected(ray: ModuleType, address: str) -> Any:
 
 
 def _write_on_ray(job: Job, counter: Any) -> Written:
-    progress = _Progress(lambda frames: counter.add.remote(frames), lambda: True)
-    written = write_copy(job, progress.advance)
-    progress.report()
-    return written
+    return _written(job, lambda frames: counter.add.remote(frames))
 
 
 def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseException]) -> None:

@@ -16,8 +16,17 @@ from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.writing.convert_jobs import BadEpisode, Job, Written, cut_in_jobs, frame_work
-from seqrecord.writing.convert_workers import Meter, Progress, given_workers, run_jobs
+from seqrecord.writing.convert_jobs import (
+    BadEpisode,
+    Job,
+    Meter,
+    Progress,
+    Written,
+    cut_in_jobs,
+    frame_work,
+    given_workers,
+    run_jobs,
+)
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.stored_schema import (

@@ -307,11 +307,10 @@ class RecordFiles:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How far the file is: bytes, and rows by group."""
+    """How far the file is: bytes, and rows of each table."""
 
     offset: int
-    chunks: tuple[int, ...]
-    gaps: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 class OpenFile:
@@ -323,9 +322,11 @@ class OpenFile:
         self.upload: Upload = storage.create(f"{RECORDS}/{ordinal:05d}-{self._file_id}.seqrec")
         self.upload.write(encode_header(bytes.fromhex(self._file_id)))
         self._episodes: list[EpisodePart] = []
-        self._chunks: list[list[npt.NDArray[Any]]] = [[] for _ in schema.groups]
-        self._gaps: list[list[npt.NDArray[Any]]] = [[] for _ in schema.groups]
-        self._row_dtypes = [chunk_row(len(g), len(g.variable)) for g in schema.groups]
+        # Tables of the footer: chunks of each group, then gaps of each.
+        self._dtypes = [chunk_row(len(group), len(group.variable)) for group in schema.groups]
+        self._num_groups = len(self._dtypes)
+        self._dtypes += [GAP_ROW] * self._num_groups
+        self._rows: list[list[npt.NDArray[Any]]] = [[] for _ in self._dtypes]
         self._begun = self._noted = self._mark()  # where the last episode begins; the last note
         self._before = self._noted  # and the note before that
         self._num_lags = len(with_lags(schema))
@@ -345,7 +346,8 @@ class OpenFile:
             self._begun = self._noted = self._before = self._mark()
             self._text_bytes += self._text_of(episode)
             self._episodes.append(episode)
-        chunks, gaps = self._chunks[chunk.group], self._gaps[chunk.group]
+        chunks = self._rows[chunk.group]
+        gaps = self._rows[self._num_groups + chunk.group]
         missing = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
         row = chunk.row.copy()
         row["episode"], row["offset"] = len(self._episodes) - 1, self.upload.tell()
@@ -405,9 +407,7 @@ class OpenFile:
         if not is_kept:
             self._text_bytes -= self._text_of(episode)
             del self._episodes[-1]
-        for rows, count in zip(
-            (*self._chunks, *self._gaps), (*back_to.chunks, *back_to.gaps), strict=True
-        ):
+        for rows, count in zip(self._rows, back_to.rows, strict=True):
             self._row_bytes -= sum(row.nbytes for row in rows[count:])
             del rows[count:]
 
@@ -420,7 +420,7 @@ class OpenFile:
         if not self._episodes:
             self.upload.abort()
             return False
-        start = _Mark(0, *((0,) * len(self._chunks),) * 2)
+        start = _Mark(0, (0,) * len(self._rows))
         self.upload.write(encode_footer(self._footer(self._episodes, start)))
         return True
 
@@ -430,19 +430,16 @@ class OpenFile:
         return named + _LAG_BYTES * self._num_lags
 
     def _mark(self) -> _Mark:
-        return _Mark(self.upload.tell(), tuple(map(len, self._chunks)), tuple(map(len, self._gaps)))
+        return _Mark(self.upload.tell(), tuple(map(len, self._rows)))
 
     def _footer(self, episodes: Sequence[EpisodePart], since: _Mark) -> Footer:
         """The rows from a mark on, of these episodes, the last that are here."""
-        chunks = [
-            _concatenated(rows[first:], dtype)
-            for rows, first, dtype in zip(self._chunks, since.chunks, self._row_dtypes, strict=True)
+        tables = [
+            np.concatenate([np.empty(0, dtype), *rows[first:]])
+            for rows, first, dtype in zip(self._rows, since.rows, self._dtypes, strict=True)
         ]
-        gaps = [
-            _concatenated(rows[first:], GAP_ROW)
-            for rows, first in zip(self._gaps, since.gaps, strict=True)
-        ]
-        for rows, missing, first in zip(chunks, gaps, since.chunks, strict=True):
+        chunks, gaps = tables[: self._num_groups], tables[self._num_groups :]
+        for rows, missing, first in zip(chunks, gaps, since.rows, strict=False):
             rows["episode"] -= len(self._episodes) - len(episodes)
             missing["chunk"] -= first
         return Footer(self._schema, self._file_id, tuple(episodes), tuple(chunks), tuple(gaps))
@@ -481,8 +478,3 @@ class _Commit:
 def _commit(upload: Upload, is_over: threading.Event) -> None:
     with unwanted_if(is_over.is_set):
         upload.commit()
-
-
-def _concatenated(rows: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A copy of the rows, joined."""
-    return np.concatenate([np.empty(0, dtype), *rows])

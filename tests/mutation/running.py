@@ -150,7 +150,7 @@ def _run_pytest(tree: Path, tests: Sequence[str], folder: Path, stop: bool, keep
 def _forget_own_modules(tree: Path) -> None:
     """Has the package and its tests imported from the tree, and main run by no spawned process."""
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("tests", "seqrecord", "benchmarks"):
+        if name.partition(".")[0] in ("tests", "seqrecord", "benchmarks", "conftest"):
             del sys.modules[name]
     sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = ["pytest"]

@@ -29,6 +29,7 @@ from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset, file_name
 from benchmarks.tartanair.loaders.registry import all_loaders
+from seqrecord import EngineOptions
 
 __all__ = ["SteppedDataset", "Timeline", "Track", "draw", "naive_timeline", "our_timeline"]
 
@@ -166,7 +167,7 @@ def our_timeline(records: Path, settings: Settings, seconds: float = SECONDS) ->
             stride=settings.stride,
             batch_size=settings.batch_size,
             features=list(settings.features),
-            trace=trace,
+            engine=EngineOptions(trace=trace),
         )
         for _ in range(2):
             for batch in pipe:

@@ -9,9 +9,9 @@ To add one, write a file here with `LOADERS`, a list of `base.Loader`:
   object with `read(clip)`; for frames that come in order, `windows` makes clips of them.
 - What it needs and what it cannot do is said in the other fields.
 
-Packages are imported inside functions. `tests/test_compare_loaders.py` then checks it against the
-original files, and `python -m benchmarks.tartanair.compare` has rows of it.
+Packages are imported inside functions. `benchmarks/tests/test_compare_loaders.py` then
+checks it against the original files, and `python -m benchmarks.tartanair.compare` has rows of it.
 
 The other workloads' loaders are in `benchmarks/audio/loaders` and `benchmarks/rgbd/loaders`, made
-the same way; `tests/test_workloads.py` checks them.
+the same way; `benchmarks/tests/test_workloads.py` checks them.
 """

@@ -30,16 +30,17 @@ def prepare(recordings: Recordings, folder: Path, settings: Settings) -> None:
                     into.append(frame)
 
 
-def records_of(place: Place) -> str:
-    return f"{place.at}/records"
+def records_of(place: Place) -> Any:
+    import seqrecord
+
+    return seqrecord.open(f"{place.at}/records", storage_options=place.options or None)
 
 
-def arguments(place: Place, settings: Settings) -> dict[str, Any]:
+def arguments(settings: Settings) -> dict[str, Any]:
     return {
         "clip_len": settings.clip_len,
         "stride": settings.stride,
         "features": list(settings.features),
-        "storage_options": place.options or None,
     }
 
 
@@ -69,10 +70,10 @@ def open_stream(
 
     buffer: dict[str, Any] = {}
     if settings.shuffle_buffer is not None and settings.shuffle != "off":
-        buffer["shuffle_buffer"] = settings.shuffle_buffer
+        buffer["engine"] = seqrecord.EngineOptions(shuffle_buffer=settings.shuffle_buffer)
     pipe = seqrecord.SeqRecordPipe(
         records_of(place),
-        **arguments(place, settings),
+        **arguments(settings),
         **buffer,
         batch_size=settings.batch_size,
         shuffle=settings.shuffle != "off",
@@ -99,7 +100,7 @@ def open_chain(
 
     shuffled = settings.shuffle != "off"
     pipe: Any = seqrecord.SeqRecordPipe(
-        records_of(place), **arguments(place, settings), shuffle=shuffled, seed=settings.seed
+        records_of(place), **arguments(settings), shuffle=shuffled, seed=settings.seed
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
@@ -114,7 +115,7 @@ def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches
     import seqrecord
 
     return DataLoader(
-        seqrecord.SeqRecordDataset(records_of(place), **arguments(place, settings)),
+        seqrecord.SeqRecordDataset(records_of(place), **arguments(settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
         collate_fn=seqrecord.collate,

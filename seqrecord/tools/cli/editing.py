@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,18 @@ from seqrecord.units import format_size
 
 __all__ = ["edit", "merge"]
 
-_EPISODES = click.argument("episodes", metavar="KEY…|GLOB", nargs=-1, required=True)
+
+def _filter(_ctx: click.Context, _param: click.Parameter, keys: tuple[str, ...]) -> EpisodeFilter:
+    """Keys as they are, or one glob. An episode may have a key that looks like a glob."""
+    if len(keys) == 1 and set(keys[0]) & set("*?["):
+        return keys[0]
+    return list(keys)
+
+
+_PATH = click.argument("path")
+_EPISODES = click.argument(
+    "episodes", metavar="KEY…|GLOB", nargs=-1, required=True, callback=_filter
+)
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
 
 
@@ -45,51 +57,38 @@ def edit() -> None:
 
 
 @edit.command()
-@click.argument("path")
+@_PATH
 @_EPISODES
 @_DRY_RUN
 @common
-def delete(
-    path: str, episodes: tuple[str, ...], dry_run: bool, storage_options: dict[str, Any] | None
-) -> None:
+def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete episodes. `clean` removes the record files of which nothing is left."""
-    chosen = delete_episodes(
-        path, _filter(episodes), dry_run=dry_run, storage_options=storage_options
-    )
-    _say(path, chosen, "deleted", dry_run)
+    _print_keys(path, delete_episodes(path, episodes, **options), "deleted", options)
 
 
 @edit.command()
-@click.argument("path")
+@_PATH
 @_EPISODES
 @_DRY_RUN
 @common
-def keep(
-    path: str, episodes: tuple[str, ...], dry_run: bool, storage_options: dict[str, Any] | None
-) -> None:
+def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
     """Delete all other episodes."""
-    chosen = keep_episodes(
-        path, _filter(episodes), dry_run=dry_run, storage_options=storage_options
-    )
-    _say(path, chosen, "deleted", dry_run)
+    _print_keys(path, keep_episodes(path, episodes, **options), "deleted", options)
 
 
 @edit.command()
-@click.argument("path")
+@_PATH
 @click.argument("old", metavar="KEY")
 @click.argument("new", metavar="NEW_KEY")
 @_DRY_RUN
 @common
-def rename(
-    path: str, old: str, new: str, dry_run: bool, storage_options: dict[str, Any] | None
-) -> None:
+def rename(path: str, old: str, new: str, **options: Any) -> None:
     """Give an episode another key."""
-    chosen = rename_episodes(path, {old: new}, dry_run=dry_run, storage_options=storage_options)
-    _say(path, chosen, "renamed", dry_run)
+    _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
 
 
 @edit.command()
-@click.argument("path")
+@_PATH
 @_EPISODES
 @click.option(
     "--set", "entries", metavar="NAME=VALUE", multiple=True, help="JSON, or else text; repeatable."
@@ -99,11 +98,10 @@ def rename(
 @common
 def relabel(
     path: str,
-    episodes: tuple[str, ...],
+    episodes: EpisodeFilter,
     entries: tuple[str, ...],
     remove: tuple[str, ...],
-    dry_run: bool,
-    storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Change entries of the metadata of episodes; the others stay."""
     wanted: dict[str, Any] = dict.fromkeys(remove)
@@ -116,30 +114,20 @@ def relabel(
         wanted[name] = _value(value)
     if not wanted:
         raise click.UsageError("nothing to change: --set NAME=VALUE or --remove NAME")
-    chosen = relabel_episodes(
-        path, _filter(episodes), wanted, dry_run=dry_run, storage_options=storage_options
-    )
-    _say(path, chosen, "relabelled", dry_run)
+    changed = relabel_episodes(path, episodes, wanted, **options)
+    _print_keys(path, changed, "relabelled", options)
 
 
 @edit.command("split")
-@click.argument("path")
+@_PATH
 @_EPISODES
 @click.option("--name", help="The split; left out: none.")
 @_DRY_RUN
 @common
-def put_in_split(
-    path: str,
-    episodes: tuple[str, ...],
-    name: str | None,
-    dry_run: bool,
-    storage_options: dict[str, Any] | None,
-) -> None:
+def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options: Any) -> None:
     """Put episodes into a split, or into none. `seqrecord split` draws them."""
-    chosen = split_episodes(
-        path, _filter(episodes), name, dry_run=dry_run, storage_options=storage_options
-    )
-    _say(path, chosen, f"put into {name}" if name else "put into no split", dry_run)
+    changed = split_episodes(path, episodes, name, **options)
+    _print_keys(path, changed, f"put into {name}" if name else "put into no split", options)
 
 
 @click.command()
@@ -148,23 +136,15 @@ def put_in_split(
 @click.option("--copy", is_flag=True, help="Copy record files even where they can be linked.")
 @_DRY_RUN
 @common
-def merge(
-    sources: tuple[str, ...],
-    dst: str,
-    copy: bool,
-    dry_run: bool,
-    storage_options: dict[str, Any] | None,
-) -> None:
+def merge(sources: tuple[str, ...], dst: str, copy: bool, **options: Any) -> None:
     """Make a dataset of all episodes of several ones; these stay as they are.
 
     On one disk record files are hard-linked, and so take no more room; elsewhere they are copied,
     in one bucket by the service. Datasets of other schemas are not merged: the error names the
     command that packs them into one.
     """
-    report = merge_datasets(
-        sources, dst, link=not copy, dry_run=dry_run, storage_options=storage_options
-    )
-    would = "would have " if dry_run else ""
+    report = merge_datasets(sources, dst, link=not copy, **options)
+    would = "would have " if options["dry_run"] else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
         f"{counted(report.num_frames, 'frame')} in "
@@ -175,7 +155,7 @@ def merge(
 
 
 @edit.command()
-@click.argument("path")
+@_PATH
 @click.argument("name")
 @click.option("--from", "other", metavar="DATASET", help="Another dataset with the same episodes.")
 @click.option("--feature", help="Its name in the other dataset; by default NAME.")
@@ -190,55 +170,42 @@ def merge(
 @_DRY_RUN
 @common
 def add(
-    path: str,
-    name: str,
-    other: str | None,
-    feature: str | None,
-    files: str | None,
-    codec: str | None,
-    kind: str | None,
-    unit: str | None,
-    dry_run: bool,
-    storage_options: dict[str, Any] | None,
+    path: str, name: str, other: str | None, feature: str | None, files: str | None, **options: Any
 ) -> None:
     """Add a feature: new record files, and those that are there stay as they are."""
     if (other is None) == (files is None):
         raise click.UsageError("where from: --from DATASET, or --files FOLDER or FILE.npz")
     if feature is not None and other is None:
         raise click.UsageError("--feature goes with --from")
-    said: dict[str, Any] = {"kind": kind, "unit": unit, "codec": codec, "dry_run": dry_run}
-    said["storage_options"] = storage_options
     if files is not None:
-        spec = add_feature(path, name, values_of_files(files, name), **said)
+        spec = add_feature(path, name, values_of_files(files, name), **options)
     else:
         assert other is not None
         source = feature or name
-        with opened(other, features=[source], storage_options=storage_options) as dataset:
+        with opened(
+            other, features=[source], storage_options=options["storage_options"]
+        ) as dataset:
             known = dataset.features[source]
-            known = replace(known, codec=()) if codec else spec_of_dataset(dataset, source)
-            spec = add_feature(path, name, values_of_dataset(dataset, source), spec=known, **said)
-    click.echo(f"{parse_location(path).shown}: {spec} {'would be ' if dry_run else ''}added")
+            if options["codec"]:
+                known = replace(known, codec=())
+            else:
+                known = spec_of_dataset(dataset, source)
+            values = values_of_dataset(dataset, source)
+            spec = add_feature(path, name, values, spec=known, **options)
+    would = "would be " if options["dry_run"] else ""
+    click.echo(f"{parse_location(path).shown}: {spec} {would}added")
 
 
 @edit.command()
-@click.argument("path")
+@_PATH
 @click.argument("names", metavar="NAME…", nargs=-1, required=True)
 @_DRY_RUN
 @common
-def drop(
-    path: str, names: tuple[str, ...], dry_run: bool, storage_options: dict[str, Any] | None
-) -> None:
+def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     """Drop features. `clean` removes the record files of which nothing is left."""
-    dropped = drop_features(path, names, dry_run=dry_run, storage_options=storage_options)
-    would = "would be " if dry_run else ""
+    dropped = drop_features(path, names, **options)
+    would = "would be " if options["dry_run"] else ""
     click.echo(f"{parse_location(path).shown}: {', '.join(dropped)} {would}dropped")
-
-
-def _filter(episodes: tuple[str, ...]) -> EpisodeFilter:
-    """Keys as they are, or one glob. An episode may have a key that looks like a glob."""
-    if len(episodes) == 1 and set(episodes[0]) & set("*?["):
-        return episodes[0]
-    return list(episodes)
 
 
 def _value(text: str) -> Any:
@@ -248,8 +215,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _say(path: str, keys: list[str], done: str, dry_run: bool) -> None:
+def _print_keys(path: str, keys: list[str], done: str, options: Mapping[str, Any]) -> None:
     for key in keys:
         click.echo(key)
-    would = "would be " if dry_run else ""
+    would = "would be " if options["dry_run"] else ""
     click.echo(f"{parse_location(path).shown}: {counted(len(keys), 'episode')} {would}{done}")

@@ -24,7 +24,6 @@ __all__ = ["export"]
     "kind",
     type=click.Choice(["frames", "lerobot", "mcap"]),
     default="frames",
-    show_default=True,
     help="Files of one episode; or, of all episodes that KEY fits, a LeRobot dataset (v3.0) or "
     "rosbag2 recordings in MCAP.",
 )

@@ -31,7 +31,11 @@ _MODULES = {
     cls=Commands,
     modules=_MODULES,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context

@@ -107,11 +107,7 @@ __all__ = ["reindex", "write"]
     help="Frames a second, where the originals do not tell.",
 )
 @click.option(
-    "--record-size",
-    type=ByteSize(),
-    default="1GiB",
-    show_default=True,
-    help="Size of a record file.",
+    "--record-size", "record_bytes", type=ByteSize(), default="1GiB", help="Size of a record file."
 )
 @click.option(
     "--no-statistics", is_flag=True, help="Keep no mean, deviation and quantiles of the features."
@@ -123,8 +119,6 @@ def write(
     source_format: str | None,
     dst: str | None,
     codecs: tuple[str, ...],
-    workers: int | None,
-    executor: str | None,
     resume: bool,
     append: bool,
     features: list[str] | None,
@@ -133,13 +127,10 @@ def write(
     places: tuple[str, ...],
     source_options: tuple[str, ...],
     keep_encoded: bool,
-    skip_bad_episodes: bool,
-    chunk_frames: int | None,
-    fps: float | None,
-    record_size: int,
     no_statistics: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Pack original recordings into a dataset."""
     if resume and append:
@@ -181,17 +172,10 @@ def write(
                 destination,
                 codecs=chosen,
                 mode=mode,
-                workers=workers,
-                executor=executor,
-                skip_bad_episodes=skip_bad_episodes,
-                chunk_frames=chunk_frames,
-                fps=fps,
-                record_bytes=record_size,
                 statistics=not no_statistics,
                 progress=show,
-                storage_options=None
-                if is_url(src) and not is_url(destination)
-                else storage_options,
+                storage_options=storage_options if is_url(destination) or not is_url(src) else None,
+                **options,
             )
         except KeyboardInterrupt:
             raise Interrupted(

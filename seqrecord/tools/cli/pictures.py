@@ -17,13 +17,12 @@ __all__ = ["trace", "view"]
 PICTURE = "The picture: .png, .jpg, .webp, .svg or .pdf."
 
 _OF_RERUN = ("save", "every")
-_OF_PICTURES = ("start", "clip_len", "dilation", "columns", "output", "dpi")
+_OF_PICTURES = ("start", "clip_len", "dilation", "max_columns", "output", "dpi")
 
 dots_per_inch = click.option(
     "--dpi",
     type=click.IntRange(10, 1200),
     default=150,
-    show_default=True,
     help="Pixels an inch; a wide picture has 16 inches.",
 )
 
@@ -35,7 +34,6 @@ dots_per_inch = click.option(
     "--start",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     metavar="FRAME",
     help="First frame of the clip.",
 )
@@ -44,18 +42,12 @@ dots_per_inch = click.option(
     type=AT_LEAST_1,
     help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
 )
-@click.option(
-    "--dilation",
-    type=AT_LEAST_1,
-    default=1,
-    show_default=True,
-    help="Frames from one to the next.",
-)
+@click.option("--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next.")
 @click.option(
     "--columns",
+    "max_columns",
     type=AT_LEAST_1,
     default=DEFAULT_CLIP_LEN,
-    show_default=True,
     help="The most frames that are drawn.",
 )
 @feature_names("Names of the features, in this order.")
@@ -67,56 +59,36 @@ dots_per_inch = click.option(
 )
 @click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file, without a screen.")
 @click.option(
-    "--every",
-    type=AT_LEAST_1,
-    default=1,
-    show_default=True,
-    help="With --rerun: of so many frames show one.",
+    "--every", type=AT_LEAST_1, default=1, help="With --rerun: of so many frames show one."
 )
-@click.option("-o", "--output", default="clip.png", show_default=True, metavar="FILE", help=PICTURE)
+@click.option("-o", "--output", default="clip.png", metavar="FILE", help=PICTURE)
 @dots_per_inch
 @common
 @click.pass_context
 def view(
     context: click.Context,
+    /,
     path: str,
     key: str | None,
-    start: int,
-    clip_len: int | None,
-    dilation: int,
-    columns: int,
-    features: list[str] | None,
     rerun: bool,
     save: str | None,
     every: int,
     output: str,
     dpi: int,
-    storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
-    others = _OF_PICTURES if rerun else _OF_RERUN
-    for name in others:
+    for name in _OF_PICTURES if rerun else _OF_RERUN:
         if is_given(context, name):
-            option = name.replace("_", "-")
+            option = name.removeprefix("max_").replace("_", "-")
             raise click.UsageError(f"--{option} {'excludes' if rerun else 'needs'} --rerun")
     if rerun:
-        frames = view_rerun(
-            path, key, every=every, features=features, save=save, storage_options=storage_options
-        )
+        shared = {name: options[name] for name in ("features", "storage_options")}
+        frames = view_rerun(path, key, every=every, save=save, **shared)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
     target, picture_format = picture_file(output)
-    figure = draw_view(
-        path,
-        key,
-        start=start,
-        clip_len=clip_len,
-        dilation=dilation,
-        features=features,
-        max_columns=columns,
-        storage_options=storage_options,
-    )
-    figure.savefig(target, dpi=dpi, format=picture_format)
+    draw_view(path, key, **options).savefig(target, dpi=dpi, format=picture_format)
     click.echo(str(target))
 
 
@@ -129,16 +101,12 @@ def view(
 @click.option("--stop", type=float, metavar="SECONDS", help="[the trace's end]")
 @dots_per_inch
 def trace(
-    files: tuple[str, ...],
-    output: str | None,
-    start: float | None,
-    stop: float | None,
-    dpi: int,
+    files: tuple[str, ...], output: str | None, start: float | None, stop: float | None, dpi: int
 ) -> None:
     """Draw a timeline of traces: when each thread worked or waited. Needs matplotlib.
 
-    FILE was written in training with `trace="epoch.json"`, or by `seqrecord bench --trace`. The
-    files of several processes of one machine can be drawn together.
+    FILE was written in training with `EngineOptions(trace="epoch.json")`, or by `seqrecord bench
+    --trace`. The files of several processes of one machine can be drawn together.
     """
     target, picture_format = picture_file(output or Path(files[0]).with_suffix(".png"))
     figure = draw_timeline(files, start=start, stop=stop)

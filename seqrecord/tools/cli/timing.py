@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import click
 
+from seqrecord.pipes.options import EngineOptions
+from seqrecord.reading.dataset import open_dataset
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
@@ -21,43 +25,28 @@ __all__ = ["bench"]
 
 @click.command()
 @click.argument("path")
+@click.option("--clip-len", type=AT_LEAST_1, default=16, help="Frames of a clip.")
 @click.option(
-    "--clip-len", type=AT_LEAST_1, default=16, show_default=True, help="Frames of a clip."
+    "--stride", type=AT_LEAST_1, default=1, help="Frames from one clip's start to the next."
 )
 @click.option(
-    "--stride",
-    type=AT_LEAST_1,
-    default=1,
-    show_default=True,
-    help="Frames from one clip's start to the next.",
-)
-@click.option(
-    "--dilation",
-    type=AT_LEAST_1,
-    default=1,
-    show_default=True,
-    help="Frames from one to the next in a clip.",
+    "--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next in a clip."
 )
 @feature_names("Names of the features to read.")
-@click.option(
-    "--batch-size", type=AT_LEAST_1, default=4, show_default=True, help="Clips of a batch."
-)
+@click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips of a batch.")
 @click.option(
     "--memory-limit",
     type=ByteSize(),
     help="For frames, batches and reads in flight. [2 GiB, or what mixes batches well]",
 )
 @click.option("--no-shuffle", is_flag=True, help="Read episodes front to back.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order."
-)
-@click.option("--threads", type=AT_LEAST_1, help="Threads. [one for each core]")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the order.")
+@click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option(
     "--consumer-ms",
     type=click.FloatRange(min=0, max=1e6),
     default=0.0,
-    show_default=True,
     help="How long a training step takes; bench sleeps for it.",
 )
 @click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
@@ -71,24 +60,18 @@ __all__ = ["bench"]
 @common
 def bench(
     path: str,
-    clip_len: int,
-    stride: int,
-    dilation: int,
-    features: list[str] | None,
     batch_size: int,
-    memory_limit: int | None,
     no_shuffle: bool,
-    seed: int,
-    threads: int | None,
+    num_threads: int | None,
     device: str,
     consumer_ms: float,
-    max_batches: int | None,
     trace: str | None,
     cache_dir: str | None,
     cache_limit: int | None,
     as_json: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Stream an epoch, print what each step waits for, and what to change first."""
     with ProgressBar("batches", quiet=quiet) as bar:
@@ -96,24 +79,20 @@ def bench(
         def show(done: int, total: int) -> None:
             bar.show(done, total, f"{done * batch_size / max(bar.seconds, 1e-3):.0f} clips/s")
 
-        report = run_bench(
-            path,
-            clip_len=clip_len,
-            stride=stride,
-            dilation=dilation,
-            features=features,
-            shuffle=not no_shuffle,
-            seed=seed,
-            batch_size=batch_size,
-            memory_limit=memory_limit,
-            device=None if device == "cpu" else device,
-            num_threads=threads,
-            consumer_seconds=consumer_ms / 1e3,
-            max_batches=max_batches,
-            trace=trace,
-            progress=show,
-            storage_options=storage_options,
-            cache_dir=cache_dir,
-            cache_limit=cache_limit,
+        begin = perf_counter()
+        dataset = open_dataset(
+            path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
         )
+        opened = perf_counter() - begin
+        report = run_bench(
+            dataset,
+            batch_size=batch_size,
+            shuffle=not no_shuffle,
+            device=None if device == "cpu" else device,
+            consumer_seconds=consumer_ms / 1e3,
+            progress=show,
+            engine=EngineOptions(num_threads=num_threads, trace=trace),
+            **options,
+        )
+    report = replace(report, open_seconds=opened + report.open_seconds)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

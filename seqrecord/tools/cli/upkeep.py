@@ -9,7 +9,7 @@ import click
 
 from seqrecord.edit import RewriteProgress, rewrite_files, split_dataset
 from seqrecord.edit import clean as remove_old
-from seqrecord.edit.rewriting import LEAST_DEAD
+from seqrecord.edit.freeing import LEAST_DEAD
 from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
 from seqrecord.reading.dataset import open_dataset
 from seqrecord.statistics.by_feature import num_channels
@@ -55,14 +55,12 @@ def clear(folder: str, location: str | None) -> None:
     "--older-than",
     type=Duration(),
     default="7d",
-    show_default=True,
     help="Keep files whose writer wrote anything since: 30m, 12h, 7d.",
 )
 @click.option(
     "--min-dead",
     type=click.FloatRange(0, 1, min_open=True),
     default=LEAST_DEAD,
-    show_default=True,
     metavar="SHARE",
     help="Rewrite record files of which at least this share of the bytes was deleted.",
 )
@@ -73,13 +71,13 @@ def clear(folder: str, location: str | None) -> None:
 @click.pass_context
 def clean(
     context: click.Context,
+    /,
     path: str,
     older_than: float,
     min_dead: float,
     no_rewrite: bool,
-    dry_run: bool,
     quiet: bool,
-    storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Free what a dataset does not need: leftovers, and bytes of what was deleted.
 
@@ -89,10 +87,9 @@ def clean(
     """
     if no_rewrite and is_given(context, "min_dead"):
         raise click.UsageError("--min-dead says what is rewritten, and --no-rewrite nothing")
-    shown, would = parse_location(path).shown, "would be " if dry_run else ""
-    removed = remove_old(
-        path, older_than=older_than, dry_run=dry_run, storage_options=storage_options
-    )
+    would = "would be " if options["dry_run"] else ""
+    shown = parse_location(path).shown
+    removed = remove_old(path, older_than=older_than, **options)
     with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
 
         def show(progress: RewriteProgress) -> None:
@@ -101,15 +98,9 @@ def clean(
 
         report = None
         if not no_rewrite:
-            report = rewrite_files(
-                path,
-                least_dead=min_dead,
-                dry_run=dry_run,
-                progress=show,
-                storage_options=storage_options,
-            )
-    if report is not None and report.rewritten and not dry_run:
-        removed += remove_old(path, older_than=older_than, storage_options=storage_options)
+            report = rewrite_files(path, least_dead=min_dead, progress=show, **options)
+    if report is not None and report.rewritten and not options["dry_run"]:
+        removed += remove_old(path, older_than=older_than, **options)
     for name in removed:
         click.echo(name)
     if report is not None and report.rewritten:
@@ -127,21 +118,13 @@ def clean(
 @click.option(
     "--by",
     default="episode",
-    show_default=True,
     metavar="episode|ENTRY",
     help="Draw each episode, or all together whose metadata is equal in this entry.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn.")
+@click.option("--seed", type=int, default=0, help="Of what is drawn.")
 @click.option("--anew", is_flag=True, help="Draw also episodes that are in one of these splits.")
 @common
-def split(
-    path: str,
-    shares: tuple[str, ...],
-    by: str,
-    seed: int,
-    anew: bool,
-    storage_options: dict[str, Any] | None,
-) -> None:
+def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     """Name splits of a dataset: train=0.9 val=0.1. Episodes that are in one of them stay there."""
     wanted = {}
     for text in shares:
@@ -152,9 +135,7 @@ def split(
             wanted[name] = float(share)
         except ValueError:
             raise click.UsageError(f"not a share: {text!r}; write train=0.9") from None
-    found = split_dataset(
-        path, wanted, by=by, seed=seed, anew=anew, storage_options=storage_options
-    )
+    found = split_dataset(path, wanted, **options)
     said = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in found.items())
     click.echo(f"{parse_location(path).shown}: {said}")
 
@@ -165,7 +146,7 @@ def split(
 @click.option(
     "--max-frames", type=AT_LEAST_1, help="Look at about so many frames of each feature. [all]"
 )
-@click.option("--threads", type=AT_LEAST_1, help="Threads. [one for each core]")
+@click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]")
 @click.option("--dry-run", is_flag=True, help="Print them, and leave the dataset as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -173,12 +154,11 @@ def split(
 def stats(
     path: str,
     recompute: bool,
-    max_frames: int | None,
-    threads: int | None,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
+    **options: Any,
 ) -> None:
     """Print mean, deviation, extremes and quantiles of each feature and channel.
 
@@ -187,7 +167,7 @@ def stats(
     with open_dataset(path, storage_options=storage_options) as dataset:
         schema, found = dataset.features, dataset.statistics
         computes = recompute or found.lacking is not None
-        if max_frames is not None and not computes:
+        if options["max_frames"] is not None and not computes:
             raise click.UsageError(
                 "--max-frames says how statistics are computed, and the dataset has some; "
                 "--recompute computes them anew"
@@ -198,18 +178,11 @@ def stats(
                 def show(progress: StatisticsProgress) -> None:
                     bar.show(progress.frames, progress.total_frames, "")
 
+                options["progress"] = show
                 if dry_run:
-                    found = compute_statistics(
-                        dataset, max_frames=max_frames, num_threads=threads, progress=show
-                    )
+                    found = compute_statistics(dataset, **options)
                 else:
-                    found = add_statistics(
-                        path,
-                        max_frames=max_frames,
-                        num_threads=threads,
-                        progress=show,
-                        storage_options=storage_options,
-                    )
+                    found = add_statistics(path, storage_options=storage_options, **options)
     click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
     lacking = [n for n, spec in schema.items() if n not in found and num_channels(spec) is not None]
     if lacking:

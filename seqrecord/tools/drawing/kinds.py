@@ -1,4 +1,4 @@
-"""How a feature is shown: as what, and flow and labels in colours, which matplotlib has not."""
+"""How a feature is shown: as what, and flow in colours, which matplotlib has not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEUTRAL", "Kind", "flow_colours", "kind_of", "kind_of_frames", "label_colours"]
+__all__ = ["NEUTRAL", "Kind", "flow_colours", "kind_of", "kind_of_frames"]
 
 Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "text"]
 
@@ -77,13 +77,6 @@ def flow_colours(flow: Floats, longest: float) -> Colours:
     return result
 
 
-def label_colours(labels: npt.NDArray[Any]) -> Colours:
-    """A colour of its own for each class of 255; 0 is dark, and larger numbers begin again."""
-    numbers = labels.astype(np.int64)
-    colours: Colours = _PALETTE[np.where(numbers == 0, 0, (numbers - 1) % (len(_PALETTE) - 1) + 1)]
-    return colours
-
-
 def _make_wheel() -> npt.NDArray[np.float64]:
     colour = np.array([1.0, 0.0, 0.0])
     wheel = []
@@ -95,32 +88,4 @@ def _make_wheel() -> npt.NDArray[np.float64]:
     return np.array(wheel)
 
 
-def _make_palette() -> Colours:
-    """Hues that turn by the golden angle, in three shades, so that neighbours are far apart."""
-    number = np.arange(255)
-    hue = number * np.pi * (3 - np.sqrt(5)) + 0.5
-    lightness = np.array([0.72, 0.56, 0.86])[number // 3 % 3]
-    chroma = np.array([0.16, 0.15, 0.11])[number // 3 % 3]
-    # OKLab to sRGB, Björn Ottosson: https://bottosson.github.io/posts/oklab/
-    a, b = chroma * np.cos(hue), chroma * np.sin(hue)
-    cone = np.stack(
-        [
-            lightness + 0.3963377774 * a + 0.2158037573 * b,
-            lightness - 0.1055613458 * a - 0.0638541728 * b,
-            lightness - 0.0894841775 * a - 1.2914855480 * b,
-        ]
-    )
-    linear = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    ) @ (cone**3)
-    linear = np.clip(linear, 0, 1).T
-    colours = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return np.concatenate([[[36, 40, 47]], np.round(colours * 255)]).astype(np.uint8)
-
-
 _WHEEL = _make_wheel()
-_PALETTE = _make_palette()

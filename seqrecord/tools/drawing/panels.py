@@ -11,11 +11,11 @@ import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.colors import LogNorm, Normalize, hsv_to_rgb
 from matplotlib.patches import Circle, Patch
 
 from seqrecord.text import number_text
-from seqrecord.tools.drawing.kinds import NEUTRAL, Kind, flow_colours, label_colours
+from seqrecord.tools.drawing.kinds import NEUTRAL, Kind, flow_colours
 from seqrecord.tools.drawing.page import LINE, SMALL, Page, text_width
 
 __all__ = ["LEGEND_WIDTH", "Panel", "make_panel"]
@@ -138,7 +138,7 @@ def _labels(frames: Sequence[Array]) -> Panel:
         room = rows if len(common) <= rows else 2 * rows
         shown = np.sort(common[: room if len(common) <= room else room - 1])
         patches = [
-            Patch(facecolor=_hex(label_colours(value)), edgecolor=LINE, linewidth=0.5)
+            Patch(facecolor=_hex(_label_colours(value)), edgecolor=LINE, linewidth=0.5)
             for value in shown
         ]
         names = [str(int(value)) for value in shown]
@@ -149,7 +149,7 @@ def _labels(frames: Sequence[Array]) -> Panel:
         _draw_legend(axes, patches, names, 1 if len(names) <= rows else 2)
 
     # What is painted by value must not be mixed with its neighbours.
-    images = [label_colours(frame) for frame in frames]
+    images = [_label_colours(frame) for frame in frames]
     return Panel(images, {"interpolation": "nearest"}, legend)
 
 
@@ -164,6 +164,28 @@ def _draw_legend(axes: Axes, patches: Sequence[Patch], names: Sequence[str], col
         labelspacing=0.25,
         fontsize=SMALL,
     )
+
+
+def _make_palette() -> npt.NDArray[np.uint8]:
+    """Hues that turn by the golden angle, in three shades, so that neighbours are far apart."""
+    number = np.arange(255)
+    hue = number * (3 - np.sqrt(5)) / 2 % 1
+    saturation = np.array([0.55, 0.85, 0.45])[number // 3 % 3]
+    value = np.array([0.85, 0.75, 1.0])[number // 3 % 3]
+    colours = np.round(255 * hsv_to_rgb(np.stack([hue, saturation, value], axis=-1)))
+    return np.concatenate([[[36, 40, 47]], colours]).astype(np.uint8)
+
+
+_PALETTE = _make_palette()
+
+
+def _label_colours(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """A colour of its own for each class of 255; 0 is dark, and larger numbers begin again."""
+    numbers = labels.astype(np.int64)
+    colours: npt.NDArray[np.uint8] = _PALETTE[
+        np.where(numbers == 0, 0, (numbers - 1) % (len(_PALETTE) - 1) + 1)
+    ]
+    return colours
 
 
 _PANELS: dict[Kind, Callable[[Sequence[Array]], Panel]] = {

@@ -28,7 +28,6 @@ from benchmarks.tartanair.loaders.base import Loader, Place, Settings
 
 # Other people's loaders leave files open and warn of this and that.
 pytestmark = [
-    pytest.mark.slow,  # of the benchmarks, not of the package
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -68,26 +67,17 @@ def problems(row: tuple[Workload, Loader], works: dict[str, Path], settings: Set
     return check(loader, opened(workload, works), works[workload.name], settings, epochs=2)
 
 
-def test_in_order(row: tuple[Workload, Loader], works: dict[str, Path]) -> None:
-    assert problems(row, works, SETTINGS[row[0].name]) == []
-
-
-@pytest.mark.slow
-def test_shuffled(row: tuple[Workload, Loader], works: dict[str, Path]) -> None:
-    settings = replace(SETTINGS[row[0].name], shuffle=row[1].shuffles[-1])
-    assert problems(row, works, settings) == []
-
-
-@pytest.mark.slow
-def test_clips_apart(row: tuple[Workload, Loader], works: dict[str, Path]) -> None:
-    settings = replace(SETTINGS[row[0].name], stride=2)
-    assert problems(row, works, settings) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", ["off", "buffer", "full"])
-def test_workers(row: tuple[Workload, Loader], works: dict[str, Path], shuffle: str) -> None:
-    settings = replace(SETTINGS[row[0].name], shuffle=shuffle, workers=2)
+@pytest.mark.parametrize(
+    ("shuffle", "changes"),
+    [
+        *(("off", changes) for changes in ({}, {"stride": 2}, {"workers": 2})),
+        *((shuffle, {"workers": n}) for shuffle in ("buffer", "full") for n in (0, 2)),
+    ],
+)
+def test_every_order(
+    row: tuple[Workload, Loader], works: dict[str, Path], shuffle: str, changes: dict[str, Any]
+) -> None:
+    settings = replace(SETTINGS[row[0].name], shuffle=shuffle, **changes)
     if reason := row[1].refuses(settings):
         pytest.skip(reason)
     assert problems(row, works, settings) == []
@@ -192,7 +182,6 @@ def test_lengths_of_recordings(
     assert workload.episodes(num_frames, count) == expected
 
 
-@pytest.mark.slow
 def test_a_row_of_a_workload(works: dict[str, Path]) -> None:
     """In a process of its own, which gets its loaders and recordings by the workload's name."""
     recordings = opened(AUDIO, works)
@@ -230,15 +219,16 @@ def test_a_workload_from_end_to_end(
     assert "| seqrecord | features=audio clip_len=10 stride=10" in capsys.readouterr().out
 
 
-def test_the_published_grid_is_of_tartanair(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("rgbd --grid published", "the published tables are of tartanair"),
+        ("audio --loaders ffcv", "no loader ffcv of audio: original, seqrecord"),
+    ],
+)
+def test_what_a_workload_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
 ) -> None:
     with pytest.raises(SystemExit):
-        command.main([str(tmp_path), "--workload", "rgbd", "--grid", "published"])
-    assert "the published tables are of tartanair" in capsys.readouterr().err
-
-
-def test_a_loader_of_another_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main([str(tmp_path), "--workload", "audio", "--loaders", "ffcv"])
-    assert "no loader ffcv of audio: original, seqrecord" in capsys.readouterr().err
+        command.main([str(tmp_path), "--workload", *options.split()])
+    assert said in capsys.readouterr().err

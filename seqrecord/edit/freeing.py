@@ -1,4 +1,4 @@
-"""Frees what was deleted: record files of which a large share is dead are written anew without it.
+"""Frees what was deleted: rewrites record files of which much is dead, removes what nothing names.
 
 Record files never change. What lives in them is copied page by page, neither decoded nor encoded,
 into new record files; one commit names these in the place of the old ones. The old ones stay until
@@ -7,38 +7,54 @@ into new record files; one commit names these in the place of the old ones. The 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from seqrecord.edit.changes import read_existing
-from seqrecord.errors import ChecksumError, ConflictError, located
-from seqrecord.format import EpisodePart, Footer
-from seqrecord.format.manifest import Manifest
+from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
+from seqrecord.format import RECORDS, EpisodePart, Footer
+from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, Manifest
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
-from seqrecord.reading.metadata import read_edits
+from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.text import counted
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
-from seqrecord.writing.committing import read_dataset
+from seqrecord.writing.committing import Base, commit, read_base, read_dataset
 from seqrecord.writing.edit_files import gathered
-from seqrecord.writing.own_files import new_writer_id
+from seqrecord.writing.own_files import (
+    RetiredFiles,
+    SmallFiles,
+    is_merge_note,
+    is_retired_note,
+    new_writer_id,
+    put_file,
+    retired_files,
+    writer_of,
+)
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
 
-__all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "rewrite_files"]
+__all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "clean", "rewrite_files"]
 
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
+_CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
 _READ_BYTES = 16 << 20  # at once, or one chunk
 _COMMIT_BYTES = 64 << 30
+
+_logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
@@ -104,10 +120,14 @@ def rewrite_files(
     file_bytes, most_bytes = check_sizes(None, record_bytes), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
         _, manifest = read_dataset(storage)
-        deleted = read_edits(storage, manifest.edits).deleted
-        if not deleted and manifest.schema.kept == manifest.schema:
+        if (
+            not read_edits(storage, manifest.edits).deleted
+            and manifest.schema.kept == manifest.schema
+        ):
             return RewriteReport((), (), 0, 0)  # and no footer was read
         dataset = read_existing(storage)
+        manifest = dataset.manifest
+        deleted = read_edits(storage, manifest.edits).deleted
         _, fitting = conformed(list(dataset.footers.items()), manifest.schema, dataset.footers)
         footers = dict(fitting)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
@@ -264,3 +284,138 @@ class _CopiedFiles:
         return (last == part or last.num_frames is None) and self._ends.get(
             group, first_frame
         ) == first_frame
+
+
+def clean(
+    location: str | PathLike[str],
+    *,
+    older_than: float,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Remove record files, unfinished ones, tables and edits that the manifest does not name.
+
+    Episodes that interrupted writers left are lost then: `mode="resume"` would have added
+    them. Only files whose writer has written nothing for `older_than` seconds are removed, and
+    record files of the dataset as it was only when they left it so long ago: until then a reader
+    that had opened it can read on. Times are those that the storage gives: a small file is written
+    there, and removed again, to see what time it is; files with a later time stay, with a warning.
+    Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
+    refused when it commits: so that no resume recovers what is being removed, the manifest is put
+    anew first.
+
+    Raises `DestinationError` where there is no dataset, for then nothing tells what is in use, and
+    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if nobody knows
+    whether the manifest was put anew; then nothing is removed.
+    """
+    with closing(open_storage(location, storage_options)) as storage:
+        base = read_base(storage)
+        if (manifest := base.manifest) is None:
+            raise DestinationError(
+                "no dataset there, so nothing tells what is in use; finish it with resume "
+                "(--resume), or remove the folder",
+                file=storage.url,
+            )
+        notes = retired_files(storage)
+        items = list(_unnamed(storage, manifest))
+        sizes = record_sizes(storage)
+        now = _time_of(storage)  # after all that was listed
+        _warn_of_future(storage, items, now)
+        before = min(now, now - older_than)
+        old = _old(manifest, items, before, notes)
+        gone = {item.path for item in old}
+        there = {*base.files, *sizes} - gone
+        done = [n.path for n in notes if n.modified <= before and there.isdisjoint(n.files)]
+        if not dry_run:
+            if old:
+                _condemn(storage, base, manifest, gone)
+            for item in old:
+                item.remove()
+            for path in done:
+                storage.remove(path)
+        return sorted({*gone, *done})
+
+
+@dataclass(frozen=True)
+class _Item:
+    path: str
+    modified: float
+    remove: Callable[[], None]
+
+
+def _time_of(storage: Storage) -> float:
+    """The storage's time: that of a file that is written for it, and removed again."""
+    path = f"{RECORDS}/{new_writer_id()}.clock"
+    try:
+        put_file(storage, path, b"clean asks what time it is\n")
+        for file in storage.files(RECORDS):
+            if file.path == path:
+                return file.modified
+    finally:
+        storage.remove(path)
+    raise ConflictError(
+        "another clean is at work; nothing was removed: try again", file=storage.url
+    )
+
+
+def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> None:
+    if late := [item for item in items if item.modified > now]:
+        _logger.warning(
+            "%s: %s with a time after the storage's own are not removed: %s%s",
+            *(storage.url, counted(len(late), "file")),
+            ", ".join(f"{item.path} ({item.modified - now:,.0f} s after)" for item in late[:3]),
+            ", …" if len(late) > 3 else "",
+        )
+
+
+def _old(
+    manifest: Manifest, items: Sequence[_Item], before: float, notes: Sequence[RetiredFiles]
+) -> list[_Item]:
+    """All that is not named, of writers of whom nothing is newer; and what was condemned before.
+
+    What left the dataset later than `before`, by the notes, is not among it.
+    """
+    recent = {path for note in notes if note.modified > before for path in note.files}
+    last: dict[str, float] = {}
+    for item in items:
+        writer = writer_of(item.path) or item.path
+        last[writer] = max(item.modified, last.get(writer, item.modified))
+    return [
+        item
+        for item in items
+        if item.path in manifest.removed
+        or (last[writer_of(item.path) or item.path] <= before and item.path not in recent)
+    ]
+
+
+def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
+    named = {file.path for file in manifest.record_files}
+    named |= {file.path for file in manifest.small_files}
+    for folder in (RECORDS, INDEX, EDITS):
+        for upload in storage.unfinished(folder):  # of a file that is finished, too
+            if _is_ours(upload.path) or is_retired_note(upload.path):
+                yield _Item(upload.path, upload.modified, upload.remove)
+        for file in storage.files(folder):
+            if file.path not in named and _is_ours(file.path):
+                yield _Item(file.path, file.modified, partial(storage.remove, file.path))
+
+
+def _is_ours(path: str) -> bool:
+    is_clock = _CLOCK.fullmatch(path) is not None
+    return FILE_PATH.fullmatch(path) is not None or is_merge_note(path) or is_clock
+
+
+def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
+    """Let the manifest say what is removed, so that nobody who began before can commit it."""
+    unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
+    removed = unnamed.union(manifest.removed)
+    if removed == set(manifest.removed):
+        return
+    try:
+        changed = replace(manifest, removed=tuple(sorted(removed)))
+        commit(SmallFiles(storage), base, changed)
+    except ConflictError as error:
+        raise ConflictError(
+            "another writer committed at this moment; nothing was removed: try again",
+            file=storage.url,
+        ) from error

@@ -16,8 +16,6 @@ from benchmarks.tartanair import order_training
 from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, spread, table
 from benchmarks.tartanair.order_training import ORDERS, Setup, finished, main, prepare
 
-pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
-
 SETUP = Setup(scenes=2, frames=16, epochs=2, buffer=4)
 TINY = ["--scenes", "2", "--frames", "16", "--epochs", "1", "--buffer", "4", "--seeds", "2"]
 

@@ -20,7 +20,6 @@ from benchmarks.tartanair.loaders.registry import all_loaders
 
 # Other people's loaders leave files open and warn of this and that.
 pytestmark = [
-    pytest.mark.slow,  # of the benchmarks, not of the package
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -61,12 +60,6 @@ def test_every_order(loader: Loader, tree: Tree, work: Path, shuffle: str, worke
     if reason := loader.refuses(settings):
         pytest.skip(reason)
     assert problems(loader, tree, work, settings) == []
-
-
-@pytest.mark.parametrize("codec", ["fast", "balanced", "small"])
-def test_codecs(tree: Tree, work: Path, codec: str) -> None:
-    loader = all_loaders()["seqrecord"]
-    assert check(loader, tree, work, replace(SETTINGS, codec=codec)) == []
 
 
 class Lossy:

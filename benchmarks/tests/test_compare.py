@@ -39,10 +39,8 @@ from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Batch, Loader, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders
-from tests.compare_rows import row
+from benchmarks.tests.compare_rows import row
 from tests.services.process import wait_for
-
-pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
 
 BASE = Settings(clip_len=3, batch_size=2)
 
@@ -121,7 +119,7 @@ def test_a_package_that_is_not_there(tree: Tree) -> None:
     assert refuses(Cell("memmap", BASE), loader, tree) == said
 
 
-@pytest.mark.parametrize("consumer", ["touch", pytest.param("autoencoder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("consumer", ["touch", "autoencoder"])
 def test_a_row(tree: Tree, work: Path, consumer: str) -> None:
     assert "error" not in run_task(task(tree, work, "prepare"), 60)
     result = run_task(task(tree, work, consumer=consumer), 60)
@@ -162,7 +160,6 @@ time.sleep(100)
             time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_a_row_that_fails_says_why(tree: Tree, work: Path) -> None:
     result = run_task(task(tree, work, loader="hdf5x"), 60)
     assert result == {"error": "KeyError: 'hdf5x'"}
@@ -251,6 +248,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "results.json").read_text())
     assert len(saved["rows"]) == 2
     assert saved["episodes"] == [5, 4]
+    assert len(saved["rows"][0]["commit"]) >= 7
     with (tmp_path / "results.csv").open() as file:
         read = list(csv.DictReader(file))
     assert [(r["loader"], r["clips_per_second"]) for r in read] == [("memmap", "4"), ("hdf5", "")]

@@ -81,7 +81,6 @@ def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> Non
     assert np.mean(neighbours) < 0.5
 
 
-@pytest.mark.slow
 def test_prints_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,11 @@
-"""Seconds: a window of a feature in time, which frames a second turn into offsets in frames."""
+"""The windows that users write: `Seconds`, which frames a second turn into offsets in frames, and
+`Latest`, of features that not every frame has."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy.typing as npt
 from seqrecord.clips.grids import IntArray
 from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
+from seqrecord.units import check_integer
 
-__all__ = ["Seconds"]
+__all__ = ["Latest", "Seconds"]
 
 _TOLERANCE = 1e-4  # seconds
 _ROUNDING = 1e-6  # of a step
@@ -184,6 +186,46 @@ class Seconds:
         assert self.every is not None
         count = math.floor((self.last - self.first) / self.every + _ROUNDING) + 1
         return tuple(self.first + i * self.every for i in range(count))
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The newest value at or before each frame of a window: of a feature that not every frame has,
+    such as a GPS that measures once a second, or a text that is written where it changes.
+
+    `<feature>_age`, int64 [T], says how many frames before it was measured, 0 for now.
+    `Latest()` is for the `clip_len` frames of a clip, `Latest([-1, 0])` and
+    `Latest(Seconds(-1, 0))` for those of a window. The frames of the feature's group are held for
+    as many frames as one looks back, so such features should lie in a group of their own, or of
+    small ones (the writer's default). Not with `frame_transform`.
+
+    Raises `ClipError` for an age that is no number of frames, and for another `unknown`.
+
+    Args:
+        window: the frames: offsets from a clip's start, or `Seconds`; by default those that clips
+            have of features without a window.
+        max_age: how many frames old a value may be; of any age by default.
+        unknown: what to do with clips that have frames for which no value is known: before the
+            first one, or where it is too old. `None` leaves them out, and counts them. "zeros"
+            gives them with zeros, empty texts, and an age of -1.
+    """
+
+    window: Iterable[int] | Seconds | None = None
+    _: KW_ONLY
+    max_age: int | None = None
+    unknown: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_age is not None:
+            age = check_integer("max_age of Latest", self.max_age, least=0, most=_FURTHEST - 1)
+            object.__setattr__(self, "max_age", age)
+        one: Any = self.unknown  # an array, perhaps
+        if one is not None and not (isinstance(one, str) and one == "zeros"):
+            raise ClipError(
+                "unknown of Latest is not valid",
+                expected="None or 'zeros'",
+                got=repr_of(one, 100),
+            )
 
 
 def _check_range(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:

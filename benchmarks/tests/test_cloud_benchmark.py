@@ -20,9 +20,7 @@ from benchmarks.tartanair.cloud_table import figures, page, tables
 from tests.services import need_azurite
 from tests.web_server import WebFolder
 
-pytestmark = pytest.mark.slow  # of the benchmarks, not of the package
-
-PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "tartanair"
+PUBLISHED = Path(__file__).parents[1] / "tartanair"
 
 
 def test_the_made_index_opens(tmp_path: Path) -> None:

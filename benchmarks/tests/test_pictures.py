@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 import seqrecord
@@ -13,7 +12,6 @@ from benchmarks.tartanair.pictures import draw
 from seqrecord.sources import open_source
 
 
-@pytest.mark.slow
 def test_the_pictures_of_the_docs(tmp_path: Path) -> None:
     """From what was packed before: rendering takes long, and has tests of its own."""
     generate(tmp_path / "tree", episodes=[40], height=48, width=64)

@@ -34,7 +34,6 @@ def test_bad_mixing_is_noticed() -> None:
     assert found.nbytes <= 2 << 30
 
 
-@pytest.mark.slow
 def test_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     default_mixing.main()
     rows = capsys.readouterr().out.splitlines()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
+import os
 import re
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -58,7 +61,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run each test with one case only")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Processes that are killed leave files behind, and those of other packages do without. They go
+    # with the run. No finalizer removes them, which would run in forked processes too.
+    if not hasattr(config, "workerinput"):
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -136,6 +144,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("large")
     return write_numbered(folder / "records", codecs="raw", shape=LARGE)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of `tests.datasets.write_small`, written once."""
+    from tests.datasets import write_small
+
+    folder = tmp_path_factory.mktemp("small") / "records"
+    write_small(folder)
+    return folder
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])

@@ -95,7 +95,6 @@ def test_errors_hold_no_secrets(
     assert "sig=" not in error
 
 
-@pytest.mark.slow
 def test_secrets_are_taken_out_of_errors(tree: Tree, work: Path) -> None:
     task = task_of("KEY and ?sv=1&sig=SIGNED&se=2", SETTINGS, tree, work)  # no loader's name
     task = replace(task, options={"connection_string": "AccountName=me;AccountKey=KEY;"})

@@ -16,7 +16,7 @@ from benchmarks.lerobot.rows import Setup, rows, trials
 from benchmarks.lerobot.table import best_settings, figures, page
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "benchmarks" / "lerobot" / "stand_in"
 
 LEROBOT = '''
@@ -78,7 +78,6 @@ def lerobot(tmp_path: Path) -> Path:
     return python
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench")]
