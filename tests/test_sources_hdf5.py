@@ -500,3 +500,17 @@ def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int
     assert bad.key == "Sat"
     for text in ("12.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
         assert text in bad.error
+
+
+def test_a_broken_demonstration_hides_no_other_of_its_file(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5", (3, 4, 5), images=False)
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["data/demo_1/obs/outside"] = h5py.ExternalLink("b.hdf5", "/x")
+    source = open_source(tmp_path)
+    assert [(info.key, info.num_frames) for info in source.episodes()] == [
+        *(("a/demo_0", 3), ("a/demo_1", 0), ("a/demo_2", 5))
+    ]
+    with pytest.raises(SourceError, match="a link to another file") as caught:
+        list(source.frames(source.episodes()[1]))
+    assert (caught.value.episode, caught.value.file) == ("a/demo_1", str(tmp_path / "a.hdf5"))
+    assert len(list(source.frames(source.episodes()[2]))) == 5
