@@ -299,11 +299,7 @@ def test_a_large_batch_is_copied_by_several_threads(
 def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: int) -> None:
     """With chunks that are read ahead, where the storage is remote."""
     location: StorageLike = StorageWrapper(LocalStorage(path)) if is_remote else path
-    more = {
-        "engine": EngineOptions(num_threads=num_threads),
-        "memory_limit": 70_000,
-        "stride": stride,
-    }
+    more = {"num_threads": num_threads, "memory_limit": 70_000, "stride": stride}
     pipe = SeqRecordPipe(location, **effective({**BATCH, **more}))
     list(pipe)  # opens the files
     with leaves_nothing():

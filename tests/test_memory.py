@@ -136,12 +136,8 @@ def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> No
 
 def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
     """Without the garbage collector, which would find a cycle some time."""
-    clips: Any = {
-        "clip_len": 5,
-        "features": ["image"],
-        "engine": EngineOptions(num_cursors=3),
-        "batch_size": 9,
-    }
+    clips: Any = {"clip_len": 5, "features": ["image"], "batch_size": 9}
+    clips["engine"] = EngineOptions(num_cursors=3)
     make = partial(SeqRecordPipe, path, **clips)
     limit = least_memory(make)
     pipes = [make(memory_limit=limit) for _ in range(2)]

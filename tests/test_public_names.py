@@ -35,7 +35,7 @@ def found(path: str) -> Any:
 
 
 def test_the_root_is_small() -> None:
-    assert len(seqrecord.__all__) < 52
+    assert len(seqrecord.__all__) < 54
     assert seqrecord.__all__ == sorted(seqrecord.__all__)
     assert set(seqrecord.__all__) <= set(dir(seqrecord))
     with pytest.raises(AttributeError, match="no attribute 'Reader'"):
@@ -89,10 +89,16 @@ def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
         *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),
-        *("select", "splits", "statistics", "url"),
+        *("renamed", "select", "splits", "statistics", "url"),
     }
     text = pydoc.plain(pydoc.render_doc(seqrecord.Dataset))
     for name in public:
         assert re.search(rf"^ \|  {name}\b", text, re.MULTILINE), name
         assert vars(seqrecord.Dataset)[name].__doc__
     assert "contents" not in text
+
+
+@pytest.mark.parametrize("face", [seqrecord.edit, seqrecord.export])
+def test_a_face_lists_its_names_before_they_are_used(face: ModuleType) -> None:
+    assert dir(face) == sorted(face.__all__)
+    assert all(getattr(face, name).__doc__ for name in face.__all__)

@@ -18,10 +18,10 @@ from seqrecord.sampling import (
     Part,
     PlanSettings,
     SequencePlan,
-    frames_left_out,
+    count_unused_frames,
     resident_bounds,
 )
-from seqrecord.sampling.sequences import sequence_settings, sequences_left
+from seqrecord.sampling.sequences import remaining_sequences, sequence_settings
 from tests import test_plan_groups as with_groups
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
@@ -244,7 +244,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         own.update(engine.clips)
     case, chosen = request.case, settings_of(request)
     is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
-    left = sequences_left(case.table, chosen, batches, epoch=request.epoch, stage=0)
+    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, session=0)
     clips = list(zip(*(c.tolist() for c in left.locate(np.arange(len(left)))), strict=True))
     assert clips == sorted(set(clips))
     again = set(clips) & before
@@ -256,7 +256,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         assert set(clips) | before == set(case.clips())
     parts = [Part(index, request.num_parts + 1) for index in range(request.num_parts + 1)]
     rest = [
-        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, part=part, stage=1)
+        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, part=part, session=1)
         for part in parts
     ]
     together = [clip for plan in rest for clip in run(request, plan)[0].clips]
@@ -266,7 +266,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
     assert len(together) == len(clips) + repeated - dropped
     assert set(together) <= set(clips)
     with pytest.raises(StateError, match="more batches than it has"):
-        sequences_left(case.table, chosen, batches * 0 + most + 1, epoch=0, stage=0)
+        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, session=0)
 
 
 @given(with_groups.cases())
@@ -291,7 +291,7 @@ def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
     # Of each sequence for itself: see `frames_left_out`.
     distinct = sum(len({f for clip in s for f in used[clip]}) for s in sequences_of(case))
     total = sum(case.num_frames[episode] for episode in case.selected)
-    found = frames_left_out(case.table, case.episodes.num_frames)
+    found = count_unused_frames(case.table, case.episodes.num_frames)
     assert found == total - distinct
     if spec.dilation == 1 or spec.stride >= spec.span:
         assert found == total - len({f for frames in used.values() for f in frames})
