@@ -10,9 +10,11 @@ from unittest import mock
 
 import pytest
 
-from seqrecord.edit import cleaning
+from seqrecord.edit import freeing
 from seqrecord.errors import ConflictError
-from seqrecord.format.manifest import MANIFEST
+from seqrecord.format.manifest import MANIFEST, read_manifest
+from seqrecord.reading import dataset
+from seqrecord.reading.metadata import load_index
 from seqrecord.storage import Storage
 from seqrecord.writing import committing, own_files
 from tests.simulation.commands import COMMANDS
@@ -79,6 +81,11 @@ def refused_without_a_look(own: Any, base: Any, manifest: Any, error: Exception)
     raise ConflictError("another writer committed first", file=own.storage.url) from error
 
 
+def looked_once(storage: Any) -> Any:
+    manifest = read_manifest(storage)
+    return manifest, load_index(storage, manifest)
+
+
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any], list[str]]] = {
     "a commit on another base": (
         committing,
@@ -100,23 +107,18 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], list[str]]] = {
     ),
     "half a merge is taken": (own_files, "merges", lambda _: set(), ["merge", "resume"]),
     "what is being removed is recovered": (
-        cleaning,
+        freeing,
         "_condemn",
         lambda *_: None,
         ["clean", "only resume"],
     ),
     "clean goes by another clock": (
-        cleaning,
+        freeing,
         "_time_of",
         lambda storage: 1e9 + 1e6,
         ["clean old", "append"],
     ),
-    "a reader does not look again": (
-        committing,
-        "looked_at",
-        lambda storage, look: look(*committing.read_dataset(storage)),
-        ["read", "append", "split"],
-    ),
+    "a reader does not look again": (dataset, "load", looked_once, ["read", "split", "split"]),
 }
 
 

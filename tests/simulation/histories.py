@@ -59,6 +59,7 @@ class Case:
 
     commands: tuple[str, ...]
     begins: tuple[int, ...] = ()  # after how many calls of others each command begins
+    naps: tuple[tuple[int, int, int], ...] = ()  # of which command, after which call, how long
     choices: tuple[int, ...] = ()
     faults: tuple[tuple[str, int, Fault, int], ...] = ()
     jumps: tuple[tuple[int, float], ...] = ()
@@ -106,6 +107,10 @@ def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
     return Case(
         tuple(commands),
         tuple(rng.choice((0, 0, 30, 60)) for _ in commands),
+        tuple(
+            (rng.randrange(len(commands)), rng.randrange(rng.choice((8, 60))), 100)
+            for _ in range(rng.choice((0, 1, 1, 2)))
+        ),
         tuple(choices),
         tuple(_drawn_fault(rng) for _ in range(num_faults)),
         tuple(
@@ -194,9 +199,14 @@ class _Run:
             after=self.after,
         )
         self.manifest = self._manifest()
-        begins = {number: after for number, after in enumerate(self.case.begins)}
+        begins = dict(enumerate(self.case.begins))
         actors = [
-            self.world.add(chr(ord("A") + number), self._doing(name), after=begins.get(number, 0))
+            self.world.add(
+                chr(ord("A") + number),
+                self._doing(name),
+                after=begins.get(number, 0),
+                naps=[(call, wait) for of, call, wait in self.case.naps if of == number],
+            )
             for number, name in enumerate(self.case.commands)
         ]
         self.by_name = dict(zip((actor.name for actor in actors), self.case.commands, strict=True))
@@ -363,7 +373,7 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
         failure = found
         return True
 
-    for name in ("faults", "jumps", "begins", "commands"):
+    for name in ("faults", "jumps", "naps", "begins", "commands"):
         number = 0
         while number < len(items := getattr(failure.case, name)) and len(items) > (
             name == "commands"

@@ -12,7 +12,7 @@ import hashlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -157,6 +157,8 @@ class Actor:
         self.go = threading.Semaphore(0)
         self.call = ("begin", "")
         self.asleep_until = 0  # that many calls were let go on, if anybody else can
+        self.naps: dict[int, int] = {}
+        self.num_calls = 0
         self.outage = 0  # calls that fail from now on
         self.ids = random.Random(name)
         self.issued: list[str] = []  # ids that it has drawn
@@ -194,8 +196,8 @@ class World:
     """Runs actors on a server, one call at a time; `choose(n)` draws from 0 to n - 1.
 
     `faults` says which calls are broken: of which name, or `""` for any, the how many-th, from 0,
-    in which way, and for how many calls of the others the answer takes. `jumps` says by how many seconds the server's clock is moved before which call.
-    `after` is called after each call.
+    in which way, and for how many calls of the others the answer takes. `jumps` says by how many
+    seconds the server's clock is moved before which call. `after` is called after each call.
     """
 
     def __init__(
@@ -217,10 +219,20 @@ class World:
         self.steps: list[Step] = []
         self.baton = threading.Semaphore(0)
 
-    def add(self, name: str, do: Callable[[Client], object], *, after: int = 0) -> Actor:
-        """An actor that begins after so many calls of others."""
+    def add(
+        self,
+        name: str,
+        do: Callable[[Client], object],
+        *,
+        after: int = 0,
+        naps: Iterable[tuple[int, int]] = (),
+    ) -> Actor:
+        """An actor that begins after so many calls of others.
+
+        `naps` are calls of its own, by number, after which it waits for so many calls of others.
+        """
         actor = Actor(self, name, do)
-        actor.asleep_until = after
+        actor.asleep_until, actor.naps = after, dict(naps)
         self.actors.append(actor)
         return actor
 
@@ -283,7 +295,8 @@ class World:
         if fault is None:
             fault, wait = self._faults.get((name, self._counts[name]), nothing)
         self._counts[name] += 1
-        actor.asleep_until = len(self.steps) + wait
+        actor.asleep_until = len(self.steps) + max(wait, actor.naps.get(actor.num_calls, 0))
+        actor.num_calls += 1
         if actor.outage and fault is None and name != "sleep":
             fault, actor.outage = Fault.BUSY, actor.outage - 1
         step = Step(actor.name, name, path, fault)
