@@ -21,7 +21,6 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import ConflictError
 from seqrecord.format.manifest import read_manifest
-from seqrecord.reading.filters import EpisodeFacts
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 
@@ -186,20 +185,6 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
         delete_episodes(tmp_path / "nowhere", ["e0"])
     assert (path / "manifest.json").read_bytes() == text
     assert not (path / "edits").exists()
-
-
-def test_another_writer_at_the_same_time(tmp_path: Path) -> None:
-    path = write(tmp_path / "records", range(3))
-
-    def late(episode: EpisodeFacts) -> bool:
-        if episode.key == "e0":
-            write(path, range(3, 4), mode="append")
-        return episode.key == "e0"
-
-    with pytest.raises(ConflictError, match="another writer"):
-        delete_episodes(path, late)
-    assert content(path).keys() == {"e0", "e1", "e2", "e3"}
-    assert not list((path / "edits").iterdir())
 
 
 def test_the_commands(tmp_path: Path) -> None:

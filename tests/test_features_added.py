@@ -175,27 +175,6 @@ def test_drop(dataset: tuple[Path, Model]) -> None:
     check(path, without(without(left, "x"), "s"))
 
 
-def test_another_writer_at_the_same_time(dataset: tuple[Path, Model]) -> None:
-    path, model = dataset
-    records = {file.name for file in (path / "records").iterdir()}
-    late: Model = {}
-
-    def values(episode: Episode) -> np.ndarray[Any, Any]:
-        if not late:
-            late.update(write(path, {"late": 2}, ["x", "y", "s"], mode="append"))
-            records.update(file.name for file in (path / "records").iterdir())
-        return np.zeros((len(episode), 2))
-
-    with pytest.raises(ConflictError, match="another writer"):
-        add_feature(path, "z", values)
-    # What was written stays for `clean`: nobody can tell who names it by now.
-    assert {file.name for file in (path / "records").iterdir()} > records
-    assert not list((path / "edits").iterdir())
-    clean(path, older_than=0)
-    assert {file.name for file in (path / "records").iterdir()} == records
-    check(path, {**model, **late})
-
-
 def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     writer = SeqRecordWriter(path, codecs="raw", mode="append")

@@ -51,9 +51,7 @@ def given_in(
     """What the parts have given; each plan is checked."""
     found: Clips = Counter()
     for plan in plans:
-        engine = Engine(plan, episodes, spec, tight=False)
-        for work in plan.rounds():
-            engine.run(work)
+        engine = Engine.of(plan, episodes, spec).finish()
         assert len(engine.clips) == plan.num_clips
         found.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
     return found
@@ -149,9 +147,7 @@ def test_clips_that_come_several_times(
         assert not every - (given + left), "lost"
     assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
     # … and its plan does not ask for a frame that is gone.
-    engine = Engine(EpochPlan(rest, episodes, settings, session=1), episodes, spec, tight=False)
-    for work in engine.plan.rounds():
-        engine.run(work)
+    engine = Engine.of(EpochPlan(rest, episodes, settings, session=1), episodes, spec).finish()
     assert Counter(engine.clips) == left
 
 
@@ -167,9 +163,7 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
     session = Session(case.part.count, (min(batches, most),), case.settings)
     for part, plan in zip(parts, plans, strict=True):
         assert plan is not None
-        engine = groups.Engine(part, plan)
-        for work in plan.rounds():
-            engine.run(work)
+        engine = part.engine(plan).finish()
         given.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
     rest = find_remaining(
         case.table, case.episodes, [session], epoch=case.epoch, windows=case.windows
@@ -182,10 +176,7 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
     bounds = resident_bounds(ClipFacts.of(rest, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
-    engine = groups.Engine(case, plan)  # which checks the frames held
-    for work in plan.rounds():
-        engine.run(work)
-    assert len(engine.clips) == plan.num_clips
+    assert len(case.engine(plan).finish().clips) == plan.num_clips
     assert plan.num_clips + plan.num_dropped == rest.num_clips
 
 

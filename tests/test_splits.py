@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit.episodes import deal_episodes, split_dataset
-from seqrecord.errors import ConflictError
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.reading.filters import EpisodeFacts
 from tests.clip_data import LENGTHS, names, write_numbered
@@ -195,17 +194,6 @@ def test_refuses_what_cannot_be_split(tmp_path: Path) -> None:
         split_dataset(path, {"train": 1.0}, by="room")
     with pytest.raises(NotFoundError):
         split_dataset(tmp_path / "nothing", {"train": 1.0})
-
-
-def test_who_commits_second_is_refused_and_leaves_no_edits(tmp_path: Path) -> None:
-    path = write(tmp_path / "records", range(4))
-    with SeqRecordWriter(path, mode="append") as writer:
-        with writer.episode("more", metadata={"scene": 9}) as episode:
-            episode.append({"id": [4]})
-        split_dataset(path, {"train": 1.0})
-        with pytest.raises(ConflictError):
-            writer.close()
-    assert splits_of(path) == dict.fromkeys(("e0", "e1", "e2", "e3"), "train")
 
 
 def test_the_command(tmp_path: Path) -> None:

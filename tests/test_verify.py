@@ -14,6 +14,7 @@ import pytest
 
 import seqrecord
 from seqrecord import FormatError, NotFoundError, SeqRecordWriter, StorageError, reindex, verify
+from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format import Footer, encode_footer
 from seqrecord.format.index import Index
@@ -247,7 +248,7 @@ def _patch_page(dataset: Path, file: Path, start: int) -> None:
     for row in chunks:
         starts = int(row["offset"]) + page_offsets(row["pages"]["length"])
         for place, page in zip(starts.tolist(), row["pages"], strict=False):
-            page["crc32c"] = _crc(data[place : place + int(page["length"])])
+            page["crc32c"] = crc32c(data[place : place + int(page["length"])])
     end = aligned(
         max(
             int(r["offset"]) + int(chunk_bytes(r["pages"]["length"], footer.schema)) for r in chunks
@@ -255,16 +256,6 @@ def _patch_page(dataset: Path, file: Path, start: int) -> None:
     )
     file.write_bytes(data[:end] + encode_footer(dataclasses.replace(footer, chunks=(chunks,))))
     reindex(dataset, created_by="test")
-
-
-def _crc(data: bytes | bytearray) -> int:
-    """CRC32C, bit by bit, RFC 3720."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF
 
 
 def _loaded(dataset: Path) -> tuple[Index, list[Footer]]:

@@ -16,7 +16,6 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import (
     ChecksumError,
     ClipError,
-    ConflictError,
     FormatError,
     FrameError,
     NotFoundError,
@@ -242,20 +241,6 @@ def test_a_file_that_breaks_a_rule_is_refused(
     change_manifest(tmp_path / "d", lambda value: value["statistics"].update(crc32c=crc))
     with seqrecord.open(tmp_path / "d") as reader, pytest.raises(FormatError, match=match):
         _ = reader.statistics
-
-
-def test_another_writer_comes_first(tmp_path: Path) -> None:
-    write(tmp_path / "d", "ab", statistics=False)
-
-    def interfere(_progress: StatisticsProgress) -> None:
-        write(tmp_path / "d", "c", mode="append")
-
-    with pytest.raises(ConflictError):
-        add_statistics(tmp_path / "d", progress=interfere)
-    with seqrecord.open(tmp_path / "d") as reader:
-        assert not reader.statistics
-        assert len(reader.episodes) == 3
-    assert not list((tmp_path / "d" / "index").glob("*.json"))
 
 
 def test_there_is_no_dataset_to_compute_them_for(tmp_path: Path) -> None:

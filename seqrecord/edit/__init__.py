@@ -61,3 +61,6 @@ if not TYPE_CHECKING:
             **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),
         },
     )
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)

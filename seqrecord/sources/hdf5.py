@@ -119,7 +119,7 @@ class Hdf5(ScannedSource):
                         found.episodes.append(EpisodeInfo(key, 0, metadata))
                         one = read_episode(file, path, group, self.map)
                         found.offered |= dict.fromkeys(one.stored)
-                        found.specs += self._specs(one, path)
+                        found.specs += [*self._specs(one, path)]  # all or none
                         told = {**one.metadata, **metadata}
                         if one.left_out:
                             told["left_out"] = [text_of(name) for name in one.left_out]
