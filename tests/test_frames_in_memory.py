@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordStream
+from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordStream
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage
