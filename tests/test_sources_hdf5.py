@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+import seqrecord
 from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
 from seqrecord.sources import Hdf5, Source, open_source
@@ -480,15 +481,29 @@ def test_videos_of_droid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int) -> None:
-    with_video(tmp_path, "Fri", 1, 4)
-    [path] = with_video(tmp_path, "Sat", 2, count)
-    source = Hdf5(tmp_path)
-    with pytest.raises(SourceError) as caught:
-        list(source.videos(source.episodes()[1])["observation.image.wrist"])
-    assert caught.value.facts() == {
-        "file": str(path),
-        "episode": "Sat",
-        "feature": "observation.image.wrist",
-        "expected": 4,
-        "got": count,
-    }
+    for seed, name, frames in ((1, "Fri", 4), (2, "Sat", count)):
+        write_droid(tmp_path / "set" / name, seed)
+        folder = tmp_path / "set" / name / "recordings" / "MP4"
+        folder.mkdir(parents=True)
+        write_video(folder / f"1{seed}.mp4", pictures(frames))
+    source = open_source(tmp_path / "set")
+    report = seqrecord.convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
+    assert report.written == ("Fri",)
+    [bad] = report.bad
+    assert bad.key == "Sat"
+    for text in ("12.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
+        assert text in bad.error
+
+
+def test_a_broken_demonstration_hides_no_other_of_its_file(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5", (3, 4, 5), images=False)
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["data/demo_1/obs/outside"] = h5py.ExternalLink("b.hdf5", "/x")
+    source = open_source(tmp_path)
+    assert [(info.key, info.num_frames) for info in source.episodes()] == [
+        *(("a/demo_0", 3), ("a/demo_1", 0), ("a/demo_2", 5))
+    ]
+    with pytest.raises(SourceError, match="a link to another file") as caught:
+        list(source.frames(source.episodes()[1]))
+    assert (caught.value.episode, caught.value.file) == ("a/demo_1", str(tmp_path / "a.hdf5"))
+    assert len(list(source.frames(source.episodes()[2]))) == 5
