@@ -106,6 +106,7 @@ def test_state_is_json(path: Path) -> None:
                     "reverse": 0.0,
                     "windows": {},
                     "pad": None,
+                    "drop_last_frames": 0,
                     "features": ["flow", "id", "image", "note"],
                     "frame_transform": source["request"]["frame_transform"],
                     "shuffle_buffer": 16,

@@ -20,9 +20,18 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordStream,
     SeqRecordWriter,
+    StateError,
 )
 from seqrecord.errors import SchemaError
-from tests.clip_data import check, digest, names, possible_clips, write_numbered
+from tests.clip_data import (
+    LENGTHS,
+    check,
+    digest,
+    expected_frame,
+    names,
+    possible_clips,
+    write_numbered,
+)
 from tests.storage_doubles import CountingStorage
 from tests.torch_workers import be_worker
 
@@ -117,12 +126,77 @@ def test_every_storable_dtype_becomes_a_tensor(tmp_path: Path) -> None:
         (["set/3", "set/0"], {"set/0", "set/3"}),
         (lambda metadata: metadata["number"] % 2 == 1, {"set/1", "set/3"}),
         (None, {"set/0", "set/1", "set/2", "set/3"}),
+        ([3, 0, 3], {"set/0", "set/3"}),
+        (np.array([1], np.uint8), {"set/1"}),
+        (range(1, 3), {"set/1", "set/2"}),
     ],
-    ids=["glob", "key", "keys", "predicate", "all"],
+    ids=["glob", "key", "keys", "predicate", "all", "numbers", "array", "range"],
 )
 def test_episode_filters(path: Path, episodes: Any, keys: set[str]) -> None:
     pipe = SeqRecordPipe(path, clip_len=2, features=["id"], episodes=episodes)
     assert {clip["episode"] for clip in pipe} == keys
+
+
+@pytest.mark.parametrize("number", [-1, 4, np.int64(-2)])
+def test_numbers_of_no_episode(path: Path, number: int) -> None:
+    with pytest.raises(ClipError, match="no such episode") as caught:
+        SeqRecordPipe(path, clip_len=2, episodes=[0, number])
+    assert caught.value.expected == "numbers of 0 to 3"
+    assert str(int(number)) in str(caught.value.got)
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({}, 1),
+        ({"stride": 3, "rotate_phase": True}, 3),
+        ({"order": "sequences", "batch_size": 2, "equal": False}, 2),
+        ({"order": "sequences", "batch_size": 2, "equal": False, "pad": "edge"}, 2),
+        ({"pad": "after"}, 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("drop", [1, 5])
+def test_no_clip_starts_in_the_last_frames(
+    path: Path, options: dict[str, Any], step: int, drop: int
+) -> None:
+    """Those of all phases together, where they rotate."""
+    pipe = SeqRecordPipe(path, clip_len=2, features=["id"], drop_last_frames=drop, **options)
+    epochs = 3 if "rotate_phase" in options else 1
+    found = []
+    for _ in range(epochs):
+        for clip in pipe:
+            found += names(clip)
+            assert ("id_is_pad" in clip) == ("pad" in options)
+    behind = max(drop, 0 if "pad" in options else 1)
+    assert sorted(found) == [
+        (f"set/{number}", start)
+        for number, length in enumerate(LENGTHS)
+        for start in range(0, length - behind, 1 if epochs > 1 else step)
+    ]
+
+
+@pytest.mark.parametrize(("pad", "first", "last"), [("before", 0, 2), ("after", 1, 0)])
+def test_padding_at_one_end(path: Path, pad: str, first: int, last: int) -> None:
+    windows = {"id": [-1, 0, 2]}
+    for clip in SeqRecordPipe(path, windows=windows, features=["id"], pad=pad, shuffle=False):
+        number, start = int(clip["episode"][4:]), int(clip["start"])
+        asked = [start - 1, start, start + 2]
+        frames = [min(max(frame, 0), LENGTHS[number] - 1) for frame in asked]
+        assert clip["id_is_pad"].tolist() == [a != f for a, f in zip(asked, frames, strict=True)]
+        expected = [expected_frame(number, frame)["id"] for frame in frames]
+        np.testing.assert_array_equal(clip["id"].numpy(), np.stack(expected))
+        assert first <= start < LENGTHS[number] - last
+    pipe = SeqRecordPipe(path, windows=windows, features=["id"], pad=pad)
+    assert pipe.num_clips == sum(length - first - last for length in LENGTHS)
+
+
+def test_other_ends_are_another_order(path: Path) -> None:
+    options: dict[str, Any] = {"clip_len": 2, "features": ["id"]}
+    state = SeqRecordPipe(path, **options, pad="before").state_dict()
+    for other in ({"pad": "edge"}, {"pad": "before", "drop_last_frames": 1}):
+        with pytest.raises(StateError, match=r"settings: (pad|drop_last_frames)"):
+            SeqRecordPipe(path, **options, **other).load_state_dict(state)
 
 
 def test_features_come_in_the_order_asked_for(path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+import seqrecord
 from seqrecord import (
     ClipError,
     Seconds,
@@ -142,7 +143,8 @@ def test_clips_inside_their_episodes(path: Path) -> None:
 
 def test_resumes_and_works_in_workers(path: Path) -> None:
     windows = {"imu": Seconds(0, 0.4, every=0.1, by="time", tolerance=0.2, beyond="pad")}
-    options: dict[str, Any] = {"windows": windows, "pad": "edge", "batch_size": 8, "num_cursors": 8}
+    options: dict[str, Any] = {"windows": windows, "pad": "edge", "batch_size": 8}
+    options["engine"] = seqrecord.EngineOptions(num_cursors=8)
     check_resume(lambda: SeqRecordPipe(path, **options), num_epochs=2)
     stream = SeqRecordStream(path, **options)
     batches = list(DataLoader(stream, batch_size=None, num_workers=1))

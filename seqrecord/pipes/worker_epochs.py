@@ -85,7 +85,7 @@ class SharedEpochs:
     def allot(self, group: int) -> None:
         """Give the next epoch to the first turn of a group, unless it has one."""
         with self._changed() as record:
-            _turn(record, group, 1)
+            _epoch_of(record, group, 1)
 
     def begin(
         self, group: int | None, number: int, told: int | None = None, loaded: object = None
@@ -105,7 +105,7 @@ class SharedEpochs:
                 got="a process that something else has started",
             )
         with self._changed() as record:
-            turn = _turn(record, group, number)
+            turn = _epoch_of(record, group, number)
             if turn["told"] is None:
                 turn["told"] = told is not None
                 if told is not None:
@@ -141,7 +141,7 @@ class SharedEpochs:
         os.pwrite(self._file, _PLACE.pack(place, len(text)), 0)
 
 
-def _turn(record: dict[str, Any], group: int, number: int) -> dict[str, Any]:
+def _epoch_of(record: dict[str, Any], group: int, number: int) -> dict[str, Any]:
     """A turn of a group; a new one is of the next epoch."""
     turns: list[dict[str, Any]] = record["turns"]
     for turn in turns:
