@@ -14,7 +14,7 @@ OWN := layers or docs or messages or code_lines or mutation or interleaved or ki
 	or hostile or fuzz or mix or subclasses or leftovers or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -106,6 +106,9 @@ test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowe
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests
+
+simulate: $(INSTALLED) ## Run 100,000 histories of commands whose calls are interleaved and broken; ARGS='--first 100000'
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 mutants: $(INSTALLED) ## Count which small changes of the code no fast test notices; ARGS='--to tests/mutation' and so on
 	$(BIN)/python -m tests.mutation $(ARGS)

@@ -267,7 +267,7 @@ _SOURCES: list[Server] = []
 def merge(where: Any, actor: str, history: History) -> None:
     for number in range(2):
         history.written[f"m{number}"] = frames(ord("m") + number)
-    merge_datasets([Client(None, None, server) for server in _SOURCES], where)  # type: ignore
+    merge_datasets([Client(None, None, server) for server in _SOURCES], where)
 
 
 def _make_sources() -> None:
@@ -354,7 +354,7 @@ def storage_of(client: Client, actor: Actor) -> Any:
     retrier = Retrier(
         DEADLINE, clock=lambda: actor.world.server.clock, sleep=sleep, draw=lambda: 0.5
     )
-    return RetryingStorage(client, requests_per_second=math.inf, retrier=retrier)  # type: ignore
+    return RetryingStorage(client, requests_per_second=math.inf, retrier=retrier)
 
 
 def empty(**options: Any) -> tuple[Server, History]:

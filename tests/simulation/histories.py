@@ -239,7 +239,7 @@ class _Run:
 
     def _manifest(self) -> bytes | None:
         file = self.server.files.get(MANIFEST)
-        return file and file.data
+        return None if file is None else file.data
 
     @property
     def _may_remove(self) -> bool:
@@ -270,10 +270,12 @@ class _Run:
             assert self.manifest is None, "the manifest is gone"
             return
         manifest = read_manifest(self.view)
-        for file in (*manifest.record_files, *manifest.small_files):
-            there = self.server.files.get(file.path)
-            assert there is not None, f"{step}: {file.path} is gone, which the manifest names"
-            assert len(there.data) == file.size, f"{step}: {file.path} has another length"
+        sizes = {file.path: file.size for file in manifest.record_files}
+        sizes |= {file.path: file.size for file in manifest.small_files}
+        for path, size in sizes.items():
+            there = self.server.files.get(path)
+            assert there is not None, f"{step}: {path} is gone, which the manifest names"
+            assert len(there.data) == size, f"{step}: {path} has another length"
         if now == self.manifest:
             return
         self.manifest = now
@@ -375,10 +377,10 @@ def shrunk(failure: BrokenPromiseError, most_runs: int = 400) -> BrokenPromiseEr
 
     for name in ("faults", "jumps", "naps", "begins", "commands"):
         number = 0
-        while number < len(items := getattr(failure.case, name)) and len(items) > (
-            name == "commands"
-        ):
-            number += not better(replace(failure.case, **{name: _without(items, number, 1)}))
+        least = 1 if name == "commands" else 0
+        while least < len(items := getattr(failure.case, name)) > number:
+            fewer: dict[str, Any] = {name: _without(items, number, 1)}
+            number += not better(replace(failure.case, **fewer))
     length = len(failure.case.choices)
     while length:
         at = 0
