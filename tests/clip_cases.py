@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,15 @@ def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> Epi
     lengths, sizes = np.array(num_frames, np.int64), np.array(chunk_frames, np.int64)
     chunks = -(-lengths // sizes)
     return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
+
+
+def grid_of(chunks: Sequence[Sequence[int]], group: int = 0) -> ChunkGrid:
+    """From the lengths of all chunks of each episode, as an index tells them."""
+    count = np.array([len(lengths) for lengths in chunks])
+    begins = [begin for lengths in chunks for begin in [0, *accumulate(lengths)][:-1]]
+    num_frames = np.array([sum(lengths) for lengths in chunks])
+    first_frame = np.array(begins, np.uint32)
+    return ChunkGrid.of(num_frames, np.cumsum(count) - count, first_frame, group=group)
 
 
 def bitmaps(

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from seqrecord import ClipError, EngineOptions, Latest, SeqRecordStream, SeqRecordWriter
+from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.epochs import share_all
 from seqrecord.writing.stored_schema import Codecs
 
@@ -34,6 +35,7 @@ __all__ = [
     "digest",
     "effective",
     "expected_frame",
+    "least_memory",
     "leaves_nothing",
     "names",
     "possible_clips",
@@ -155,6 +157,13 @@ def with_latest(options: Mapping[str, Any]) -> dict[str, Any]:
         age = known[name] if isinstance(known, dict) else None
         windows[name] = Latest(windows.get(name), max_age=age, unknown=unknown)
     return {**found, "windows": windows} if windows else found
+
+
+def least_memory(make: Callable[..., object]) -> int:
+    """The least `memory_limit` that makes a loader, as the refusal of a smaller one says."""
+    with pytest.raises(MemoryLimitError, match="at least") as caught:
+        make(memory_limit=1)
+    return int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
 
 
 def names(clip: dict[str, Any]) -> list[tuple[str, int]]:

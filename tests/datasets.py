@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
-from seqrecord.reading.chunks import Chunk
+from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_schema import Codecs
@@ -22,7 +24,10 @@ __all__ = [
     "HEIGHT",
     "WIDTH",
     "SmallFrame",
+    "damage",
+    "flip",
     "nth_chunk",
+    "nth_page",
     "small_frames",
     "small_schema",
     "write_small",
@@ -123,6 +128,30 @@ def nth_chunk(dataset: Dataset, episode: int, number: int, *, group: int = 0) ->
     """A chunk of an episode, both counted from 0."""
     row = int(dataset.contents.index.groups[group].first_chunk[episode]) + number
     return dataset.contents.chunks.chunk_at(group, row, episode)
+
+
+def nth_page(dataset: Dataset, feature: str, episode: int, number: int) -> Page:
+    """The page that a feature has in a chunk of an episode, both counted from 0."""
+    chunk = nth_chunk(dataset, episode, number, group=dataset.features[feature].group)
+    pages = dataset.contents.chunks.pages(chunk)
+    return next(page for page in pages if page.feature == feature)
+
+
+def damage(root: Path, feature: str, episode: int, number: int, *, at: int = 5) -> Page:
+    """Change a byte of a page, counted from its first; done twice, it is as it was."""
+    with seqrecord.open(root) as dataset:
+        page = nth_page(dataset, feature, episode, number)
+    flip(root / page.chunk.path, page.start + at)
+    return page
+
+
+def flip(file: Path, at: int) -> None:
+    """Change a bit of a file's byte."""
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        [byte] = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte ^ 1]))
 
 
 def _png(image: npt.NDArray[Any]) -> EncodedImage:

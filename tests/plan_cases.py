@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import strategies as st
@@ -11,29 +13,30 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import EpisodeTable
 from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings
-from seqrecord.sampling.plan import Loads, Round
+from seqrecord.sampling.plan import Frees, Loads, Round
 from tests.clip_cases import Case, cases
 
-__all__ = ["Engine", "Request", "chunks_of", "parts", "requests"]
+__all__ = ["Chunks", "Engine", "Request", "chunks_of", "parts", "requests"]
 
 
-class Engine:
-    """Does what a plan says and checks each step: a set of (run, frame) stands for the arena."""
+Chunks = list[tuple[int, int, int]]
+"""Of each row of a chunk table: the episode, the first frame, and the one past the last."""
 
-    def __init__(self, plan: Plan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool) -> None:
-        self.plan, self.episodes, self.spec = plan, episodes, spec
-        self.step = plan.groups[0].window.frame_step
-        self.held: dict[int, dict[int, tuple[int, int]]] = {}  # run: frame: (episode, chunk)
+
+class Group:
+    """What an engine holds of one group of features."""
+
+    def __init__(self, plan: Plan, number: int, chunks: Chunks) -> None:
+        planned = plan.groups[number]
+        self.chunks, self.step = chunks, planned.window.frame_step
+        self.room = planned.max_resident_frames  # frames, of which each cursor has a part
+        self.rows = self.room // max(1, plan.num_cursors)
+        self.held: dict[int, dict[int, int]] = {}  # run: frame: episode
         self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
         self.cursor: dict[int, int] = {}  # run: cursor
-        self.seen: dict[int, set[int]] = {}  # run: chunks loaded
-        self.chunks: Counter[int] = Counter()  # how often each was loaded
-        self.frames: Counter[tuple[int, int]] = Counter()  # how often each was decoded
-        # Whether a run's clips leave no gap, of which the rest of a loaded chunk may be a part.
-        self.tight = tight and spec.stride <= spec.span and not plan.num_dropped
-        self.past: dict[int, tuple[int, int]] = {}  # run: last frame it loaded, last it used
-        self.clips: list[tuple[int, int]] = []
-        self.places: list[tuple[int, int]] = []  # (batch, slot)
+        self.loaded: Counter[tuple[int, int]] = Counter()  # (run, chunk)
+        self.frames: Counter[tuple[int, int]] = Counter()  # (episode, frame)
+        self.last: dict[int, int] = {}  # run: last frame that it loaded
         self.most_frames = 0
 
     def load(self, loads: Loads) -> None:
@@ -43,54 +46,117 @@ class Engine:
         ):
             assert self.cursor.setdefault(run, cursor) == cursor
             held, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
-            seen = self.seen.setdefault(run, set())
-            assert chunk not in seen, "a chunk is loaded twice in a run"
-            seen.add(chunk)
-            self.chunks[chunk] += 1
-            size = int(self.episodes.lead.chunk_frames[episode])
-            row = chunk - int(self.episodes.lead.first_chunk[episode])
+            assert not self.loaded[run, chunk], "a chunk is loaded twice in a run"
+            self.loaded[run, chunk] += 1
+            owner, begin, end = self.chunks[chunk]
+            assert owner == episode
             assert count > 0
             for frame in range(first, first + count * self.step, self.step):
-                assert frame < self.episodes.num_frames[episode]
-                assert frame // size == row, "a frame of another chunk"
+                assert begin <= frame < end, "a frame of another chunk"
                 assert frame not in held, "a frame is loaded twice"
-                held[frame] = (episode, chunk)
+                held[frame] = episode
                 order.append((run, frame))
                 self.frames[episode, frame] += 1
-                self.past[run] = (frame, self.past.get(run, (0, -1))[1])
+                self.last[run] = frame
         self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
-        rows = self.plan.groups[0].max_resident_frames // max(1, self.plan.num_cursors)
-        assert all(len(order) <= rows for order in self.order.values())
+        assert self.most_frames <= self.room
+        assert all(len(order) <= self.rows for order in self.order.values())
 
-    def run(self, work: Round) -> None:
-        self.load(work.groups[0].loads)
-        clips = work.clips
-        columns = (clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot)
-        for cursor, run, episode, start, batch, slot in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            assert self.cursor[run] == cursor
-            for i in range(self.spec.length):
-                assert self.held[run][start + i * self.spec.dilation][0] == episode
-            loaded, used = self.past[run]
-            self.past[run] = (loaded, max(used, start + self.spec.span - 1))
-            self.clips.append((episode, start))
-            self.places.append((batch, slot))
-        frees = work.groups[0].frees
-        for cursor, run, first, count in zip(
-            frees.cursor.tolist(),
-            frees.run.tolist(),
-            frees.first.tolist(),
-            frees.count.tolist(),
-            strict=True,
-        ):
+    def free(self, frees: Frees) -> list[int]:
+        """The runs of which nothing is held any more."""
+        ended = []
+        columns = (frees.cursor, frees.run, frees.first, frees.count)
+        for cursor, run, first, count in zip(*(c.tolist() for c in columns), strict=True):
             assert count > 0
             for i in range(count):
                 frame = first + i * self.step
                 assert self.order[cursor].pop(0) == (run, frame), "not in the order of the loads"
                 del self.held[run][frame]
-            if not self.held[run] and self.tight:
-                assert self.past[run][0] <= self.past[run][1], "loaded past the last clip"
+            if not self.held[run]:
+                del self.held[run]
+                ended.append(run)
+        return ended
+
+
+class Engine:
+    """Does what a plan says, and checks each step.
+
+    `used(group, episode, start)` are the frames that a clip has of a group. With a `span` of clips
+    nothing may be loaded behind the last clip of a run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        chunks: Sequence[Chunks],
+        used: Callable[[int, int, int], Iterable[int]],
+        *,
+        span: int | None = None,
+    ) -> None:
+        self.plan, self._used, self._span = plan, used, span
+        self.groups = [Group(plan, number, rows) for number, rows in enumerate(chunks)]
+        self._past: dict[int, int] = {}  # run: last frame that a clip spans
+        self.clips: list[tuple[int, int]] = []
+        self.places: list[tuple[int, int]] = []  # (batch, slot)
+
+    @classmethod
+    def of(
+        cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool = False
+    ) -> Engine:
+        """Of one group, whose chunks have one length in each episode."""
+        sizes = zip(episodes.num_frames.tolist(), episodes.lead.chunk_frames.tolist(), strict=True)
+        chunks = [
+            (episode, begin, begin + size)
+            for episode, (length, size) in enumerate(sizes)
+            for begin in range(0, length, size)
+        ]
+        tight = tight and spec.stride <= spec.span and not plan.num_dropped
+        return cls(plan, [chunks], partial(_frames, spec), span=spec.span if tight else None)
+
+    @property
+    def frames(self) -> Counter[tuple[int, int]]:
+        """How often each of the first group was decoded."""
+        return self.groups[0].frames
+
+    @property
+    def chunks(self) -> Counter[int]:
+        """How often each of the first group was loaded."""
+        return Counter(chunk for _, chunk in self.groups[0].loaded)
+
+    def run(self, work: Round) -> None:
+        for group, todo in zip(self.groups, work.groups, strict=True):
+            group.load(todo.loads)
+        clips = work.clips
+        columns = (clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot)
+        for cursor, run, episode, start, batch, slot in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            for number, group in enumerate(self.groups):
+                assert group.cursor[run] == cursor
+                for frame in self._used(number, episode, start):
+                    assert group.held[run][frame] == episode
+            self._past[run] = max(self._past.get(run, -1), start + (self._span or 1) - 1)
+            self.clips.append((episode, start))
+            self.places.append((batch, slot))
+        for group, todo in zip(self.groups, work.groups, strict=True):
+            for run in group.free(todo.frees):
+                last = group.last[run]
+                assert self._span is None or last <= self._past[run], "loaded past the last clip"
+
+    def finish(self, first: int | None = None) -> Engine:
+        """Run all rounds, or all from one on, of which the frames before are loaded at once."""
+        if first is not None:
+            for group, loads in zip(self.groups, self.plan.resident(first), strict=True):
+                group.load(loads)
+        for number, work in enumerate(self.plan.rounds(first or 0), start=first or 0):
+            assert work.index == number
+            self.run(work)
+        assert not any(group.held for group in self.groups), "frames are left when the epoch ends"
+        return self
+
+
+def _frames(spec: ClipSpec, group: int, episode: int, start: int) -> range:
+    return range(start, start + spec.span, spec.dilation)
 
 
 @dataclass(frozen=True)
@@ -106,12 +172,8 @@ class Request:
         return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, part=part)
 
     def run(self, plan: EpochPlan) -> Engine:
-        engine = Engine(plan, self.case.episodes, self.case.spec, tight=not self.case.missing)
-        for i, work in enumerate(plan.rounds()):
-            assert work.index == i
-            engine.run(work)
-        assert not any(engine.held.values()), "frames are left when the epoch ends"
-        return engine
+        tight = not self.case.missing
+        return Engine.of(plan, self.case.episodes, self.case.spec, tight=tight).finish()
 
 
 @st.composite

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from seqrecord.checksum import Buffer
@@ -45,16 +46,19 @@ class CountingStorage(StorageWrapper):
     """Counts requests and bytes. A pickled copy starts from zero.
 
     `ranges` are the ranges read, in order, by path; `sizes` counts questions for a file's length,
-    and `lists` those for a folder's files.
+    and `lists` those for a folder's files. It is a local disk only with `is_local`.
     """
 
-    def __init__(self, inner: Storage) -> None:
+    def __init__(self, inner: Storage, *, is_local: bool = False) -> None:
         super().__init__(inner)
-        self._lock = threading.Lock()
+        self._lock, self._is_local = threading.Lock(), is_local
         self.reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CountingStorage, (self.inner,)
+        return partial(CountingStorage, is_local=self._is_local), (self.inner,)
+
+    def local_path(self, path: str) -> str | None:
+        return self.inner.local_path(path) if self._is_local else None
 
     def reset(self) -> None:
         """Forget what was counted."""

@@ -122,7 +122,9 @@ class Case:
         if maybe(0.4):
             options["stride"] = rng.randrange(1, 12)
         if maybe(0.4):
-            options["pad"], is_plain = "edge", False
+            options["pad"], is_plain = rng.choice(["edge", "before", "after"]), False
+        if maybe(0.3):
+            options["drop_last_frames"] = rng.randrange(1, 6)
         if "gps" in options["features"] and maybe(0.9):
             options["last_known"] = rng.choice([["gps"], {"gps": 2}, {"gps": 40}])
             options["unknown"] = rng.choice([None, "zeros"])
@@ -131,7 +133,7 @@ class Case:
         if maybe(0.6):
             options["ragged"] = rng.choice(["list", "pad", "nested"])
         if maybe(0.3):
-            options["episodes"] = rng.choice(["lab/*", ["kitchen/1", "kitchen/3"]])
+            options["episodes"] = rng.choice(["lab/*", ["kitchen/1", "kitchen/3"], [3, 0]])
         if maybe(0.4) and set(IMAGES) & set(options["features"]):
             crop = rng.choice([RandomCrop((5, 7)), CenterCrop((12, 3))])
             options["clip_transform"] = rng.sample([crop, HorizontalFlip(0.5)], rng.randrange(1, 3))
@@ -204,12 +206,12 @@ class Case:
         return any(self.is_whole_with(episode, start, dilation) for dilation in self.dilations)
 
     def is_whole_with(self, episode: int, start: int, dilation: int) -> bool:
-        if "pad" not in self.options:
-            every = [
-                f for name in self.features for f in self.asked(name, episode, start, dilation)
-            ]
-            if min(every) < 0 or max(every) >= LENGTHS[episode]:
-                return False
+        every = [f for name in self.features for f in self.asked(name, episode, start, dilation)]
+        pad = self.options.get("pad")
+        if min(every) < 0 and pad not in ("edge", "before"):
+            return False
+        if max(every) >= LENGTHS[episode] and pad not in ("edge", "after"):
+            return False
         may_lack = self.options.get("last_known", ()) if self.options.get("unknown") else ()
         return all(
             self.age(name, episode, frame) is not None
@@ -224,9 +226,10 @@ class Case:
         chosen = self.options.get("episodes", "*")
         found = []
         for episode, length in enumerate(LENGTHS):
-            key = key_of(episode)
-            if key in chosen if isinstance(chosen, list) else key.startswith(chosen.rstrip("*")):
-                found += [(episode, start) for start in range(0, length, self.stride)]
+            key, last = key_of(episode), length - self.options.get("drop_last_frames", 0)
+            is_listed = isinstance(chosen, list) and (key in chosen or episode in chosen)
+            if is_listed or (isinstance(chosen, str) and key.startswith(chosen.rstrip("*"))):
+                found += [(episode, start) for start in range(0, last, self.stride)]
         return [clip for clip in found if self.is_whole(*clip)]
 
 

@@ -36,6 +36,12 @@ def write(root: Path, files: Mapping[str, str]) -> None:
         (root / path).write_text(text)
 
 
+def slurm(tasks: str, **others: str) -> dict[str, str]:
+    """The environment of a task of Slurm's on the second node of a step, which has 64 cores."""
+    node = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_CPUS_ON_NODE": "64"}
+    return {**node, "SLURM_STEP_TASKS_PER_NODE": tasks, **others}
+
+
 @pytest.mark.parametrize(
     ("environ", "allowed", "expected"),
     [
@@ -52,9 +58,18 @@ def write(root: Path, files: Mapping[str, str]) -> None:
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 96, 24),
         ({"MPI_LOCALNRANKS": "4"}, 96, 24),
         ({"LOCAL_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 96, 48),
+        (slurm("3,8"), 96, 8),
+        (slurm("3,8"), 8, 8),  # bound by Slurm
+        (slurm("8(x2)"), 96, 8),
+        (slurm("2,4(x3)"), 96, 16),
+        (slurm("2"), 96, 96),  # no such node
+        (slurm("few"), 96, 96),
+        (slurm("1(x2)"), 64, 64),
+        (slurm("1(x2)", LOCAL_WORLD_SIZE="4"), 64, 24),  # torchrun in the one task of a node
+        (slurm("8(x2)", LOCAL_WORLD_SIZE="8"), 96, 8),  # told by hand, and the same
     ],
 )
-def test_ranks_share_the_machine(
+def test_ranks_share_the_machine_or_what_a_step_of_slurm_has(
     environ: dict[str, str],
     allowed: int,
     expected: int,
@@ -62,48 +77,6 @@ def test_ranks_share_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     be(monkeypatch, allowed=allowed)
-    assert usable_cores(environ=environ, root=tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("environ", "allowed", "expected"),
-    [
-        ({"SLURM_STEP_TASKS_PER_NODE": "3,8", "SLURM_CPUS_ON_NODE": "64"}, 96, 8),
-        ({"SLURM_STEP_TASKS_PER_NODE": "3,8", "SLURM_CPUS_ON_NODE": "64"}, 8, 8),  # bound by Slurm
-        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_CPUS_ON_NODE": "64"}, 96, 8),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2,4(x3)", "SLURM_CPUS_ON_NODE": "64"}, 96, 16),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_CPUS_ON_NODE": "64"}, 96, 96),  # no such node
-        ({"SLURM_STEP_TASKS_PER_NODE": "few", "SLURM_CPUS_ON_NODE": "64"}, 96, 96),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_CPUS_ON_NODE": "64"}, 64, 64),
-        (  # torchrun in the one task of a node
-            {
-                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-                "SLURM_CPUS_ON_NODE": "64",
-                "LOCAL_WORLD_SIZE": "4",
-            },
-            64,
-            24,
-        ),
-        (  # told by hand, and the same
-            {
-                "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
-                "SLURM_CPUS_ON_NODE": "64",
-                "LOCAL_WORLD_SIZE": "8",
-            },
-            96,
-            8,
-        ),
-    ],
-)
-def test_tasks_of_slurm_share_what_the_step_has(
-    environ: dict[str, str],
-    allowed: int,
-    expected: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    be(monkeypatch, allowed=allowed)
-    environ = {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", **environ}
     assert usable_cores(environ=environ, root=tmp_path) == expected
 
 

@@ -14,16 +14,9 @@ from seqrecord.clips.tables import EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.runs import Cuts, cut_group
+from tests.clip_cases import grid_of
 
 PIECE = 32  # frames
-
-
-def grid_of(episodes: list[list[int]], group: int = 0) -> ChunkGrid:
-    """Of GOPs of so many frames, one a chunk."""
-    lengths = np.array([sum(gops) for gops in episodes])
-    first_chunk = np.cumsum([0, *map(len, episodes[:-1])])
-    first_frame = np.concatenate([np.cumsum([0, *gops[:-1]]) for gops in episodes])
-    return ChunkGrid.of(lengths, first_chunk, first_frame, group=group)
 
 
 def table_of(episodes: list[list[int]]) -> EpisodeTable:

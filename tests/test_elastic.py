@@ -45,7 +45,7 @@ def clips_of(batch: Any) -> list[Clip]:
 
 
 @dataclass
-class Stage:
+class Session:
     """What all ranks gave until they stopped, and one's state then."""
 
     clips: list[Clip]
@@ -56,7 +56,7 @@ class Stage:
 
 def run(
     path: Path, ranks: int, state: State | None, stop: int | None = None, **changes: Any
-) -> Stage:
+) -> Session:
     """All ranks of a job, each from the same state, until each has given `stop` batches."""
     clips, states, repeated, ended = [], [], 0, []
     for rank in range(ranks):
@@ -74,16 +74,16 @@ def run(
         repeated += stream.stats()["clips_repeated"]
     state = min(states, key=lambda one: one["epoch"])  # without `equal`, some end earlier
     assert all(one == state or not changes.get("equal", True) for one in states)
-    return Stage(clips, state, repeated, all(ended))
+    return Session(clips, state, repeated, all(ended))
 
 
-def check_epoch(stages: Sequence[Stage], every: set[Clip]) -> None:
-    """Every clip was given; twice only what equalises batches, which each stage has counted."""
-    given = Counter(clip for stage in stages for clip in stage.clips)
+def check_epoch(sessions: Sequence[Session], every: set[Clip]) -> None:
+    """Every clip was given; twice only what equalises batches, which each session has counted."""
+    given = Counter(clip for session in sessions for clip in session.clips)
     assert set(given) == every
     twice = given.total() - len(given)
-    assert twice <= sum(stage.repeated for stage in stages)
-    of_stages = [set(stage.clips) for stage in stages]
+    assert twice <= sum(session.repeated for session in sessions)
+    of_stages = [set(session.clips) for session in sessions]
     assert sum(map(len, of_stages)) == len(given), "given again after a change"
 
 
@@ -96,7 +96,7 @@ def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     first = run(path, 4, None, 3)
     second = run(path, 2, first.state, 4)
     (source,) = second.state["rest"]["sources"]
-    assert [stage["ranks"] for _, stages in source["pending"] for stage in stages] == [4]
+    assert [session["ranks"] for _, sessions in source["pending"] for session in sessions] == [4]
     assert (second.state["batch"], second.state["sharing"]["ranks"]) == (4, 2)
     third = run(path, 3, second.state)
     check_epoch([first, second, third], every)
@@ -131,22 +131,22 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
     whole = make(path, 0, 1, **{**changes, "drop_last": False})
     every = {clip for batch in whole for clip in clips_of(batch)}
     drawn = random.Random(repr(changes))
-    stages, state, ranks = [], None, 0
+    sessions, state, ranks = [], None, 0
     for stop in (*(drawn.randint(1, 5) for _ in range(4)), None):
-        # As many ranks as before would go on with their stage, in which a clip may come twice.
+        # As many ranks as before would go on with their session, in which a clip may come twice.
         ranks = drawn.choice([number for number in range(1, 5) if number != ranks])
-        stages.append(run(path, ranks, state, stop, **changes))
-        state = stages[-1].state
-        if stages[-1].ended:
+        sessions.append(run(path, ranks, state, stop, **changes))
+        state = sessions[-1].state
+        if sessions[-1].ended:
             break
     if changes.get("drop_last"):
-        given = Counter(clip for stage in stages for clip in stage.clips)
+        given = Counter(clip for session in sessions for clip in session.clips)
         assert set(given.values()) == {1}
         assert len(every) - 4 * 2 < len(given) <= len(every)
     else:
-        check_epoch(stages, every)
+        check_epoch(sessions, every)
     if changes.get("equal") is False:
-        assert sum(len(stage.clips) for stage in stages) == len(every)
+        assert sum(len(session.clips) for session in sessions) == len(every)
 
 
 def test_resuming_within_what_is_left(path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> Non
     for ranks in (2, 1):
         second = run(path, ranks, first.state, 2, batch_size=5)
         third = run(path, ranks, second.state, batch_size=5)
-        whole = Stage(second.clips + third.clips, third.state, third.repeated, True)
+        whole = Session(second.clips + third.clips, third.state, third.repeated, True)
         check_epoch([first, whole], every)
 
 
@@ -368,7 +368,7 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: s
     stream.load_state_dict(first.state)
     loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
     given = [clip for batch in loader for clip in clips_of(batch)]
-    check_epoch([first, Stage(given, {}, 1, True)], every)
+    check_epoch([first, Session(given, {}, 1, True)], every)
     assert len(loader) == 34  # of an epoch that none has begun, as always after a state was loaded
     fresh = make(path, 0, 1)
     fresh.set_epoch(1)
@@ -397,7 +397,7 @@ def test_a_worker_that_is_started_late_has_the_place_too(path: Path, every: set[
         stream, batch_size=None, num_workers=2, multiprocessing_context=LateContext()
     )
     given = [clip for batch in loader for clip in clips_of(batch)]
-    check_epoch([first, Stage(given, {}, 1, True)], every)
+    check_epoch([first, Session(given, {}, 1, True)], every)
 
 
 def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
@@ -470,7 +470,7 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         change(copy["rest"]["sources"][0])
         return copy
 
-    def stage(**changes: Any) -> Callable[[State], State]:
+    def session(**changes: Any) -> Callable[[State], State]:
         return lambda state: changed(state, lambda s: s["pending"][0][1][0].update(changes))
 
     def settings(**changes: Any) -> Callable[[State], State]:
@@ -486,13 +486,13 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         return changed(state, move)
 
     return [
-        (stage(batches=[40]), "stage of an epoch is beyond the epoch's end"),
-        (stage(batches=[1, 1 << 60]), "stage of an epoch is beyond the epoch's end"),
-        (stage(ranks=1 << 30), "more cursors than can be planned"),
+        (session(batches=[40]), "session of an epoch is beyond the epoch's end"),
+        (session(batches=[1, 1 << 60]), "session of an epoch is beyond the epoch's end"),
+        (session(ranks=1 << 30), "more cursors than can be planned"),
         (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
-        (settings(seed=6), "stages of the saved state are of several settings: seed"),
+        (settings(seed=6), "sessions of the saved state are of several settings: seed"),
         (settings(shuffle=False), "of several settings: shuffle"),
-        (stage(by_clip=1), "another type in by_clip"),
+        (session(by_clip=1), "another type in by_clip"),
         (lambda state: {**state, "rest": None}, "do not follow each other"),
         (lambda state: changed(state, lambda s: s.update(pending=[])), "do not follow each other"),
         (moved, "of other epochs"),
@@ -583,10 +583,10 @@ def test_torchrun_with_three_then_two_ranks(path: Path, tmp_path: Path) -> None:
         [tuple(clip) for found in job for batch in found["batches"] for clip in batch]
         for job in jobs
     ]
-    given = Counter(clip for stage in clips for clip in stage)
+    given = Counter(clip for session in clips for clip in session)
     assert len(given) == SeqRecordPipe(path, **CLIPS).num_clips == TOTAL
     assert len(clips[0]) == 3 * 2 * 4
-    assert sum(len(set(stage)) for stage in clips) == TOTAL
+    assert sum(len(set(session)) for session in clips) == TOTAL
     repeated = sum(found["repeated"] for job in jobs for found in job)
     assert given.total() - TOTAL <= repeated
     steps = {len(found["batches"]) for found in jobs[-1]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -20,11 +21,21 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import ClipError, Dataset, EngineOptions, SeqRecordPipe, SeqRecordStream
+from seqrecord import (
+    ClipError,
+    Dataset,
+    EngineOptions,
+    SeqRecordDataset,
+    SeqRecordPipe,
+    SeqRecordStream,
+    StorageError,
+)
 from seqrecord.errors import ChecksumError, MemoryLimitError
-from seqrecord.storage import LocalStorage, StorageLike, StorageWrapper
+from seqrecord.storage import LocalStorage, Storage, StorageLike, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from tests.clip_data import (
+    LARGE,
+    STRAIGHT,
     check,
     digest,
     effective,
@@ -33,64 +44,170 @@ from tests.clip_data import (
     possible_clips,
     write_numbered,
 )
+from tests.datasets import damage, nth_chunk, nth_page
 from tests.own_threads import own_threads
+from tests.resume_contract import check_resume
 from tests.storage_doubles import CountingStorage
-from tests.torch_process import run_code
 
 FEATURES = ["image", "flow", "note", "id"]
 BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
 
+TWO_GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "raw": {"codecs": "raw", "flush_at": [5, 6]},
+    "large": {"codecs": "raw", "shape": LARGE},
+    "straight": {"codecs": "raw", "shape": STRAIGHT},  # pages are read straight into rows
+    "straight balanced": {"codecs": "balanced", "shape": STRAIGHT},
+    "two groups": {"codecs": "raw", "groups": TWO_GROUPS},
+    "uneven chunks": {
+        "groups": {"image": 0, "flow": 1, "note": 0, "id": 1},
+        "codecs": "balanced",
+        "flush_at": [2, 8, 9, 30],
+    },
+    "long chunks": {  # of 32 frames, and of whole episodes; images are read straight into place
+        "groups": {"image": 0, "flow": 1, "note": 2, "id": 1},
+        "codecs": {"image": "raw", "flow": "balanced", "note": "raw", "id": "raw"},
+        "chunk_frames": None,
+        "shape": LARGE,
+    },
+    "long and uneven": {
+        "groups": {"image": 1, "flow": 0, "note": 0, "id": 2},
+        "chunk_frames": None,
+        "flush_at": [11, 25],
+    },
+}
+LIMITS: dict[Any, list[int]] = {  # by the shape of images
+    None: [4_000, 30_000, 200_000, 4 << 20],
+    LARGE: [2 << 20, 16 << 20],
+    STRAIGHT: [64 << 20, 1 << 30],
+}
 
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The dataset of a kind, written when it is first asked for."""
+    folder = tmp_path_factory.mktemp("kinds")
+
+    def path_of(kind: str) -> Path:
+        path = folder / kind
+        return path if path.exists() else write_numbered(path, **KINDS[kind])
+
+    return path_of
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_every_clip_is_right(path: Path, large: Path, data: st.DataObject) -> None:
+def test_every_clip_is_right(
+    written: Callable[[str], Path], kind: str, data: st.DataObject
+) -> None:
+    """Of an epoch and the next one, and by their numbers."""
     clip_len, dilation = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
-    stride = data.draw(st.integers(1, 9))
+    apart = (clip_len - 1) * dilation + 1
+    strides = st.just(apart)
+    stride = data.draw(strides if "straight" in kind else st.integers(1, 9) | strides)
     features = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
-    batch_size = data.draw(st.none() | st.integers(1, 7))
-    # What is wrapped has no local files, so chunks are read ahead.
-    locations: list[StorageLike] = [path, StorageWrapper(LocalStorage(path)), large]
-    location = data.draw(st.sampled_from(locations))
-    limits = [2 << 20, 16 << 20] if location is large else [4_000, 20_000, 1 << 20]
-    try:
-        settings = {
-            "batch_size": batch_size,
-            "shuffle": data.draw(st.booleans()),
-            "engine": EngineOptions(
-                shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
-                num_cursors=data.draw(st.none() | st.integers(1, 9)),
-                num_threads=data.draw(st.integers(1, 3)),
-            ),
-            "memory_limit": data.draw(st.sampled_from(limits)),
-            "seed": data.draw(st.integers(0, 9)),
-        }
-        pipe = SeqRecordPipe(
-            location,
-            clip_len=clip_len,
-            stride=stride,
-            dilation=dilation,
-            features=features,
-            **effective(settings),
-        )
-    except MemoryLimitError:
-        return
+    clips: Any = {"clip_len": clip_len, "stride": stride, "dilation": dilation}
+    settings = {
+        "batch_size": data.draw(st.none() | st.integers(1, 7)),
+        "shuffle": data.draw(st.booleans()),
+        "engine": EngineOptions(
+            shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
+            num_cursors=data.draw(st.none() | st.integers(1, 9)),
+            num_threads=data.draw(st.integers(1, 3)),
+        ),
+        "memory_limit": data.draw(st.sampled_from(LIMITS[KINDS[kind].get("shape")])),
+        "seed": data.draw(st.integers(0, 9)),
+        "device": data.draw(st.sampled_from([None, "cpu"])),
+    }
+    storage: Storage = LocalStorage(written(kind))
+    if data.draw(st.booleans()):  # what is wrapped has no local files: chunks are read ahead
+        storage = StorageWrapper(storage)
     expected = possible_clips(features, clip_len, stride, dilation)
-    clips = [name for batch in pipe for name in check(batch, features, clip_len, dilation)]
-    assert sorted(clips) == sorted(expected)
-    stats = pipe.stats()
-    assert stats["clips"] == len(expected)
-    assert stats["batches"] == len(pipe)
+    with seqrecord.open(storage, features=features, verify=data.draw(st.booleans())) as dataset:
+        try:
+            pipe = SeqRecordPipe(dataset, **clips, **effective(settings))
+        except MemoryLimitError:
+            return
+        for _ in range(data.draw(st.integers(1, 2))):
+            found = [name for batch in pipe for name in check(batch, features, clip_len, dilation)]
+            assert (sorted(found) if settings["shuffle"] else found) == expected
+            stats = pipe.stats()
+            assert (stats["clips"], stats["batches"]) == (len(expected), len(pipe))
+        numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=3))
+        by_number = SeqRecordDataset(dataset, **clips)
+        found = [check(by_number[i], features, clip_len, dilation)[0] for i in numbers]
+        assert found == [expected[i] for i in numbers]
 
 
-def test_unshuffled_clips_come_in_canonical_order(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=4, stride=2, shuffle=False, batch_size=3)
-    clips = [name for batch in pipe for name in names(batch)]
-    assert clips == possible_clips(FEATURES, 4, 2)
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", ["raw", "straight", "straight balanced"])
+def test_of_clips_that_lie_apart_each_frame_is_read_once(
+    written: Callable[[str], Path], kind: str, shuffle: bool
+) -> None:
+    """And the pages of their chunks, to the byte."""
+    settings = effective(
+        {"batch_size": 3, "shuffle": shuffle, "engine": EngineOptions(shuffle_buffer=16)}
+    )
+    features = ["image", "id"]
+    pipe = SeqRecordPipe(written(kind), clip_len=4, stride=4, features=features, **settings)
+    expected = possible_clips(features, 4, 4)
+    assert sorted(name for batch in pipe for name in check(batch, features, 4)) == expected
+    stats, index = pipe.stats(), pipe.dataset.contents.index
+    assert stats["frames_decoded"] == len(expected) * 4
+    assert stats["loads"] > 0 < stats["fetch_seconds"]
+    assert (stats["decode_seconds"] == 0) == (kind != "straight balanced"), "not the short way"
+    if kind != "raw":  # whose chunks end elsewhere
+        pages = [
+            nth_page(pipe.dataset, name, index.positions[key], start // 4)
+            for key, start in expected
+            for name in features
+        ]
+        assert stats["bytes_read"] == sum(page.stop - page.start for page in pages)
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
-def test_no_batch_changes_while_it_is_held(path: Path, batch_size: int | None) -> None:
-    pipe = SeqRecordPipe(path, clip_len=3, batch_size=batch_size, memory_limit="1MiB")
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("two groups", {}),
+        ("uneven chunks", {"stride": 3, "features": FIXED}),
+        ("long and uneven", {}),
+        ("small", {"stride": 3, "batch_size": None, "features": FIXED}),
+        ("small", {"stride": 2, "clip_len": 2, "drop_last": True}),
+    ],
+)
+def test_resumes_anywhere(written: Callable[[str], Path], kind: str, more: dict[str, Any]) -> None:
+    check_resume(lambda: SeqRecordPipe(written(kind), **{**BATCH, **more}))
+
+
+def test_the_order_is_the_same_in_one_group_or_several(
+    written: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where the leading group has the chunks that all features had."""
+    groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
+    several = write_numbered(tmp_path / "several", groups=groups)
+    options: Any = {**BATCH, "seed": 5, "features": FIXED}
+    one, two = (SeqRecordPipe(path, **options) for path in (written("small"), several))
+    assert [digest(batch) for batch in one] == [digest(batch) for batch in two]
+
+
+def test_a_feature_of_variable_shape_changes_nothing_for_the_others(
+    written: Callable[[str], Path],
+) -> None:
+    found = []
+    for features in (FIXED, [*FIXED, "note"]):
+        options: Any = {**BATCH, "clip_len": 4, "stride": 4, "features": features}
+        pipe = SeqRecordPipe(written("straight"), **options)
+        batches = [{name: batch[name] for name in (*FIXED, "start")} for batch in pipe]
+        found.append([digest(batch) for batch in batches])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("batch_size", "stride"), [(None, 1), (4, 1), (3, 3)])
+def test_no_batch_changes_while_it_is_held(path: Path, batch_size: int | None, stride: int) -> None:
+    clips: Any = {"clip_len": 3, "batch_size": batch_size, "stride": stride}
+    pipe = SeqRecordPipe(path, **clips, memory_limit="1MiB")
     held = list(pipe)
     for clip in held:
         check(clip, FEATURES, 3)
@@ -175,14 +292,15 @@ def test_a_large_batch_is_copied_by_several_threads(
 # ---- ways out
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_leaving_early(path: Path, is_remote: bool, num_threads: int) -> None:
+@pytest.mark.parametrize(
+    ("is_remote", "num_threads", "stride"),
+    [(False, 1, 1), (False, 3, 3), (True, 1, 1), (True, 3, 1)],
+)
+def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: int) -> None:
     """With chunks that are read ahead, where the storage is remote."""
     location: StorageLike = StorageWrapper(LocalStorage(path)) if is_remote else path
-    pipe = SeqRecordPipe(
-        location, **effective({**BATCH, "num_threads": num_threads, "memory_limit": 70_000})
-    )
+    more = {"num_threads": num_threads, "memory_limit": 70_000, "stride": stride}
+    pipe = SeqRecordPipe(location, **effective({**BATCH, **more}))
     list(pipe)  # opens the files
     with leaves_nothing():
         for _ in pipe:
@@ -331,24 +449,39 @@ def test_frames_that_are_not_alike(path: Path, other: dict[str, Any], message: s
         list(SeqRecordPipe(path, **BATCH, frame_transform=transform))
 
 
-def test_frame_transform_makes_clips(path: Path) -> None:
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("kind", ["small", "straight", "two groups", "long and uneven"])
+def test_whole_frames_are_transformed(
+    written: Callable[[str], Path], kind: str, stride: int
+) -> None:
+    """With the features of all groups."""
+
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        assert list(frame) == FEATURES
         note = np.zeros(5, np.uint16)
         note[: len(frame["note"])] = frame["note"]
         mean = frame["image"].mean(dtype="f8")
-        return {"note": note, "mean": mean, "id": frame["id"], "half": 0.5}
+        return {
+            "note": note,
+            "mean": mean,
+            "part": frame["image"][::2],
+            "id": frame["id"],
+            "half": 0.5,
+        }
 
-    pipe = SeqRecordPipe(path, **BATCH, frame_transform=transform)
-    dataset = seqrecord.open(path)
+    pipe = SeqRecordPipe(written(kind), **BATCH, stride=stride, frame_transform=transform)
+    dataset, found = seqrecord.open(written(kind)), []
     for batch in pipe:
-        assert list(batch) == ["note", "mean", "id", "half", "episode", "start"]
+        assert list(batch) == ["note", "mean", "part", "id", "half", "episode", "start"]
         assert batch["note"].dtype == torch.uint16
-        assert (batch["half"] == 0.5).all()
         for i, (key, start) in enumerate(names(batch)):
+            found.append((key, start))
             for k in range(3):
-                made = transform(dict(dataset.episodes[key][start + k]))
-                assert batch["note"][i, k].numpy().tolist() == made["note"].tolist()
-                assert batch["mean"][i, k].item() == made["mean"]
+                frame = dataset.episodes[key][start + k]
+                assert frame["id"].tolist() == [int(key[4:]), start + k]
+                for name, value in transform({name: frame[name] for name in FEATURES}).items():
+                    np.testing.assert_array_equal(batch[name][i, k].numpy(), value)
+    assert sorted(found) == sorted(possible_clips(FEATURES, 3, stride))
 
 
 class Wrapper:
@@ -391,22 +524,43 @@ def test_an_error_in_the_storage(path: Path) -> None:
         del caught, pipe
 
 
-def test_a_broken_page(tmp_path: Path) -> None:
-    path = write_numbered(tmp_path / "records", codecs="raw")
-    dataset = seqrecord.open(path)
-    index = dataset.contents.index
-    row = int(index.groups[0].first_chunk[3]) + 2
-    file = path / dataset.contents.manifest.record_files[int(index.groups[0].file[row])].path
-    data = bytearray(file.read_bytes())
-    data[int(index.groups[0].offset[row]) + 5] ^= 1
-    file.write_bytes(data)
+@pytest.mark.parametrize("feature", ["image", "flow", "id"])
+@pytest.mark.parametrize("groups", [{"image": 0}, TWO_GROUPS], ids=["one group", "two groups"])
+def test_a_damaged_page_is_named(tmp_path: Path, feature: str, groups: dict[str, int]) -> None:
+    path = write_numbered(tmp_path / "records", codecs="raw", groups=groups)
+    page = damage(path, feature, 3, 2)
     with leaves_nothing():
         with pytest.raises(ChecksumError) as caught:
             list(SeqRecordPipe(path, **BATCH))
-        assert caught.value.file == str(file)
-        assert caught.value.episode == "set/3 (frames 8 to 11)"
-        assert caught.value.feature == "image"
-        del caught
+        error = caught.value
+        assert (error.file, error.feature) == (str(path / page.chunk.path), feature)
+        assert error.episode == "set/3 (frames 8 to 11)"
+        del caught, error
+    assert list(SeqRecordPipe(seqrecord.open(path, verify=False), **BATCH))
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_damage_ends_the_iteration_after_the_batches_before_it(tmp_path: Path, stride: int) -> None:
+    path = write_numbered(tmp_path / "records", codecs="raw", shape=STRAIGHT)
+    settings: Any = {"clip_len": 4, "stride": stride, "batch_size": 1, "shuffle": False}
+    good = [digest(batch) for batch in SeqRecordPipe(path, **settings, features=FIXED)]
+    damage(path, "image", 0, 3)
+    batches, count = iter(SeqRecordPipe(path, **settings, features=FIXED)), 9 if stride == 1 else 3
+    assert [digest(next(batches)) for _ in range(count)] == good[:count]
+    with pytest.raises(ChecksumError) as caught:
+        next(batches)
+    assert caught.value.episode == "set/0 (frames 12 to 15)"
+
+
+def test_a_file_that_ends_early_is_named(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "records", codecs="raw")
+    pipe = SeqRecordPipe(path, clip_len=3, batch_size=4, features=FIXED, shuffle=False)
+    chunk = nth_chunk(pipe.dataset, 3, 2)
+    with (path / chunk.path).open("r+b") as file:
+        file.truncate(chunk.offset + 7)
+    with pytest.raises(StorageError, match=re.escape(chunk.path)) as caught:
+        list(pipe)
+    assert caught.value.episode == "set/3 (frames 8 to 11)"
 
 
 def test_ctrl_c(path: Path) -> None:
@@ -422,36 +576,6 @@ def test_ctrl_c(path: Path) -> None:
         del caught
         assert len(list(pipe)) == len(pipe)
         del pipe
-
-
-EXIT = """
-import sys, time
-from seqrecord import SeqRecordPipe
-
-def slow(frame):
-    time.sleep(0.01)
-    return frame
-
-pipe = SeqRecordPipe(sys.argv[1], clip_len=3, batch_size=4, features=["id"], frame_transform=slow)
-iterator = iter(pipe)
-next(iterator)
-print("leaving", flush=True)
-{}
-"""
-
-
-SAME_WAYS = [pytest.param(way, marks=pytest.mark.slow) for way in ("sys.exit(0)", "del pipe")]
-
-
-@pytest.mark.parametrize("way", ["", "raise ValueError('mine')", *SAME_WAYS])
-def test_the_interpreter_exits_in_the_middle(path: Path, way: str) -> None:
-    done = run_code(EXIT.format(way), path)
-    assert done.stdout == "leaving\n"
-    if way.startswith("raise"):
-        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "ValueError: mine")
-        assert done.stderr.count("Traceback") == 1
-    else:
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_fork_while_an_iteration_runs(path: Path) -> None:
@@ -494,7 +618,10 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(
 ) -> None:
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
     pipe = SeqRecordPipe(
-        storage, **effective({**BATCH, "num_threads": num_threads, "memory_limit": 70_000})
+        storage,
+        **effective(
+            {**BATCH, "engine": EngineOptions(num_threads=num_threads), "memory_limit": 70_000}
+        ),
     )
     storage.reset()
 

@@ -416,11 +416,11 @@ def test_a_state_of_another_dataset_is_refused(path: Path, tmp_path: Path) -> No
         make(path).load_state_dict(make(other).state_dict())
 
 
-_STAGES: list[Any] = [
+_SESSIONS: list[Any] = [
     {"ranks": ranks, "batches": batches, "settings": {}, "by_clip": False}
     for ranks, batches in [(1, []), (0, [1]), (1 << 30, [1, 1]), (1, [-1]), (1, [1.5]), (1, 1)]
 ]
-_NO_STAGES: list[Any] = [None, {}, "", [1], [{}], [[]]]
+_NO_SESSIONS: list[Any] = [None, {}, "", [1], [{}], [[]]]
 NO_DICTS: list[Any] = [None, [], {}, 1]
 _RESTS: list[Any] = [
     1,
@@ -430,10 +430,10 @@ _RESTS: list[Any] = [
     *(
         {"epoch": 0, "left": None, "number": 1, "sources": [source]}
         for source in (
-            *({"pending": value, "following": 0} for value in _NO_STAGES),
+            *({"pending": value, "following": 0} for value in _NO_SESSIONS),
             *(
-                {"pending": [[0, stages]], "following": 1}
-                for stages in (*_NO_STAGES, *([stage] for stage in _STAGES))
+                {"pending": [[0, sessions]], "following": 1}
+                for sessions in (*_NO_SESSIONS, *([session] for session in _SESSIONS))
             ),
             {"pending": [[0]], "following": 1},
             {"pending": [], "following": None},
@@ -442,7 +442,7 @@ _RESTS: list[Any] = [
     ),
 ]
 _SOURCES: list[dict[str, Any]] = [
-    *({"left": value} for value in _NO_STAGES),
+    *({"left": value} for value in _NO_SESSIONS),
     *({name: junk} for name in ("settings", "request", "episodes") for junk in NO_DICTS),
     *(
         {"settings": {"num_cursors": value}}

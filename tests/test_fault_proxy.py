@@ -82,6 +82,7 @@ def test_good_requests_pass_unchanged_over_one_connection(
         ("short", http.client.IncompleteRead, 1),
         ("cut", ConnectionResetError, 1),
         ("stall", TimeoutError, 1),
+        ("hang", TimeoutError, 0),
     ],
 )
 def test_a_request_breaks_as_it_was_told(
@@ -92,13 +93,21 @@ def test_a_request_breaks_as_it_was_told(
     reached: int,
 ) -> None:
     proxy.fault = Scripted([kind])
-    with Client(proxy, timeout=0.5 if kind == "stall" else 60) as client:
+    with Client(proxy, timeout=0.5 if error is TimeoutError else 60) as client:
         with pytest.raises(error):
             client.ask()
         assert len(seen) == reached
     with Client(proxy) as client:
         assert client.ask()[0] == 200
     assert (dict(proxy.faults), proxy.requests) == ({kind: 1}, 2)
+
+
+def test_a_body_trickles(proxy: FaultProxy) -> None:
+    proxy.slow_seconds, proxy.fault = 0.2, Scripted(["slow"])
+    start = time.monotonic()
+    with Client(proxy) as client:
+        assert client.ask()[1] == CONTENT
+    assert time.monotonic() - start >= 0.2
 
 
 def test_an_answer_is_an_error_and_the_connection_stays(proxy: FaultProxy) -> None:

@@ -22,7 +22,7 @@ def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
     memory, sizes = fitted.memory(held, fixed=fixed), fitted.sizes
     for rows, frames in zip(memory.num_rows, held, strict=True):
         assert rows >= frames
-    together = fitted.together(memory, 32)
+    together = fitted.clips_at_once(memory, 32)
     batches = memory.prefetch + CONSUMER
     chunks = memory.max_loads + memory.max_read_ahead
     batches *= together

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
 from seqrecord.reading.dataset import Dataset
 from seqrecord.storage import LocalStorage
+from tests.datasets import damage
 from tests.storage_doubles import CountingStorage
 
 EPISODES = [703, 1, 40, 555]  # frames
@@ -56,16 +58,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("kept") / "records")
 
 
-class Counting(CountingStorage):
-    """A local disk."""
-
-    def local_path(self, path: str) -> str | None:
-        return self.inner.local_path(path)
-
-
 @pytest.fixture(params=["verified", "unverified"])
 def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
-    storage, verify = Counting(LocalStorage(root)), request.param == "verified"
+    storage, verify = (
+        CountingStorage(LocalStorage(root), is_local=True),
+        request.param == "verified",
+    )
     with seqrecord.open(storage, verify=verify) as dataset:
         yield dataset
 
@@ -84,18 +82,20 @@ def check(clips: SeqRecordDataset, numbers: list[int], step: int = 1) -> None:
 def test_frames_are_the_right_ones_and_each_is_read_once(
     opened: Dataset, data: st.DataObject
 ) -> None:
-    name = data.draw(st.sampled_from(NAMES))
-    step = data.draw(st.integers(1, 5))
-    clips = SeqRecordDataset(
-        opened, features=[name], clip_len=data.draw(st.integers(1, 9)), dilation=step
-    )
+    """With the limit of memory that is the default; with others they may be read again."""
+    names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+    step, length = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    limit = data.draw(st.sampled_from([None, None, 0, TOTAL * 900]))
+    asked: Any = {"features": names, "clip_len": length, "dilation": step}
+    asked |= {} if limit is None else {"memory_limit": limit}
+    clips = SeqRecordDataset(opened, **asked)
     storage = opened.contents.storage
-    assert isinstance(storage, Counting)
+    assert isinstance(storage, CountingStorage)
     storage.reset()
     numbers = st.integers(0, len(clips) - 1)
     for _ in range(data.draw(st.integers(1, 6))):
         check(clips, data.draw(st.lists(numbers, min_size=1, max_size=6)), step)
-    for items in storage.ranges.values():  # of frames, and of checksums
+    for items in storage.ranges.values() if limit is None else []:  # of frames, and of checksums
         items.sort()
         assert all(one.stop <= other.start for one, other in pairwise(items))
 
@@ -103,7 +103,7 @@ def test_frames_are_the_right_ones_and_each_is_read_once(
 @pytest.mark.parametrize("name", NAMES)
 def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
     """In blocks of 128 KiB, so that a slice is not read again for each of its frames."""
-    storage = Counting(LocalStorage(root))
+    storage = CountingStorage(LocalStorage(root), is_local=True)
     with seqrecord.open(storage, features=[name]) as dataset:
         clips = SeqRecordDataset(dataset, clip_len=1)
         storage.reset()
@@ -119,7 +119,7 @@ def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
 def test_only_the_selected_episodes_have_room(root: Path) -> None:
     nbytes = (EPISODES[1] + EPISODES[3]) * (SCHEMA["big"].nbytes + 1)
     for limit, reads_again in ((nbytes, False), (nbytes - 1, True)):
-        storage = Counting(LocalStorage(root))
+        storage = CountingStorage(LocalStorage(root), is_local=True)
         with seqrecord.open(storage, features=["big"]) as dataset:
             clips = SeqRecordDataset(dataset, clip_len=1, episodes=["e1", "e3"], memory_limit=limit)
             check(clips, list(range(len(clips))))
@@ -140,33 +140,23 @@ def test_many_threads(root: Path) -> None:
         list(pool.map(work, range(4)))
 
 
-def test_what_is_damaged_is_not_kept(tmp_path: Path) -> None:
-    folder = write(tmp_path / "records")
-    with seqrecord.open(folder, features=["big"]) as dataset:
-        reader, table = dataset.contents.chunks, dataset.contents.index.group_of("big")
-        row = int(table.first_chunk[3])
-        [page] = reader.pages(reader.chunk_at(SCHEMA["big"].group, row))
+def test_damage_is_named_where_a_clip_has_it_and_is_not_kept(tmp_path: Path) -> None:
+    folder, frame = write(tmp_path / "records"), 10
     assert slice_frames(SCHEMA["big"]) == 1
-    path, at = folder / page.chunk.path, page.start + 10 * 5000 + 17
-
-    def flip() -> None:
-        with path.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte[0] ^ 1]))
-
-    flip()
     clips = SeqRecordDataset(folder, clip_len=3, features=["big"])
-    first = sum(length - 2 for length in EPISODES[:3] if length > 2)
-    for _ in range(2):
-        with pytest.raises(ChecksumError, match=page.chunk.path):
-            clips.__getitems__([0, first + 9])
-        clips.__getitems__([0, first + 11])
-    flip()
-    [_, clip] = clips.__getitems__([0, first + 9])
-    frame = sum(EPISODES[:3]) + 9
-    np.testing.assert_array_equal(clip["big"], EXPECTED["big"][frame : frame + 3])
+    first = sum(length - 2 for length in EPISODES[:3] if length > 2)  # clip of the episode
+    for number in (0, 1):  # chunks
+        page = damage(folder, "big", 3, number, at=frame * 5000 + 17)
+        damaged = first + number * CHUNK + frame
+        for _ in range(2):
+            for clip in range(damaged - 2, damaged + 1):
+                with pytest.raises(ChecksumError) as caught:
+                    clips.__getitems__([0, clip, 5])
+                assert caught.value.file == str(folder / page.chunk.path)
+                assert (caught.value.episode or "").startswith("e3")
+            check(clips, [0, damaged - 3, damaged + 1])
+        damage(folder, "big", 3, number, at=frame * 5000 + 17)  # again, so it is as it was
+        check(clips, [0, *range(damaged - 3, damaged + 2)])
 
 
 def test_what_fits_is_kept(root: Path) -> None:
@@ -175,7 +165,7 @@ def test_what_fits_is_kept(root: Path) -> None:
 
     def read_again(limit: int) -> set[str]:
         """The features of which a second reading of all clips reads anything."""
-        storage = Counting(LocalStorage(root))
+        storage = CountingStorage(LocalStorage(root), is_local=True)
         again = set()
         with seqrecord.open(storage) as dataset:
             clips = SeqRecordDataset(dataset, clip_len=2, memory_limit=limit)
@@ -201,48 +191,9 @@ def test_what_fits_is_kept(root: Path) -> None:
         assert read_again(total) == set(names[number + 1 :])
 
 
-@pytest.mark.parametrize("limit", [0, TOTAL * 900, "512MiB"])
-def test_clips_are_the_same_with_any_limit(root: Path, limit: int | str) -> None:
-    clips = SeqRecordDataset(root, clip_len=4, dilation=3, features=NAMES, memory_limit=limit)
-    numbers = np.random.default_rng(0).integers(0, len(clips), 40).tolist()
-    for _ in range(2):
-        for number, clip in zip(numbers, clips.__getitems__(numbers), strict=True):
-            assert 0 <= number < len(clips)
-            episode = int(clip["episode"][1:])
-            rows = sum(EPISODES[:episode]) + clip["start"] + np.arange(0, 12, 3)
-            for name in NAMES:
-                np.testing.assert_array_equal(clip[name], EXPECTED[name][rows], strict=True)
-
-
 def test_a_limit_that_is_none(root: Path) -> None:
     with pytest.raises(ClipError, match="memory_limit"):
         SeqRecordDataset(root, clip_len=4, memory_limit="much")
-
-
-def test_damage_is_named_where_a_clip_has_it_and_nowhere_else(tmp_path: Path) -> None:
-    folder = write(tmp_path / "records")
-    with seqrecord.open(folder, features=["big"]) as dataset:
-        reader, table = dataset.contents.chunks, dataset.contents.index.group_of("big")
-        row = int(table.first_chunk[3]) + 1
-        [page] = reader.pages(reader.chunk_at(SCHEMA["big"].group, row))
-    frame = 10
-    assert slice_frames(SCHEMA["big"]) == 1
-    with (folder / page.chunk.path).open("r+b") as file:
-        file.seek(page.start + frame * 5000 + 17)
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 1]))
-    first = sum(length - 2 for length in EPISODES[:3] if length > 2)  # clip of the episode
-    clips = SeqRecordDataset(folder, clip_len=3, features=["big"])
-    damaged = first + CHUNK + frame
-    for number in (damaged - 2, damaged - 1, damaged):
-        with pytest.raises(ChecksumError, match=page.chunk.path) as caught:
-            clips.__getitems__([0, number, 5])
-        assert "e3" in str(caught.value)
-    for number in (damaged - 3, damaged + 1):
-        [clip] = clips.__getitems__([number])
-        at = sum(EPISODES[:3]) + clip["start"]
-        np.testing.assert_array_equal(clip["big"], EXPECTED["big"][at : at + 3])
 
 
 def test_a_file_that_is_too_short_is_named(tmp_path: Path) -> None:

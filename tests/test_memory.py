@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import re
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seqrecord import EngineOptions, SeqRecordPipe
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageWrapper
-from tests.clip_data import effective, names, possible_clips, write_numbered
+from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
 
 SHAPE = (256, 256, 3)  # of an image: what isn't of frames is little beside them
 FRAME = 256 * 256 * 3
@@ -78,9 +78,7 @@ def check_taken(work: Callable[[], object], most: int) -> None:
 @costly
 @given(request=requests)
 def test_the_least_that_would_do(path: Path, request: dict[str, Any]) -> None:
-    with pytest.raises(MemoryLimitError) as caught:
-        SeqRecordPipe(path, **request, memory_limit=1)
-    least = int(re.findall(r"at least (\d+) bytes", str(caught.value))[0])
+    least = least_memory(partial(SeqRecordPipe, path, **request))
     with pytest.raises(MemoryLimitError, match=f"at least {least} bytes"):
         SeqRecordPipe(path, **request, memory_limit=least - 1)
     pipe = SeqRecordPipe(path, **request, memory_limit=least)
@@ -138,13 +136,11 @@ def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> No
 
 def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
     """Without the garbage collector, which would find a cycle some time."""
-    least = r"at least (\d+) bytes"
-    phases: dict[str, Any] = {"clip_len": 5, "features": ["image"]}
-    phases["engine"] = EngineOptions(num_cursors=3)
-    with pytest.raises(MemoryLimitError) as caught:
-        SeqRecordPipe(path, **phases, batch_size=9, memory_limit=1)
-    limit = int(re.findall(least, str(caught.value))[0])
-    pipes = [SeqRecordPipe(path, **phases, batch_size=9, memory_limit=limit) for _ in range(2)]
+    clips: Any = {"clip_len": 5, "features": ["image"], "batch_size": 9}
+    clips["engine"] = EngineOptions(num_cursors=3)
+    make = partial(SeqRecordPipe, path, **clips)
+    limit = least_memory(make)
+    pipes = [make(memory_limit=limit) for _ in range(2)]
 
     def run() -> None:
         while pipes:

@@ -116,11 +116,11 @@ def test_every_clip_once(
 def check_changes(root: Path, drawn: Drawn, stop: Any, changes: list[tuple[int, int]]) -> None:
     """Ranks, and how many batches each gives before the next change."""
     given, last, state = list[Given](), list[Given](), None
-    stages = [*changes, (2, 30)]
+    sessions = [*changes, (2, 30)]
     so_far: list[str] = []  # of one rank since the number of ranks has changed
-    for number, (ranks, batches) in enumerate(stages):
+    for number, (ranks, batches) in enumerate(sessions):
         last, states = [], []
-        if number and ranks != stages[number - 1][0]:
+        if number and ranks != sessions[number - 1][0]:
             so_far = []
         for rank in range(ranks):
             mix = mixed(root, stop=stop, rank=rank, world_size=ranks)
@@ -307,7 +307,7 @@ def test_states_that_make_no_sense(root: Path) -> None:
         (lambda state: state["sources"].pop(), "another rest than its sources"),
         (lambda state: state["sources"].clear(), "no source"),
         (lambda state: source(state).update(following=9), "do not follow each other"),
-        (lambda state: source(state)["pending"][0].__setitem__(1, []), "no stages"),
+        (lambda state: source(state)["pending"][0].__setitem__(1, []), "no sessions"),
         (lambda state: source(state)["pending"][0].__setitem__(1, 1), "another type"),
         (lambda state: source(state).update(pending=1), "another type"),
         (

@@ -127,7 +127,26 @@ def test_blobfiles_urls() -> None:
         (AZURE, {"backend": "urllib2"}, "one of adlfs, blobfile, fsspec, obstore, urllib3"),
         (AZURE, {"backend": "blobfile", "account_key": SECRET}, "its own environment"),
         (AZURE, {"mount": True}, "local paths alone"),
+        (
+            "az://box/path",
+            {},
+            (
+                r"which account.*https://ACCOUNT\.blob.*account_name.*AZURE_STORAGE_ACCOUNT_NAME.*"
+                r"blobfile\+az"
+            ),
+        ),
+        ("az://acme/box/path", {"account_name": "acme"}, "account or the container"),
+        (AZURE, {"account_name": "other"}, "of one account"),
+        (AZURE, {"connection_string": f"AccountName=other;AccountKey={SECRET}"}, "of one account"),
+        (AZURE, {"connection_string": f"AccountKey={SECRET}"}, "without an account"),
+        (AZURE, {"connection_string": f"BlobEndpoint=https://x?{SECRET};AccountKey=y"}, "endpoint"),
         (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),
+        (AZURE, {"account_key": SECRET, "sas_token": f"sig={SECRET}"}, "more than one kind"),
+        (AZURE, {"client_secret": SECRET}, "tenant_id and client_id"),
+        (AZURE, {"account_key": b"x"}, "not text"),
+        (AZURE, {"endpoint": f"https://host/?sig={SECRET}"}, "endpoint"),
+        (AZURE, {"endpoint": f"https://me:{SECRET}@host/"}, "endpoint"),
+        (AZURE, {"endpoint": f"ftp://{SECRET}"}, "endpoint"),
         (AZURE, {"deadline": 0}, "deadline.*above 0"),
         (AZURE, {"max_requests": 1.5}, "max_requests.*whole number"),
         (AZURE, {"requests_per_second": "many"}, "requests_per_second.*above 0"),
@@ -151,6 +170,7 @@ def test_options_that_will_not_do(url: str, options: dict[str, Any], says: str) 
     with pytest.raises(LocationError, match=says) as caught:
         open_storage(url, options)
     assert SECRET not in str(caught.value)
+    assert SECRET not in str(caught.value.__context__)
 
 
 def test_options_are_split() -> None:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +62,20 @@ def test_signatures_have_every_argument_with_its_default(
     assert defaults["stride"] is None
     assert options(clip_len=2).spec.stride == 1
     assert (defaults["clip_len"] is None) == (taker is not bench)
+
+
+def test_arguments_are_few_and_grouped_by_what_they_are_for() -> None:
+    """As docs/reference has the groups, and the text of `__init__` their ends."""
+    page = Path(seqrecord.__file__).parents[1] / "docs/reference/loaders.md"
+    rows = re.findall(r"^\| .+ \| (`.+) \|$", page.read_text(), re.MULTILINE)
+    groups = [re.findall(r"`([a-z_]+)`", row) for row in rows]
+    names = list(inspect.signature(LoaderOptions).parameters)
+    assert [name for group in groups for name in group] == names
+    assert len(names) <= 28
+    for loader in STREAMING:
+        text = " ".join((inspect.getdoc(loader.__init__) or "").partition("Args:")[0].split())
+        for first, *_, last in groups[:-2]:
+            assert f"`{first}` to `{last}`" in text
 
 
 @pytest.mark.parametrize(("taker", "options"), TAKERS)

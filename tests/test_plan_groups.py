@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -12,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.sampling import (
     ClipFacts,
@@ -20,27 +18,14 @@ from seqrecord.sampling import (
     Part,
     Plan,
     PlanSettings,
-    Round,
     Window,
     resident_bounds,
 )
-from seqrecord.sampling.plan import Frees, Loads
-from tests.clip_cases import specs
+from tests.clip_cases import grid_of, specs
+from tests.plan_cases import Chunks, Engine
 
 WHOLE = Part()
 Lengths = tuple[tuple[int, ...], ...]  # of the chunks of each episode
-
-
-def grid_of(chunks: Lengths, group: int = 0) -> ChunkGrid:
-    """From the lengths of all chunks, as an index tells them."""
-    count = np.array([len(lengths) for lengths in chunks])
-    first_frame = [begin for lengths in chunks for begin in (0, *accumulate(lengths))[:-1]]
-    return ChunkGrid.of(
-        np.array([sum(lengths) for lengths in chunks]),
-        np.cumsum(count) - count,
-        np.array(first_frame, np.uint32),
-        group=group,
-    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +74,10 @@ class Case:
         frames = range(first, first + window.span, window.frame_step)
         return [min(max(frame, 0), last) for frame in frames]
 
-    def chunks(self, group: int) -> list[tuple[int, int, int]]:
-        """Episode, first and past-the-last frame of each row of the chunk table."""
+    def engine(self, plan: Plan) -> Engine:
+        return Engine(plan, [self.chunks(i) for i in range(len(self.groups))], self.used)
+
+    def chunks(self, group: int) -> Chunks:
         return [
             (episode, *edges)
             for episode, lengths in enumerate(self.groups[group])
@@ -158,73 +145,6 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-class Group:
-    """What an engine holds of one group; it checks each step."""
-
-    def __init__(self, case: Case, number: int, most_frames: int, num_cursors: int) -> None:
-        self.case, self.number = case, number
-        self.window = case.windows[number]
-        self.chunks = case.chunks(number)
-        self.held: dict[tuple[int, int], int] = {}  # (run, frame): episode
-        self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
-        self.loaded: Counter[tuple[int, int]] = Counter()  # (run, chunk)
-        self.most_frames = most_frames
-        self.rows = most_frames // max(1, num_cursors)
-
-    def load(self, loads: Loads) -> None:
-        columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-        for cursor, run, episode, chunk, first, count in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            owner, begin, end = self.chunks[chunk]
-            assert owner == episode
-            self.loaded[run, chunk] += 1
-            assert count > 0
-            for frame in range(
-                first, first + count * self.window.frame_step, self.window.frame_step
-            ):
-                assert begin <= frame < end
-                assert (run, frame) not in self.held
-                self.held[run, frame] = episode
-                self.order.setdefault(cursor, []).append((run, frame))
-        assert len(self.held) <= self.most_frames
-        assert all(len(order) <= self.rows for order in self.order.values())
-
-    def free(self, frees: Frees) -> None:
-        columns = (frees.cursor, frees.run, frees.first, frees.count)
-        for cursor, run, first, count in zip(*(c.tolist() for c in columns), strict=True):
-            assert count > 0
-            for i in range(count):
-                frame = first + i * self.window.frame_step
-                assert self.order[cursor].pop(0) == (run, frame), "not in the order of the loads"
-                del self.held[run, frame]
-
-
-class Engine:
-    """Does what a plan says, and checks it."""
-
-    def __init__(self, case: Case, plan: Plan) -> None:
-        self.case, self.plan = case, plan
-        self.groups = [
-            Group(case, i, group.max_resident_frames, plan.num_cursors)
-            for i, group in enumerate(plan.groups)
-        ]
-        self.clips: list[tuple[int, int]] = []
-
-    def run(self, work: Round) -> None:
-        for group, todo in zip(self.groups, work.groups, strict=True):
-            group.load(todo.loads)
-        clips = work.clips
-        columns = (clips.run, clips.episode, clips.start)
-        for run, episode, start in zip(*(column.tolist() for column in columns), strict=True):
-            for i, group in enumerate(self.groups):
-                for frame in self.case.used(i, episode, start):
-                    assert group.held[run, frame] == episode
-            self.clips.append((episode, start))
-        for group, todo in zip(self.groups, work.groups, strict=True):
-            group.free(todo.frees)
-
-
 def plan_of(case: Case) -> EpochPlan | None:
     try:
         return case.plan()
@@ -241,13 +161,9 @@ def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
     bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
-    engine = Engine(case, plan)
-    for work in plan.rounds():
-        engine.run(work)
+    engine = case.engine(plan).finish()
     assert len(engine.clips) == plan.num_clips
     for i, group in enumerate(engine.groups):
-        assert not group.held
-        assert set(group.loaded.values()) <= {1}, "a chunk is loaded twice in a run"
         if not case.settings.drop_last:  # which may cut the last round short
             spanned = {
                 (episode, frame)
@@ -268,9 +184,9 @@ def test_what_is_resident_is_exactly_what_was_held(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:
         return
-    engine = Engine(case, plan)
+    engine = case.engine(plan)
     for work in plan.rounds():
-        resumed = Engine(case, plan)
+        resumed = case.engine(plan)
         for group, loads in zip(resumed.groups, plan.resident(work.index), strict=True):
             group.load(loads)
         for group, other in zip(engine.groups, resumed.groups, strict=True):
@@ -308,9 +224,7 @@ def test_long_chunks_of_small_features_cost_no_images() -> None:
         PlanSettings(shuffle=False, block_frames=64, first_block_frames=64),
     )
     plan = case.plan()
-    engine = Engine(case, plan)
-    for work in plan.rounds():
-        engine.run(work)
+    engine = case.engine(plan).finish()
     assert engine.groups[0].loaded.total() == 32
     assert engine.groups[1].loaded.total() == 1
     assert plan.groups[0].max_resident_frames <= 64 + 32 + 32

@@ -132,22 +132,6 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
     assert verify(tmp_path, deep=True).ok
 
 
-def test_the_record_files_alone_are_enough(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    storage = LocalStorage(tmp_path)
-    manifest, index = load(storage)
-    tables = {path.name.split("-")[1]: path.read_bytes() for path in (tmp_path / "index").iterdir()}
-    for path in (tmp_path / "index").iterdir():
-        path.unlink()
-    _, built = load_version(storage, manifest)
-    assert built.fingerprint() == index.fingerprint() == manifest.fingerprint
-    (tmp_path / "manifest.json").unlink()
-    again = reindex(tmp_path)
-    assert again.fingerprint == manifest.fingerprint
-    for path in (tmp_path / "index").iterdir():
-        assert path.read_bytes() == tables[path.name.split("-")[1]], path.name
-
-
 def test_what_is_said_of_it(tmp_path: Path) -> None:
     written = write(tmp_path, 2)
     summary = summarize(tmp_path)
@@ -256,24 +240,6 @@ def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
     assert problem.file == str(path)
     with pytest.raises(type(problem)):
         reindex(tmp_path)
-
-
-def test_statistics_stay_with_the_content_that_they_are_of(tmp_path: Path) -> None:
-    written = write(tmp_path, 0)
-    entry: dict[str, Any] = {
-        "path": "index/ab-statistics.json",
-        "size": 2,
-        "crc32c": f"{crc32c(b'{}'):08x}",
-    }
-    (tmp_path / entry["path"]).write_bytes(b"{}")
-    change_manifest(tmp_path, lambda value: value.update(statistics=entry))
-    statistics = load(LocalStorage(tmp_path))[0].statistics
-    assert statistics is not None
-    assert reindex(tmp_path).statistics == statistics
-    assert (tmp_path / statistics.path).is_file()
-    with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
-        episode.append(written["env/0"][0])
-    assert load(LocalStorage(tmp_path))[0].statistics is None, "they are not of all episodes"
 
 
 def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -> None:

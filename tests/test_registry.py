@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema
-from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.errors import LocationError, MissingPackageError, SourceError
 from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names, open_source
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from tests.command_line import main
@@ -111,6 +112,27 @@ def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
         SourceError, match=r"no such format; .*one of seqrecord, tartanair, .*folders"
     ):
         open_source(tmp_path, format="tartan")
+
+
+def test_options_are_of_one_format(tmp_path: Path) -> None:
+    write_v1(tmp_path / "one" / "a" / "Easy" / "P000", make_frames(0, 2))
+    options: dict[str, Any] = {"cameras": ["left"], "difficulty": "easy"}
+    chosen = open_source(str(tmp_path / "one"), features=["flow"], **options)
+    assert list(chosen.schema()) == ["flow"]
+    (tmp_path / "two" / "episode").mkdir(parents=True)
+    np.save(tmp_path / "two" / "episode" / "actions.npy", np.zeros((5, 2)))
+    with pytest.raises(SourceError, match="cameras cannot be chosen for the format folders"):
+        open_source(tmp_path / "two", cameras=["left"])
+    with pytest.raises(LocationError, match="a URL; expected: a path of this machine"):
+        TartanAir("az://container/tartanair")
+
+
+def test_an_exported_episode_is_not_taken_for_tartanair(tmp_path: Path) -> None:
+    image = Image.fromarray(np.zeros((4, 5, 3), np.uint8))
+    folder = tmp_path / "cave" / "Easy" / "P000" / "image_left"
+    folder.mkdir(parents=True)
+    image.save(folder / "000000.png")  # TartanAir says 000000_left.png
+    assert isinstance(open_source(tmp_path), Folders)
 
 
 def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:

@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.clips.grids import ChunkGrid, frame_keys
+from seqrecord.clips.grids import frame_keys
 from seqrecord.clips.tables import ClipSpec, ClipTable
 from seqrecord.sampling.runs import Cuts, Runs, concatenated_pieces
+from tests.clip_cases import grid_of
 
 
 def runs_of(stride: int, *rows: tuple[int, int, int, int]) -> Runs:
@@ -80,10 +81,7 @@ def test_snapping_finds_the_first_clip_of_its_row_that_uses_nothing_before_its_c
         used = np.clip(starts + offset, 0, sum(lengths) - 1)
         place = np.repeat(np.arange(len(lengths)), lengths)[used].tolist()
         expected += [int(runs.first_clip[i]) + place.index(n) for n in place]
-    num_frames = np.array([sum(lengths) for lengths in chunks])
-    first_chunk = np.cumsum([0, *map(len, chunks[:-1])])
-    first_frame = np.concatenate([np.cumsum([0, *lengths[:-1]]) for lengths in chunks])
-    cuts = Cuts(ChunkGrid.of(num_frames, first_chunk, first_frame), num_frames - 1, offset)
+    cuts = Cuts(grid_of(chunks), np.array([sum(lengths) for lengths in chunks]) - 1, offset)
     assert runs.snap(np.arange(runs.num_clips), cuts).tolist() == expected
 
 

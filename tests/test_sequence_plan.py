@@ -18,10 +18,10 @@ from seqrecord.sampling import (
     Part,
     PlanSettings,
     SequencePlan,
-    frames_left_out,
+    count_unused_frames,
     resident_bounds,
 )
-from seqrecord.sampling.sequences import sequence_settings, sequences_left
+from seqrecord.sampling.sequences import remaining_sequences, sequence_settings
 from tests import test_plan_groups as with_groups
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
@@ -64,11 +64,7 @@ def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
 
 
 def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
-    engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
-    for i, work in enumerate(plan.rounds()):
-        assert work.index == i
-        engine.run(work)
-    assert not any(engine.held.values()), "frames are left when the epoch ends"
+    engine = Engine.of(plan, request.case.episodes, request.case.spec).finish()
     rows: Rows = [[] for _ in range(plan.num_cursors)]
     expected = []
     for batch in range(plan.num_batches):
@@ -188,8 +184,8 @@ def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
     any_phase = replace(chosen, rotate_phase=True)
     assert bound <= resident_bounds(ClipFacts.of(case.table, case.episodes), any_phase)[0]
     for plan in plans_of(request):
-        engine, _ = run(request, plan)
-        assert engine.most_frames <= plan.groups[0].max_resident_frames <= bound
+        run(request, plan)
+        assert plan.groups[0].max_resident_frames <= bound
 
 
 def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
@@ -226,13 +222,9 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
             batches = data.draw(st.lists(st.sampled_from(batches), max_size=6)) + batches[-2:]
         for batch in batches:
             assert plan.locate_clip(plan.first_clip(batch)) == (batch, 0)
-            engine = Engine(plan, request.case.episodes, request.case.spec, tight=False)
-            engine.load(plan.resident(batch)[0])
-            for work in plan.rounds(batch):
-                engine.run(work)
+            engine = Engine.of(plan, request.case.episodes, request.case.spec).finish(batch)
             assert engine.clips == whole.clips[plan.first_clip(batch) :]
             assert engine.places == whole.places[plan.first_clip(batch) :]
-            assert not any(engine.held.values())
         with pytest.raises(IndexError):
             plan.first_clip(plan.num_batches + 1)
 
@@ -252,7 +244,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         own.update(engine.clips)
     case, chosen = request.case, settings_of(request)
     is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
-    left = sequences_left(case.table, chosen, batches, epoch=request.epoch, stage=0)
+    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, session=0)
     clips = list(zip(*(c.tolist() for c in left.locate(np.arange(len(left)))), strict=True))
     assert clips == sorted(set(clips))
     again = set(clips) & before
@@ -264,7 +256,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         assert set(clips) | before == set(case.clips())
     parts = [Part(index, request.num_parts + 1) for index in range(request.num_parts + 1)]
     rest = [
-        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, part=part, stage=1)
+        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, part=part, session=1)
         for part in parts
     ]
     together = [clip for plan in rest for clip in run(request, plan)[0].clips]
@@ -274,7 +266,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
     assert len(together) == len(clips) + repeated - dropped
     assert set(together) <= set(clips)
     with pytest.raises(StateError, match="more batches than it has"):
-        sequences_left(case.table, chosen, batches * 0 + most + 1, epoch=0, stage=0)
+        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, session=0)
 
 
 @given(with_groups.cases())
@@ -289,13 +281,7 @@ def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None
     bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), chosen)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
-    engine = with_groups.Engine(case, plan)
-    for work in plan.rounds():
-        engine.run(work)
-    assert len(engine.clips) == plan.num_clips
-    for group in engine.groups:
-        assert not group.held
-        assert set(group.loaded.values()) <= {1}, "a chunk is loaded twice in a run"
+    assert len(case.engine(plan).finish().clips) == plan.num_clips
 
 
 @given(cases())
@@ -305,7 +291,7 @@ def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
     # Of each sequence for itself: see `frames_left_out`.
     distinct = sum(len({f for clip in s for f in used[clip]}) for s in sequences_of(case))
     total = sum(case.num_frames[episode] for episode in case.selected)
-    found = frames_left_out(case.table, case.episodes.num_frames)
+    found = count_unused_frames(case.table, case.episodes.num_frames)
     assert found == total - distinct
     if spec.dilation == 1 or spec.stride >= spec.span:
         assert found == total - len({f for frames in used.values() for f in frames})

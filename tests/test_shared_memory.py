@@ -423,20 +423,16 @@ def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) ->
     before = mapped().keys()
     batches = list(loader)
     assert mapped().keys() - before  # else they were copied
-    expected = {
-        (key, int(start)): clip
-        for batch in SeqRecordPipe(records, **BATCH)
-        for key, start, clip in zip(
-            batch["episode"], batch["start"], batch["image_left"], strict=True
-        )
-    }
-    seen = {
-        (key, int(start)): clip.clone()
-        for batch in batches
-        for key, start, clip in zip(
-            batch["episode"], batch["start"], batch["image_left"], strict=True
-        )
-    }
+    expected, seen = (
+        {
+            (key, int(start)): clip.clone()
+            for batch in some
+            for key, start, clip in zip(
+                batch["episode"], batch["start"], batch["image_left"], strict=True
+            )
+        }
+        for some in (SeqRecordPipe(records, **BATCH), batches)
+    )
     assert seen.keys() == expected.keys()
     assert all(torch.equal(clip, expected[name]) for name, clip in seen.items())
     batches.clear()

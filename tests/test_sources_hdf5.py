@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, convert
+from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
 from seqrecord.sources import Hdf5, Source, open_source
 from tests.bags import jpeg
-from tests.video_file_data import of_file, pictures, write_video
+from tests.video_file_data import of_file, of_gops, pictures, write_video
 
 Array = npt.NDArray[Any]
 
@@ -452,38 +452,31 @@ def test_no_file_that_can_be_read(tmp_path: Path) -> None:
         Hdf5(tmp_path).schema()
 
 
+def with_video(root: Path, episode: str, seed: int, *counts: int) -> list[Path]:
+    """DROID with videos of so many frames of its first cameras; returns their paths."""
+    write_droid(root / episode, seed)
+    folder = root / episode / "recordings" / "MP4"
+    folder.mkdir(parents=True)
+    return [
+        write_video(folder / f"{number}{seed}.mp4", pictures(count, 10 * seed + number))
+        for number, count in enumerate(counts, 1)
+    ]
+
+
 def test_videos_of_droid(tmp_path: Path) -> None:
-    for seed, name in ((1, "Fri"), (2, "Sat")):
-        write_droid(tmp_path / "set" / name, seed)
-        folder = tmp_path / "set" / name / "recordings" / "MP4"
-        folder.mkdir(parents=True)
-        for number, camera in enumerate((f"1{seed}", f"2{seed}")):  # ext2 was not recorded
-            first = 10 * seed + number
-            write_video(folder / f"{camera}.mp4", pictures(4, first), key_frames=(2,))
-        write_video(folder / f"1{seed}-stereo.mp4", pictures(4))
-    source = open_source(tmp_path / "set")
-    cameras = ("observation.image.wrist", "observation.image.ext1")
-    assert [n for n, spec in source.schema().items() if spec.is_video] == [*cameras]
-    rest = open_source(tmp_path / "set", without_video=True)
-    assert [name for name in source.schema() if name not in cameras] == list(rest.schema())
-    assert not set(cameras) & set(frames_of(source)[0])
-
-    convert(source, tmp_path / "records", workers=1)
-    with seqrecord.open(tmp_path / "records") as dataset:
-        for seed, name in ((1, "Fri"), (2, "Sat")):
-            got, wanted = dataset.episodes[name][:], frames_of(source, seed - 1)
-            for number, camera in enumerate(cameras):
-                path = tmp_path / "set" / name / "recordings" / "MP4" / f"{number + 1}{seed}.mp4"
-                np.testing.assert_array_equal(got[camera], of_file(path))
-            for feature in rest.schema():
-                column = np.stack([frame[feature] for frame in wanted])
-                np.testing.assert_array_equal(got[feature], column)
-
-    # Nothing but video.
-    only = open_source(tmp_path / "set", features=cameras)
-    convert(only, tmp_path / "only", workers=1)
-    with seqrecord.open(tmp_path / "only") as dataset:
-        assert dataset.num_frames == 8
+    paths = [with_video(tmp_path, name, seed, 4, 4) for seed, name in ((1, "Fri"), (2, "Sat"))]
+    write_video(paths[0][0].with_name("11-stereo.mp4"), pictures(4))
+    source = Hdf5(tmp_path)
+    schema, cameras = source.schema(), ["observation.image.wrist", "observation.image.ext1"]
+    assert [name for name, spec in schema.items() if spec.is_video] == cameras
+    others = Hdf5(tmp_path, without_video=True)
+    assert [name for name in schema if name not in cameras] == list(others.schema())
+    for number, info in enumerate(source.episodes()):
+        np.testing.assert_equal(frames_of(source, number), frames_of(others, number))
+        for (name, gops), path in zip(source.videos(info).items(), paths[number], strict=True):
+            np.testing.assert_array_equal(of_gops(schema[name], gops), of_file(path))
+    only = Hdf5(tmp_path, features=cameras)
+    assert frames_of(only) == [{}] * 4
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -494,9 +487,23 @@ def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int
         folder.mkdir(parents=True)
         write_video(folder / f"1{seed}.mp4", pictures(frames))
     source = open_source(tmp_path / "set")
-    report = convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
+    report = seqrecord.convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
     assert report.written == ("Fri",)
     [bad] = report.bad
     assert bad.key == "Sat"
     for text in ("12.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
         assert text in bad.error
+
+
+def test_a_broken_demonstration_hides_no_other_of_its_file(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5", (3, 4, 5), images=False)
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["data/demo_1/obs/outside"] = h5py.ExternalLink("b.hdf5", "/x")
+    source = open_source(tmp_path)
+    assert [(info.key, info.num_frames) for info in source.episodes()] == [
+        *(("a/demo_0", 3), ("a/demo_1", 0), ("a/demo_2", 5))
+    ]
+    with pytest.raises(SourceError, match="a link to another file") as caught:
+        list(source.frames(source.episodes()[1]))
+    assert (caught.value.episode, caught.value.file) == ("a/demo_1", str(tmp_path / "a.hdf5"))
+    assert len(list(source.frames(source.episodes()[2]))) == 5

@@ -216,6 +216,15 @@ def test_a_recording_of_several_files(tmp_path: Path) -> None:
         frames_of(open_source(tmp_path / "bags", clock=CAMERA))
 
 
+def test_a_topic_of_two_types(tmp_path: Path) -> None:
+    (tmp_path / "metadata.yaml").write_text("rosbag2_bagfile_information: {}\n")
+    write_mcap(tmp_path / "run_0.mcap", [("/a", START, imu([0.0] * 10))])
+    path = write_mcap(tmp_path / "run_1.mcap", [("/a", START + 1, joints(["a"], [1.0]))])
+    with pytest.raises(SourceError, match="a topic of two types") as caught:
+        open_source(tmp_path).schema()
+    assert (caught.value.file, caught.value.got) == (str(path), "sensor_msgs/msg/JointState")
+
+
 def test_a_tree_of_recordings(tmp_path: Path) -> None:
     for name in ("day2/run10", "day2/run9", "day1/a"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -160,62 +160,41 @@ def test_an_error_does_not_wait_for_loads_that_are_tried_again(path: Path) -> No
         settings = effective({**PIPE, "shuffle": False})
         settings["memory_limit"] = "64MiB"  # several loads at a time
         pipe = SeqRecordPipe(dataset, frame_transform=transform, **settings)
-        gone.start = int(
-            dataset.contents.index.groups[0].offset[1]
-        )  # the second chunk's; there is one file
+        [table] = dataset.contents.index.groups
+        gone.start = int(table.offset[1])  # the second chunk's; there is one file
         with soon(), pytest.raises(ZeroDivisionError, match="mine") as caught:
             list(pipe)
         del caught, pipe
 
 
-CTRL_C = """
+BEGIN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import seqrecord
-from tests.test_stopping import PIPE, Gone, failing, wait_for_retries
+from tests.test_stopping import PIPE, Gone, failing, go_on_until_it_fails, wait_for_retries
 
 gone = Gone()
-storage = failing(Path(sys.argv[1]), gone)
+storage = failing(Path(sys.argv[1]), gone, max_bytes=1000)  # so each load is several
 
 def interrupt():
-    wait_for_retries(storage)
+    wait_for_retries(storage, 3)
     time.sleep(0.2)
     print(time.monotonic(), flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 
-threading.Thread(target=interrupt, daemon=True).start()
+interrupter = threading.Thread(target=interrupt, daemon=True)
+"""
+CTRL_C = """
+interrupter.start()
 for _ in seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE):
     gone.left = 0
 """
-
-
 CTRL_C_AT_THE_START = """
-import os, signal, sys, threading, time
-from pathlib import Path
-import seqrecord
-from tests.test_stopping import Gone, failing, wait_for_retries
-
-gone = Gone()
 gone.left = 1  # the manifest, and then no table of the index
-storage = failing(Path(sys.argv[1]), gone)
-
-def interrupt():
-    wait_for_retries(storage, 3)
-    print(time.monotonic(), flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-
-threading.Thread(target=interrupt, daemon=True).start()
+interrupter.start()
 seqrecord.open(storage)
 """
-
 LEAVES = """
-import sys, time
-from pathlib import Path
-import seqrecord
-from tests.test_stopping import PIPE, Gone, failing, go_on_until_it_fails
-
-gone = Gone()
-storage = failing(Path(sys.argv[1]), gone, max_bytes=1000)  # so each load is several
 iterator = iter(seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE))
 go_on_until_it_fails(iterator, storage, gone)
 print(time.monotonic(), flush=True)
@@ -223,7 +202,7 @@ print(time.monotonic(), flush=True)
 
 
 def _ends_soon(code: str, path: Path) -> subprocess.CompletedProcess[str]:
-    done = run_code(code, path, timeout=DEADLINE + SOON)
+    done = run_code(BEGIN + code, path, timeout=DEADLINE + SOON)
     assert time.monotonic() - float(done.stdout) < SOON  # one clock for all processes
     return done
 

@@ -19,7 +19,16 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops, video_spec
 
-__all__ = ["decoded", "hide_first", "in_fragments", "of_file", "of_gops", "pictures", "write_video"]
+__all__ = [
+    "decoded",
+    "gops_of",
+    "hide_first",
+    "in_fragments",
+    "of_file",
+    "of_gops",
+    "pictures",
+    "write_video",
+]
 
 HEIGHT, WIDTH = 48, 64
 QUIET = "log-level=none:pools=none:frame-threads=1"
@@ -82,10 +91,16 @@ def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]
     return np.array(times), np.stack(images)
 
 
-def of_file(path: Path, gops: Iterable[Gop] | None = None) -> npt.NDArray[np.uint8]:
-    """The frames of a file's GOPs, by default of all: uint8 [T, H, W, 3]."""
+def gops_of(path: Path, times: npt.NDArray[np.float64] | None = None) -> list[Gop]:
+    """The GOPs of a file that show the frames at `times`, by default all."""
     with VideoFile(path) as file:
-        return of_gops(video_spec("a", file), read_gops(file) if gops is None else gops)
+        return list(read_gops(file, times))
+
+
+def of_file(path: Path, times: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.uint8]:
+    """The frames of these GOPs: uint8 [T, H, W, 3]."""
+    with VideoFile(path) as file:
+        return of_gops(video_spec("a", file), read_gops(file, times))
 
 
 def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:

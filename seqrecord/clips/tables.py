@@ -202,7 +202,7 @@ class ClipTable:
         )
 
     @classmethod
-    def joined(cls, tables: Sequence[ClipTable]) -> ClipTable:
+    def concatenated(cls, tables: Sequence[ClipTable]) -> ClipTable:
         """The clips of tables of one spec whose selected episodes are others in each."""
         if len(tables) == 1:
             return tables[0]

@@ -149,7 +149,7 @@ class Executor:
                 if self._first_batch >= 0 or not a:
                     self._load(loads, ahead)
                     self._first_batch = -1
-                self._workers.fetch(self._loads_ahead())
+                self._workers.fetch(self._prefetch())
             opened = self._open(int(batch[a]))
             loads.wait(begin + b)
             self._gather(opened, slot[a:b], clips.rows(a, b), found.sources(a, b))
@@ -192,7 +192,7 @@ class Executor:
         stats.trace.add("wait for consumer", begin, end, batch=batch)
         return opened
 
-    def _loads_ahead(self) -> Iterator[Load]:
+    def _prefetch(self) -> Iterator[Load]:
         """The next loads that have no room yet, as many as may be read ahead."""
         count, number = 0, 0
         while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):

@@ -221,7 +221,7 @@ class AllFrames:
     def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
         for start, stop in plan.spans(first_round):
             is_full = all(self._counts[n] == len(asked) for n, asked in self._asked.items())
-            yield plan.joined(start, stop, loads=not is_full)
+            yield plan.merged(start, stop, loads=not is_full)
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         assigned: list[AssignedLoad] = []

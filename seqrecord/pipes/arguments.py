@@ -62,32 +62,27 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     update_wrapper(call, function)
     parameters = [*first, *named.values()]
     call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__doc__ = _joined(function.__doc__ or "", options)
+    call.__doc__ = _docstring(function.__doc__ or "", options)
     return call
 
 
 _OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
-"""Arguments of `seqrecord.open`, which an open dataset goes by."""
+"""How a dataset is opened, which is said when it is."""
 
 
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:
-    of_engine = name in inspect.signature(EngineOptions).parameters
-    expected = f"engine=seqrecord.EngineOptions({name}=…)"
-    if name in _OF_OPEN:
-        expected = f"seqrecord.open(location, {name}=…) in place of the location"
-        return ClipError("how a dataset is opened is said when it is", expected=expected, got=name)
-    if "engine" not in names and (of_engine or name in inspect.signature(LoaderOptions).parameters):
+    latest = 'windows={"gps": seqrecord.Latest(max_age=60, unknown="zeros")}'
+    instead = dict.fromkeys(_OF_OPEN, f"seqrecord.open(location, {name}=…) as the location")
+    instead |= dict.fromkeys(("last_known", "unknown"), latest)
+    of_engine = inspect.signature(EngineOptions).parameters
+    if "engine" in names:
+        instead |= dict.fromkeys(of_engine, f"engine=seqrecord.EngineOptions({name}=…)")
+    if name in instead:
+        return ClipError(f"{name} is no argument of a loader", expected=instead[name], got=name)
+    if name in (*of_engine, *inspect.signature(LoaderOptions).parameters):
         return ClipError(
             "clips that are read by their number have no epochs",
             expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
-            got=name,
-        )
-    if of_engine:
-        return ClipError("how an epoch is executed is said together", expected=expected, got=name)
-    if name in ("last_known", "unknown"):
-        return ClipError(
-            "what was known last is a window",
-            expected='windows={"gps": seqrecord.Latest(max_age=60, unknown="zeros")}',
             got=name,
         )
     near = difflib.get_close_matches(name, names, 1)
@@ -96,7 +91,7 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     return TypeError(f"there is no argument {name!r}; {hint}")
 
 
-def _joined(text: str, options: type[ClipOptions]) -> str:
+def _docstring(text: str, options: type[ClipOptions]) -> str:
     """A docstring that ends with arguments, and those of the options behind them."""
     lines = [inspect.cleandoc(text)]
     for cls in reversed(options.__mro__):

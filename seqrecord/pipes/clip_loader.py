@@ -27,7 +27,7 @@ from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Clip, Rest, SourceRest, SourceState, Stages, State
+from seqrecord.pipes.states import Clip, Remainder, Sessions, SourceRemainder, SourceState, State
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling import (
     ClipFacts,
@@ -38,11 +38,11 @@ from seqrecord.sampling import (
     SequencePlan,
     Window,
     check_drop_last,
-    frames_left_out,
+    count_unused_frames,
 )
 from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.elastic import Session, find_remaining
 from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
-from seqrecord.sampling.rest import Stage, rest_of
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted, repr_of
@@ -57,14 +57,14 @@ _MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
 _logger = logging.getLogger("seqrecord")
 
-_Fits: TypeAlias = dict[tuple[int, int, Stages], Fit]
-"""Of epochs in so many parts; of the rest of one by its number and stages, else by 0 and none."""
+_Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
+"""Of epochs in so many parts; of the rest of one by its number and sessions, else by 0 and none."""
 
 
 class ClipLoader:
     """Plans epochs over a selection of clips and runs them: a `BatchSource`. Picklable.
 
-    An epoch that goes on with other ranks or workers has stages: see `sampling.rest`.
+    An epoch that goes on with other ranks or workers has sessions: see `sampling.elastic`.
 
     Raises `ClipError` for clips that cannot come so, and `MemoryLimitError` for a memory limit that
     is too small, with the least that would do.
@@ -84,7 +84,7 @@ class ClipLoader:
         self._settings = PlanSettings(**{name: getattr(options, name) for name in _ASKED})
         self.ranks = Ranks(options.rank, options.world_size)
         self._fits: _Fits = {}
-        self._rest: tuple[int, Stages, ClipTable] | None = None  # that was asked for last
+        self._rest: tuple[int, Sessions, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not self.of_mix:
             self._fit(1)  # a limit that is too small is an error here and now
@@ -102,9 +102,9 @@ class ClipLoader:
         """See `BatchSource`."""
         return {}
 
-    def plan(self, epoch: int, part: Part, rest: Rest | None = None) -> Plan:
+    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> Plan:
         """See `plan_epoch`."""
-        return self.plan_epoch(epoch, part, _stages(epoch, rest))
+        return self.plan_epoch(epoch, part, _sessions(epoch, rest))
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the epochs to come."""
@@ -117,56 +117,56 @@ class ClipLoader:
         settings = self._settings
         return self.selection.clips_in(epoch, seed=settings.seed, shuffle=settings.shuffle)
 
-    def clips_left(self, epoch: int, stages: Stages) -> ClipTable:
-        """The clips of an epoch that are left when some stages of it are over.
+    def remaining_clips(self, epoch: int, sessions: Sessions) -> ClipTable:
+        """The clips of an epoch that are left when some sessions of it are over.
 
-        Raises `StateError` for stages that cannot have been.
+        Raises `StateError` for sessions that cannot have been.
         """
-        if not stages:
+        if not sessions:
             return self.clips(epoch)
-        if self._rest is None or self._rest[:2] != (epoch, stages):
+        if self._rest is None or self._rest[:2] != (epoch, sessions):
             table, episodes = self.clips(epoch), self.selection.episodes
-            rest = rest_of(table, episodes, stages, epoch=epoch, windows=self._windows)
-            self._rest = epoch, stages, rest
+            rest = find_remaining(table, episodes, sessions, epoch=epoch, windows=self._windows)
+            self._rest = epoch, sessions, rest
         return self._rest[2]
 
-    def plan_epoch(self, epoch: int, part: Part, stages: Stages = ()) -> Plan:
-        """The plan of one part of one epoch, or of what some stages have left of it.
+    def plan_epoch(self, epoch: int, part: Part, sessions: Sessions = ()) -> Plan:
+        """The plan of one part of one epoch, or of what some sessions have left of it.
 
         Raises `ClipError` when `drop_last` leaves no batch in this epoch, or in one of another
-        phase, and `StateError` for stages that cannot have been.
+        phase, and `StateError` for sessions that cannot have been.
         """
         if (phases := self.selection.phases) is not None:  # now, not at the epoch of that phase
             check_drop_last(phases.fewest_clips, self._settings, part.count)
         if part.index == 0 and part.count not in self._told:
             self._told.add(part.count)
             self._tell(part.count)
-        return self._planned(epoch, part, stages, self.settings(part.count, epoch, stages))
+        return self._planned(epoch, part, sessions, self.settings(part.count, epoch, sessions))
 
-    def settings(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> PlanSettings:
+    def settings(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> PlanSettings:
         """The settings of an epoch in so many parts, all of them chosen.
 
-        Or those of what some stages have left of the epoch.
+        Or those of what some sessions have left of the epoch.
         """
-        return self._fit(num_parts, epoch, stages).settings
+        return self._fit(num_parts, epoch, sessions).settings
 
     # ---- what runs
 
     def start(
-        self, plan: Plan, rest: Rest | None = None, *, batch: int = 0, stats: EngineStats
+        self, plan: Plan, rest: Remainder | None = None, *, batch: int = 0, stats: EngineStats
     ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
         self.selection.times_without_frame = 0
-        execution = self.execution(plan, stages=_stages(plan.epoch, rest), stats=stats)
+        execution = self.execution(plan, sessions=_sessions(plan.epoch, rest), stats=stats)
         return run_plan(execution, stats, batch=batch)
 
     def execution(
-        self, plan: Plan, *, stages: Stages, stats: EngineStats, stream: SideStream | None = None
+        self, plan: Plan, sessions: Sessions, stats: EngineStats, stream: SideStream | None = None
     ) -> Execution:
-        """What executes a plan, of an epoch of which these stages are over; for batches of a mix on
-        the `stream` of these."""
+        """What executes a plan, of an epoch of which these sessions are over; for batches of a mix
+        on the `stream` of these."""
         selection, device = self.selection, self._find_device()
-        fitted, first_row = self._fit(plan.part.count, plan.epoch, stages), None
+        fitted, first_row = self._fit(plan.part.count, plan.epoch, sessions), None
         if fitted.in_memory is not None:
             first_row = first_rows(selection.episodes.num_frames, selection.selected)
         on_device = device is not None
@@ -233,7 +233,7 @@ class ClipLoader:
             "clips_outside": clips.num_outside,
             "times_without_frame": self.selection.times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
-            **self.left_out(epoch),
+            **self.unused(epoch),
         }
 
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
@@ -243,11 +243,11 @@ class ClipLoader:
         frames = self.selection.drawn_frames(self._settings.seed, epoch)
         return self.selection.columns(episode, start, frames, drawn)
 
-    def left_out(self, epoch: int) -> dict[str, int]:
+    def unused(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
         if not self._follows or self.options.has_windows:
             return {}
-        frames = frames_left_out(self.clips(epoch), self.selection.episodes.num_frames)
+        frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
         return {"frames_left_out": frames}
 
     def describe(self) -> str:
@@ -255,7 +255,7 @@ class ClipLoader:
         first, *features = self.selection.describe().split("\n")
         if self._follows:
             first += f"; {counted(len(self.clips(0).count), 'sequence')}"
-            for frames in self.left_out(0).values():
+            for frames in self.unused(0).values():
                 first += f", {counted(frames, 'frame')} in no clip"
         elif self._settings.shuffle:
             settings, whole = self._fit(1).settings, self._facts().whole_block()
@@ -284,14 +284,14 @@ class ClipLoader:
 
     # ---- states
 
-    def state(self, num_parts: int, rest: SourceRest | None) -> SourceState:
+    def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
         """What the order of epochs in so many parts depends on, and of what `rest` has of them."""
         pending = () if rest is None else rest.pending
         left = tuple(self.settings(num_parts, *epoch) for epoch in pending)
         identity = self.selection.identity
         return SourceState(self.settings(num_parts), self._request, identity, left)
 
-    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRest) -> _Fits:
+    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> _Fits:
         """The settings of a state, for epochs in so many parts, and for what `rest` has of some.
 
         Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
@@ -309,7 +309,7 @@ class ClipLoader:
         self._fits |= fits
 
     def check_state(
-        self, state: SourceState, rest: SourceRest, *, any_batch_size: bool = False
+        self, state: SourceState, rest: SourceRemainder, *, any_batch_size: bool = False
     ) -> None:
         """Raise `StateError` for a state of other clips or another order, and say what differs.
 
@@ -319,9 +319,9 @@ class ClipLoader:
         url, identity = self.selection.dataset.url, self.selection.identity
         saved, is_shuffled = state.settings, self._settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
-        stages = (stage.settings for _, stages in rest.pending for stage in stages)
-        for other in (*state.left, *stages):
-            problem = "stages of the saved state are of several settings"
+        sessions = (session.settings for _, sessions in rest.pending for session in sessions)
+        for other in (*state.left, *sessions):
+            problem = "sessions of the saved state are of several settings"
             _check_same(problem, url, vars(other), vars(saved), set(_ASKED) - free)
         now = {**self._request, **{name: getattr(self._settings, name) for name in _ASKED}}
         now["num_cursors"] = self.options.tuning.num_cursors
@@ -368,23 +368,23 @@ class ClipLoader:
             "clips": selection.chosen_digest,
         }
 
-    def rest_after(self, state: State) -> Rest | None:
-        """See `BatchSource`: one more stage of the epoch is over."""
+    def remainder_after(self, state: State) -> Remainder | None:
+        """See `BatchSource`: one more session of the epoch is over."""
         if not any(state.batches):
             return state.rest
         state = state.of_rank()
-        stages = _stages(state.epoch, state.rest)
-        stage = Stage(state.sharing.ranks, state.batches, _settings(state))
-        own = SourceRest(((state.epoch, (*stages, stage)),), state.epoch + 1)
-        return Rest(state.epoch, None, len(stages) + 1, (own,))
+        sessions = _sessions(state.epoch, state.rest)
+        session = Session(state.sharing.ranks, state.batches, _settings(state))
+        own = SourceRemainder(((state.epoch, (*sessions, session)),), state.epoch + 1)
+        return Remainder(state.epoch, None, len(sessions) + 1, (own,))
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
         url, settings = self.selection.dataset.url, _settings(state)
-        stages, count = _stages(state.epoch, state.rest), state.sharing.num_parts
-        if bool(stages) != (state.rest is not None) or len(state.sources[0].left) > 1:
+        sessions, count = _sessions(state.epoch, state.rest), state.sharing.num_parts
+        if bool(sessions) != (state.rest is not None) or len(state.sources[0].left) > 1:
             raise StateError(
-                "the stages of the saved state are of other epochs",
+                "the sessions of the saved state are of other epochs",
                 file=url,
                 expected=f"epoch {state.epoch}",
                 got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
@@ -398,21 +398,21 @@ class ClipLoader:
                 got=cursors,
             )
         try:  # no part has more batches than the last one
-            plan = self._planned(state.epoch, Part(count - 1, count), stages, settings)
+            plan = self._planned(state.epoch, Part(count - 1, count), sessions, settings)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches([plan.num_batches] * len(state.batches))
 
     # ---- memory
 
-    def demand(self, num_parts: int = 1, epoch: int = 0, stages: Stages = ()) -> Demand:
-        """What memory has to hold for epochs in so many parts, or for what some stages have left of
-        one."""
+    def demand(self, num_parts: int = 1, epoch: int = 0, sessions: Sessions = ()) -> Demand:
+        """What memory has to hold for epochs in so many parts, or for what some sessions have left
+        of one."""
         what, workers = "these clips", self.workers(num_parts)
         if workers > 1 and self.options.memory_limit is None:
             what += f" in each of {workers} workers, which by default share what a rank has"
         return Demand(
-            self._facts(epoch, stages),
+            self._facts(epoch, sessions),
             self._settings,
             self._sizes,
             num_parts,
@@ -468,23 +468,23 @@ class ClipLoader:
     def _sizes(self) -> FrameSizes:
         return frame_sizes(self.selection, 0 if self.of_mix else self.batch_size or 1)
 
-    def _planned(self, epoch: int, part: Part, stages: Stages, settings: PlanSettings) -> Plan:
-        table, episodes = self.clips_left(epoch, stages), self.selection.episodes
-        make, stage = SequencePlan if self._follows else EpochPlan, len(stages)
-        windows = self._windows
-        return make(table, episodes, settings, epoch=epoch, part=part, stage=stage, windows=windows)
+    def _planned(self, epoch: int, part: Part, sessions: Sessions, settings: PlanSettings) -> Plan:
+        table, episodes = self.remaining_clips(epoch, sessions), self.selection.episodes
+        make = partial(SequencePlan if self._follows else EpochPlan, windows=self._windows)
+        return make(table, episodes, settings, epoch=epoch, part=part, session=len(sessions))
 
-    def _fit(self, num_parts: int, epoch: int = 0, stages: Stages = ()) -> Fit:
-        if (key := (num_parts, epoch if stages else 0, stages)) not in self._fits:
-            demand = self.demand(num_parts, epoch, stages)
+    def _fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
+        if (key := (num_parts, epoch if sessions else 0, sessions)) not in self._fits:
+            demand = self.demand(num_parts, epoch, sessions)
             self._fits[key] = demand.fit(self._limit(num_parts))
         return self._fits[key]
 
-    def _facts(self, epoch: int = 0, stages: Stages = ()) -> ClipFacts:
-        """What settings are chosen for: all epochs, or what some stages have left of one."""
-        if not stages:
+    def _facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
+        """What settings are chosen for: all epochs, or what some sessions have left of one."""
+        if not sessions:
             return self._facts_of_all
-        return ClipFacts.of(self.clips_left(epoch, stages), self.selection.episodes, self._windows)
+        table = self.remaining_clips(epoch, sessions)
+        return ClipFacts.of(table, self.selection.episodes, self._windows)
 
     @cached_property
     def _facts_of_all(self) -> ClipFacts:
@@ -493,9 +493,9 @@ class ClipLoader:
         return ClipFacts.of(table, episodes, self._windows, any_clips=any_clips)
 
 
-def _stages(epoch: int, rest: Rest | None) -> Stages:
+def _sessions(epoch: int, rest: Remainder | None) -> Sessions:
     """Those of an epoch that are over, of the only source."""
-    return () if rest is None else rest.sources[0].stages(epoch)
+    return () if rest is None else rest.sources[0].sessions(epoch)
 
 
 def _settings(state: State) -> PlanSettings:

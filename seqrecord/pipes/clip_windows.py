@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SelectedWindows",
-    "Timeline",
+    "Timestamps",
     "Windows",
     "check_windows",
     "describe_offsets",
@@ -59,7 +59,6 @@ class SelectedWindows:
 
     Attributes:
         asked: offsets and seconds of the argument `windows`.
-        latest: those of its features of which clips have the newest values.
         pads: whether clips may have frames before the first one of their episode, and behind the
             last one.
         span: how many frames an episode must have for a clip, at least.
@@ -101,13 +100,13 @@ class SelectedWindows:
         of each episode of the dataset, int64[E]."""
         dataset, selected = self._dataset, self._selected
         found, rate = _by_rate(self.asked, dataset, selected)
-        clocks: dict[str, Timeline] = {}
+        clocks: dict[str, Timestamps] = {}
         for name, window in self.asked.items():
             if not isinstance(window, Seconds):
                 found[name] = OffsetWindow.of(window)
             elif window.by is not None:
                 if window.by not in clocks:
-                    clocks[window.by] = Timeline(dataset, window.by, selected)
+                    clocks[window.by] = Timestamps(dataset, window.by, selected)
                 found[name] = clocks[window.by].window(window)
         if self._latest and self._is_transformed:
             raise ClipError(
@@ -244,7 +243,7 @@ def _by_rate(
     return {n: OffsetWindow(some, rate) for n, some in offsets.items()}, rate
 
 
-class Timeline:
+class Timestamps:
     """The timestamps of one feature of a dataset, in seconds: a `Clock`. Picklable.
 
     Those of an episode are read when it is first asked for; some stay in memory.
@@ -339,14 +338,7 @@ def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]
     """
     is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
     check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
-    found: dict[str, tuple[int, ...] | Seconds | Latest] = {}
-    for name, window in windows.items():
-        if isinstance(window, Latest):
-            of = window.window
-            found[name] = window if of is None else replace(window, window=_checked(name, of))
-        else:
-            found[name] = _checked(name, window)
-    return found
+    return {name: _checked(name, window) for name, window in windows.items()}
 
 
 def describe_offsets(offsets: IntArray) -> str:
@@ -358,7 +350,14 @@ def describe_offsets(offsets: IntArray) -> str:
     return text if step == 1 else f"{text}:{step}"
 
 
-def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds:
+def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds | Latest:
+    if not isinstance(window, Latest):
+        return _frames_of(name, window)
+    of = window.window
+    return window if of is None else replace(window, window=_frames_of(name, of))
+
+
+def _frames_of(name: str, window: Any) -> tuple[int, ...] | Seconds:
     if isinstance(window, Seconds):
         return window
     try:

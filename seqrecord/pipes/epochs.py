@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
-from seqrecord.pipes.states import BatchSource, Clip, PlanT, Rest, Sharing, State, parse_state
+from seqrecord.pipes.states import BatchSource, Clip, PlanT, Remainder, Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
 from seqrecord.processes.forks import PerProcess, at_fork, check_fork
 from seqrecord.sampling import Part
@@ -42,7 +42,7 @@ class Place:
     epoch: int = 0
     is_loaded: bool = False  # the place is that of the state that was loaded last
     sharing: Sharing | None = None  # of the iteration, once it was made; so are the next two
-    rest: Rest | None = None
+    rest: Remainder | None = None
     batch: int = 0
 
 
@@ -124,7 +124,7 @@ class Epochs(Generic[PlanT]):
             self._begin_with_others()
         elif self.is_begun or self._is_over(sharing, part):
             self._go_to(self._place.epoch + 1)
-        self._place = place = self._placed(sharing)
+        self._place = place = self._place_for(sharing)
         if self._loaded is not None and place.is_loaded and self._continues(self._loaded, sharing):
             self._loaded.use_settings(self.loader)
         self._offer = offer = object()
@@ -168,7 +168,7 @@ class Epochs(Generic[PlanT]):
         sharing, epoch = place.sharing or Sharing.of(part), place.epoch
         is_over = self._phase is Phase.ENDED and not at_end and get_worker_info() is None
         if is_over or place.sharing is None:
-            place = self._placed(sharing)
+            place = self._place_for(sharing)
         if is_over:
             epoch, batch = epoch + 1, 0
         rest = None if place.rest is None or epoch < place.rest.epoch else place.rest
@@ -212,7 +212,7 @@ class Epochs(Generic[PlanT]):
             raise ClipError("this iteration was ended: another one has begun")
         place = self._place
         if place.sharing is None:  # `set_epoch` was called meanwhile
-            place = self._placed(Sharing.of(part))
+            place = self._place_for(Sharing.of(part))
         self._last, self._is_told = None, False
         self._place, self._phase = replace(place, is_loaded=False), Phase.RUNNING
         self._publish()
@@ -239,7 +239,7 @@ class Epochs(Generic[PlanT]):
         self._go_to(saved.epoch)
         self._loaded, self._place = saved, Place(saved.epoch, is_loaded=True)
 
-    def _placed(self, sharing: Sharing) -> Place:
+    def _place_for(self, sharing: Sharing) -> Place:
         """The place, for an iteration that shares the epoch so.
 
         Raises `StateError` where other parts have begun the epoch, of which too little is known.
@@ -249,7 +249,7 @@ class Epochs(Generic[PlanT]):
             worker, rest = base.sharing.worker, base.rest
             is_own = not place.is_loaded or worker in (None, sharing.worker)
             if not (is_own and self._continues(base, sharing)):
-                rest = self.loader.rest_after(base)
+                rest = self.loader.remainder_after(base)
             elif place.is_loaded:
                 batch = base.batches[0 if worker is not None else sharing.worker or 0]
         return replace(place, sharing=sharing, rest=rest, batch=batch)

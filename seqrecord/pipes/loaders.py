@@ -162,6 +162,11 @@ class Streaming(WithEpochs[Plan]):
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
         """Open the dataset, and choose its clips.
 
+        `clip_len` to `drop_last_frames` say which frames a clip has; `features` to `metadata`, of
+        which features and episodes; `frame_transform` to `ragged`, what is made of them; `order` to
+        `rotate_phase`, in which order clips come; `batch_size` to `device`, what a batch is, in
+        which memory; `rank` and `world_size`, for which rank; `engine`, how that is executed.
+
         Args:
             location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
         """

@@ -75,7 +75,7 @@ def settle(
     if fit.settings.batch_size is None and on_host and are_alike:
         clip = max(1, clip_nbytes(made, selection.lengths))
         most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
-        memory = replace(memory, together=fit.together(memory, most))
+        memory = replace(memory, together=fit.clips_at_once(memory, most))
     return memory
 
 

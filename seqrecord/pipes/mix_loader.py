@@ -27,7 +27,7 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.memory import check_machine, share_out
 from seqrecord.pipes.mix_sources import Done, Features, Join, MixPlan, SourceLoader, Stop
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.states import Clip, Rest, State
+from seqrecord.pipes.states import Clip, Remainder, State
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
@@ -148,7 +148,7 @@ class MixLoader:
         }
 
     def plan(
-        self, epoch: int, part: Part, rest: Rest | None = None, *, workers: int | None = None
+        self, epoch: int, part: Part, rest: Remainder | None = None, *, workers: int | None = None
     ) -> MixPlan:
         """The plan of one part of one epoch: the same on all ranks, for workers of one number.
 
@@ -165,7 +165,7 @@ class MixLoader:
         if rest is not None:
             left = whole
             if rest.left is not None:
-                left = self._batches_left(rest, rest.left, part, workers)
+                left = self._remaining_batches(rest, rest.left, part, workers)
             first = 0 if epoch == rest.epoch else left + (epoch - rest.epoch - 1) * whole
             num_batches = left if epoch == rest.epoch else whole
         if (first + num_batches) * size >= _MOST_SLOTS:
@@ -173,7 +173,7 @@ class MixLoader:
         shares = self._shares(worker, 0 if rest is None else rest.number)
         return MixPlan(part, num_batches, size, shares, self.alternate, first, rest)
 
-    def _batches_left(self, rest: Rest, left: int, part: Part, workers: int) -> int:
+    def _remaining_batches(self, rest: Remainder, left: int, part: Part, workers: int) -> int:
         """The batches of a part in the epoch of `rest`, of which all parts together have `left`.
 
         In the first epoch of the mix counts are those of the clips that each source has left of its
@@ -186,22 +186,22 @@ class MixLoader:
             return left // part.count if stop == "first" else -(-left // part.count)
         each, slots = zip(self.sources, self.shares.values(), rest.sources, strict=True), []
         for loader, share, own in each:
-            stages = own.stages(0)
-            is_over = own.following and not stages
-            slots.append((0 if is_over else loader.length(0, part.count, stages)) / share)
+            sessions = own.sessions(0)
+            is_over = own.following and not sessions
+            slots.append((0 if is_over else loader.length(0, part.count, sessions)) / share)
         return MixPlan.count_batches(stop, slots, self.batch_size, part.index % workers, workers, 0)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
         for loader, rest in zip(self.sources, state.rests, strict=True):
-            loader.check_rest(rest, state.sharing.num_parts)
+            loader.check_remainder(rest, state.sharing.num_parts)
         try:
             plans = self._plans(state)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches(plan.num_batches for plan in plans)
 
-    def rest_after(self, state: State) -> Rest:
+    def remainder_after(self, state: State) -> Remainder:
         """See `BatchSource`."""
         state = state.of_rank()
         ranks, plans = state.sharing.ranks, self._plans(state)
@@ -212,10 +212,11 @@ class MixLoader:
             left = ranks * (sum(plan.num_batches for plan in plans) - sum(state.batches))
         each = zip(self.sources, plans[0].rests, state.sources, strict=True)
         sources = tuple(
-            loader.rest_of([int(clips[i]) for clips in given], ranks, old, said)
+            loader.remainder_of([int(clips[i]) for clips in given], ranks, old, said)
             for i, (loader, old, said) in enumerate(each)
         )
-        return Rest(state.epoch, left, 1 if state.rest is None else state.rest.number + 1, sources)
+        number = 0 if state.rest is None else state.rest.number
+        return Remainder(state.epoch, left, number + 1, sources)
 
     def _plans(self, state: State) -> list[MixPlan]:
         """Those of the workers that a state has batches of."""
@@ -226,8 +227,10 @@ class MixLoader:
             for i in range(len(state.batches))
         ]
 
-    def start(self, plan: MixPlan, rest: Rest | None, *, batch: int, stats: EngineStats) -> Engine:  # noqa: ARG002
-        """An engine that runs a plan from `batch` on; `rest` is the plan's."""
+    def start(
+        self, plan: MixPlan, _rest: Remainder | None, *, batch: int, stats: EngineStats
+    ) -> Engine:
+        """An engine that runs a plan from `batch` on; the rest is the plan's."""
         buffers = self._memory_of_batches()
         num_batches, stream = buffers[0].needs.num_batches, buffers[0].stream
         if self.options.device is None:

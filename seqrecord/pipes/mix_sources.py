@@ -22,11 +22,11 @@ from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Rest, SourceRest, SourceState, Stages
+from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Clips, Part
+from seqrecord.sampling.elastic import Session
 from seqrecord.sampling.random_order import key_of
-from seqrecord.sampling.rest import Stage
 from seqrecord.sampling.shares import Shares
 
 __all__ = ["Done", "Features", "Join", "MixPlan", "SourceLoader", "Stop", "check_source"]
@@ -117,7 +117,7 @@ class MixPlan:
     shares: Shares
     alternate: bool
     first: int
-    rest: Rest | None = None
+    rest: Remainder | None = None
 
     @staticmethod
     def count_batches(
@@ -142,9 +142,9 @@ class MixPlan:
         return {}
 
     @property
-    def rests(self) -> Sequence[SourceRest]:
+    def rests(self) -> Sequence[SourceRemainder]:
         """What is left of each source."""
-        whole = SourceRest((), 0)
+        whole = SourceRemainder((), 0)
         return [whole] * len(self.shares.counts) if self.rest is None else self.rest.sources
 
     def sources(self, batch: int) -> IntArray:
@@ -248,17 +248,17 @@ class SourceLoader(ClipLoader):
         )
         super().__init__(selection, replace(own, seed=seed, batch_size=batch_size, **given))
         self._limit_in = limit_in
-        self._left: dict[tuple[int, Stages], int] = {}  # clips of epochs that have stages
+        self._left: dict[tuple[int, Sessions], int] = {}  # clips of epochs that have sessions
 
-    def length(self, epoch: int, num_parts: int, stages: Stages = ()) -> int:
-        """How many clips each of so many parts has of an epoch, or of what stages have left."""
-        if not stages:
+    def length(self, epoch: int, num_parts: int, sessions: Sessions = ()) -> int:
+        """How many clips each of so many parts has of an epoch, or of what sessions have left."""
+        if not sessions:
             return self._clips_before(epoch + 1, num_parts) - self._clips_before(epoch, num_parts)
-        if (key := (epoch, stages)) not in self._left:
-            self._left[key] = self.clips_left(epoch, stages).num_clips
+        if (key := (epoch, sessions)) not in self._left:
+            self._left[key] = self.remaining_clips(epoch, sessions).num_clips
         return -(-self._left[key] // num_parts)
 
-    def check_rest(self, rest: SourceRest, num_parts: int) -> None:
+    def check_remainder(self, rest: SourceRemainder, num_parts: int) -> None:
         """Raise `StateError` where epochs that have clips lie between those of `rest`."""
         for (before, _), (epoch, _) in pairwise(rest.pending):
             if self._clips_before(epoch, num_parts) > self._clips_before(before + 1, num_parts):
@@ -269,13 +269,13 @@ class SourceLoader(ClipLoader):
                     got=epoch,
                 )
 
-    def locate(self, clip: int, num_parts: int, rest: SourceRest) -> tuple[int, int]:
+    def locate(self, clip: int, num_parts: int, rest: SourceRemainder) -> tuple[int, int]:
         """The epoch that has a part's clip, and the first one there; both counted over the epochs
         that `rest` has.
         """
         first = 0
-        for epoch, stages in rest.pending:
-            length = self.length(epoch, num_parts, stages)
+        for epoch, sessions in rest.pending:
+            length = self.length(epoch, num_parts, sessions)
             if clip < first + length:
                 return epoch, first
             first += length
@@ -291,33 +291,33 @@ class SourceLoader(ClipLoader):
             )
         return epoch, self._clips_before(epoch, num_parts) - skipped + first
 
-    def rest_of(
-        self, given: Sequence[int], ranks: int, before: SourceRest, state: SourceState
-    ) -> SourceRest:
+    def remainder_of(
+        self, given: Sequence[int], ranks: int, before: SourceRemainder, state: SourceState
+    ) -> SourceRemainder:
         """What is left when each worker of a rank has given so many clips since `before`.
 
-        The clips that parts have given of each epoch make one more stage of that epoch.
+        The clips that parts have given of each epoch make one more session of that epoch.
         """
         count, old = ranks * len(given), dict(before.pending)
         places = [self.locate(clips, count, before) for clips in given]
         chosen = dict(zip(old, state.left, strict=False))  # they may be of a later rest
         first, last = min(places)[0], max(places)[0]
-        pending: list[tuple[int, Stages]] = []
+        pending: list[tuple[int, Sessions]] = []
         following = first
         for epoch in range(first, max([last, *old]) + 1):
-            stages = old.get(epoch, ())
-            length = self.length(epoch, count, stages)
+            sessions = old.get(epoch, ())
+            length = self.length(epoch, count, sessions)
             clips = tuple(
                 length if place > epoch else total - begin if place == epoch else 0
                 for total, (place, begin) in zip(given, places, strict=True)
             )
             if any(clips):
                 settings = chosen.get(epoch, state.settings)
-                stages = (*stages, Stage(ranks, clips, settings, by_clip=True))
-            if stages:
-                pending.append((epoch, stages))
+                sessions = (*sessions, Session(ranks, clips, settings, by_clip=True))
+            if sessions:
+                pending.append((epoch, sessions))
                 following = epoch + 1
-        return SourceRest(tuple(pending), following)
+        return SourceRemainder(tuple(pending), following)
 
     def run(
         self,
@@ -336,11 +336,11 @@ class SourceLoader(ClipLoader):
         fill = partial(_fill, channel, done.stats)
         while clip < last:
             epoch, offset = self.locate(clip, part.count, rest)
-            stages = rest.stages(epoch)
-            plan = self.plan_epoch(epoch, part, stages)
+            sessions = rest.sessions(epoch)
+            plan = self.plan_epoch(epoch, part, sessions)
             done.repeated += plan.num_repeated
             done.mixed_from = plan.num_cursors
-            execution = self.execution(plan, stages=stages, stats=done.stats, stream=stream)
+            execution = self.execution(plan, sessions=sessions, stats=done.stats, stream=stream)
             some = clip - offset, min(last - offset, plan.num_clips)
             try:
                 execution.run(channel, some, partial(_slots, order, number, offset), fill)

@@ -168,6 +168,7 @@ class ClipOptions:
             not exist, so that every frame is a start; "before" does so for the first frame alone,
             and "after" for the last one. Then `<feature>_is_pad`, bool [T], says where, of each
             feature with a window: of all features where `clip_len` is given.
+        drop_last_frames: no clip starts in so many last frames of an episode. Not with `clips`.
         features: names of features to read; all by default. Clips in which a frame lacks one of
             them are left out.
         rename: other names of features: a dict such as `{"image_left": "image"}`, of names that
@@ -182,7 +183,9 @@ class ClipOptions:
             out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
             in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
             other episodes.
-        drop_last_frames: no clip starts in so many last frames of an episode. Not with `clips`.
+        metadata: names of entries of the episodes' metadata that clips have beside their features:
+            the value of its episode for a clip, a list of values for a batch; `None` where an
+            episode has no such entry.
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
@@ -203,9 +206,6 @@ class ClipOptions:
             dtypes and shapes must be the same for every clip. Of features of texts it gets and may
             give lists of these. It is called from several threads, and once for the first clip when
             the loader is made. Not with a `device`.
-        metadata: names of entries of the episodes' metadata that clips have beside their features:
-            the value of its episode for a clip, a list of values for a batch; `None` where an
-            episode has no such entry.
         ragged: what clips have of features whose shape varies from frame to frame, but for texts.
             "list": a list of tensors, one for each frame. "pad": a tensor as large as the largest
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
@@ -222,6 +222,9 @@ class ClipOptions:
     reverse: float = _checked(0.0, _check_reverse)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
+    drop_last_frames: int = _checked(
+        0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
+    )
     features: Sequence[str] | None = _checked(None, check_names)
     rename: Mapping[str, str] | None = _checked(
         None,
@@ -241,14 +244,11 @@ class ClipOptions:
         None, _such(lambda value: isinstance(value, str), "the name of a split")
     )
     clips: ClipList | None = field(default=None, repr=False)
-    drop_last_frames: int = _checked(
-        0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
-    )
+    metadata: Sequence[str] | None = _checked(None, check_names)
     frame_transform: FrameTransform | None = _checked(
         None, _such(callable, "a function from a dict of arrays to a dict of arrays")
     )
     clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
-    metadata: Sequence[str] | None = _checked(None, check_names)
     ragged: Ragged = _checked("list", _only(check_ragged))
 
     def __post_init__(self) -> None:
@@ -393,10 +393,6 @@ class LoaderOptions(ClipOptions):
     `ClipError` names the argument, what was expected, and what came.
 
     Args:
-        rotate_phase: with a `stride` above 1, move the clip starts from epoch to epoch. An epoch
-            has the starts `phase`, `phase + stride`, … of one phase below `stride`; `stride` epochs
-            use each phase once, and so every start. A phase without any clip gets no epoch. The
-            lengths of epochs then differ by a few clips. An error with a `stride` of 1.
         order: "clips", each on its own; or "sequences": row b of every batch follows an episode,
             clip by clip, and begins another one when that ends, for models with a hidden state.
             `is_first` and `is_last`, bool [batch], say where a row's sequence begins and ends: at
@@ -409,6 +405,10 @@ class LoaderOptions(ClipOptions):
         shuffle: a shuffled order; else episode by episode, front to back.
         seed: the order is a function of it, and so is all else that is drawn. An integer, of which
             64 bits count. With `shuffle=False` it has no effect where nothing is drawn.
+        rotate_phase: with a `stride` above 1, move the clip starts from epoch to epoch. An epoch
+            has the starts `phase`, `phase + stride`, … of one phase below `stride`; `stride` epochs
+            use each phase once, and so every start. A phase without any clip gets no epoch. The
+            lengths of epochs then differ by a few clips. An error with a `stride` of 1.
         batch_size: clips of a batch, or `None` for single clips.
         drop_last: leave out clips that do not fill a batch on every rank. Without `batch_size`,
             those that not every rank would have, see `equal`; with `equal=False` an error.
@@ -431,6 +431,11 @@ class LoaderOptions(ClipOptions):
             Worker
             processes keep nothing. The batches that a DataLoader prefetches from its workers
             (`prefetch_factor` for each worker, two by default) come on top.
+        device: where tensors go, such as "cuda". Each frame is then copied to the device once, and
+            batches are made there, on a stream of their own. The stream that is current in `next`
+            waits for that stream, so you need not synchronize. Not in a DataLoader's worker
+            processes. By default tensors stay on the host; "cpu" gives the same tensors by the
+            steps that a device takes.
         rank: which part of the epoch this process gets, of `world_size`. By default both are found
             when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
             and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and
@@ -438,25 +443,20 @@ class LoaderOptions(ClipOptions):
             always share the part of that process. Accelerate with several processes finds none:
             see docs/ranks.md.
         world_size: how many ranks share the epoch. 1: every process gets the whole epoch.
-        device: where tensors go, such as "cuda". Each frame is then copied to the device once, and
-            batches are made there, on a stream of their own. The stream that is current in `next`
-            waits for that stream, so you need not synchronize. Not in a DataLoader's worker
-            processes. By default tensors stay on the host; "cpu" gives the same tensors by the
-            steps that a device takes.
         engine: `EngineOptions`: how an epoch is executed, for those who tune it.
     """
 
-    rotate_phase: bool = _checked(False, _check_flag)
     order: str = _checked("clips", one_of(*ORDERS))
     shuffle: bool = _checked(True, _check_flag)
     seed: int = _checked(0, lambda _, value: check_seed(value))
+    rotate_phase: bool = _checked(False, _check_flag)
     batch_size: int | None = _checked(None, _check_count)
     drop_last: bool = _checked(False, _check_flag)
     equal: bool = _checked(True, _check_flag)
     memory_limit: int | str | None = _checked(None, _check_size)
+    device: str | torch.device | None = _checked(None, _only(_check_device))
     rank: int | None = None
     world_size: int | None = None
-    device: str | torch.device | None = _checked(None, _only(_check_device))
     engine: EngineOptions | None = _checked(
         None,
         _such(lambda value: isinstance(value, EngineOptions), "seqrecord.EngineOptions(…)"),

@@ -118,7 +118,7 @@ class ClipSelection:
             self.clips = self._choose(options.clips, uses)
         else:
             self.clips = self._enumerate(every, uses)
-        self.left_out = self._left_out()
+        self.left_out = self._describe_excluded()
         self.typical_clips = self.clips
         if every != self.spec:
             self.phases = Phases.of(self.clips, self.spec.stride)
@@ -321,10 +321,10 @@ class ClipSelection:
             [make(rows, uses=some, pads=pads, drop_last=drop_last) for rows, some in use]
             for use in uses
         ]
-        found = ClipTable.united([ClipTable.joined(some) for some in tables])
+        found = ClipTable.united([ClipTable.concatenated(some) for some in tables])
         return found if self.windows.asked else replace(found, num_outside=0)
 
-    def _left_out(self) -> str:
+    def _describe_excluded(self) -> str:
         """How many episodes and clips are left out, and why; empty if none is."""
         said = []
         if self.clips.num_short_episodes:

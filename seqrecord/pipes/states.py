@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, get_args, g
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.distributed import Ranks, this_worker
 from seqrecord.sampling import Part, PlanSettings
-from seqrecord.sampling.rest import Stage
+from seqrecord.sampling.elastic import Session
 from seqrecord.text import repr_of
 from seqrecord.units import SEED_LIMIT
 
@@ -32,11 +32,11 @@ __all__ = [
     "Clip",
     "PlanT",
     "Planned",
-    "Rest",
+    "Remainder",
+    "Sessions",
     "Sharing",
-    "SourceRest",
+    "SourceRemainder",
     "SourceState",
-    "Stages",
     "State",
     "parse_state",
 ]
@@ -61,28 +61,28 @@ A batch of clips is the same with one axis more: tensors [clips, frames, …] or
 `episode` a list of keys, `start` int64 [clips]. Texts are lists too.
 """
 
-Stages: TypeAlias = tuple[Stage, ...]
+Sessions: TypeAlias = tuple[Session, ...]
 """Those of an epoch that are over, because the number of ranks or workers has changed."""
 
 
 @dataclass(frozen=True)
-class SourceRest:
+class SourceRemainder:
     """What a dataset goes on with: the rests of epochs that follow each other, then whole epochs.
 
-    `pending` has these epochs with their stages, ascending, but for epochs without any clip;
+    `pending` has these epochs with their sessions, ascending, but for epochs without any clip;
     `following` is the first whole epoch.
     """
 
-    pending: tuple[tuple[int, Stages], ...]
+    pending: tuple[tuple[int, Sessions], ...]
     following: int
 
-    def stages(self, epoch: int) -> Stages:
+    def sessions(self, epoch: int) -> Sessions:
         """Those of an epoch, none of a whole one."""
         return dict(self.pending).get(epoch, ())
 
 
 @dataclass(frozen=True)
-class Rest:
+class Remainder:
     """Where epochs go on with other ranks or workers: what these have left of each dataset.
 
     It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all parts
@@ -92,7 +92,7 @@ class Rest:
     epoch: int
     left: int | None
     number: int
-    sources: tuple[SourceRest, ...]
+    sources: tuple[SourceRemainder, ...]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SourceState:
     episodes: Mapping[str, Any]
     """How many, of how many frames, digests of them and of the dataset that they are in."""
     left: tuple[PlanSettings, ...] = ()
-    """The settings of what is left of each epoch that is pending; see `SourceRest`."""
+    """The settings of what is left of each epoch that is pending; see `SourceRemainder`."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class State:
     asked: Mapping[str, Any]
     """What was asked for beside what each source was."""
     sources: tuple[SourceState, ...]
-    rest: Rest | None = None
+    rest: Remainder | None = None
 
     def check(self, loader: BatchSource[PlanT]) -> None:
         """Raise `StateError` where it is not of such a loader, and say what differs.
@@ -188,9 +188,9 @@ class State:
         return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
     @property
-    def rests(self) -> tuple[SourceRest, ...]:
+    def rests(self) -> tuple[SourceRemainder, ...]:
         """What is left of each source."""
-        none = SourceRest((), 0)
+        none = SourceRemainder((), 0)
         return (none,) * len(self.sources) if self.rest is None else self.rest.sources
 
     @property
@@ -268,10 +268,10 @@ class State:
                 f"{len(source.left)} epochs before {rest.following}, at most {_MOST_PENDING}",
                 epochs,
             )
-            for _, stages in rest.pending:
-                _check(bool(stages), "a pending epoch of no stages", "one at least", stages)
-                for stage in stages:
-                    _check_parts(stage.ranks, len(stage.batches))
+            for _, sessions in rest.pending:
+                _check(bool(sessions), "a pending epoch of no sessions", "one at least", sessions)
+                for session in sessions:
+                    _check_parts(session.ranks, len(session.batches))
         return state
 
 
@@ -444,10 +444,10 @@ class BatchSource(Protocol[PlanT]):
     def asked(self) -> Mapping[str, Any]:
         """What was asked for beside what each of the sources was, as JSON."""
 
-    def plan(self, epoch: int, part: Part, rest: Rest | None = None) -> PlanT:
+    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> PlanT:
         """The plan of one part of one epoch, or of what `rest` has of it."""
 
-    def rest_after(self, state: State) -> Rest | None:
+    def remainder_after(self, state: State) -> Remainder | None:
         """What is left when ranks or workers leave an epoch where a state says.
 
         Raises `StateError` for a state that does not tell where they all are.
@@ -456,7 +456,9 @@ class BatchSource(Protocol[PlanT]):
     def check_place(self, state: State) -> None:
         """Raise `StateError` for a state that is of no epoch, or beyond the end of its epoch."""
 
-    def start(self, plan: PlanT, rest: Rest | None, *, batch: int, stats: EngineStats) -> Engine:
+    def start(
+        self, plan: PlanT, rest: Remainder | None, *, batch: int, stats: EngineStats
+    ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
 
     def present(self, batch: Batch, plan: PlanT, number: int) -> list[Clip]:

@@ -5,7 +5,7 @@ from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, Plan, Round
 from seqrecord.sampling.random_order import Phases
 from seqrecord.sampling.runs import Part, Window
-from seqrecord.sampling.sequences import SequencePlan, frames_left_out
+from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
 
 __all__ = [
     "ClipFacts",
@@ -23,6 +23,6 @@ __all__ = [
     "SequencePlan",
     "Window",
     "check_drop_last",
-    "frames_left_out",
+    "count_unused_frames",
     "resident_bounds",
 ]

@@ -54,7 +54,7 @@ from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.sampling.runs import Cuts, PartShares, Runs, Window, shares_of, shuffle_runs
 
-__all__ = ["EpochPlan", "Layout", "check_drop_last", "key_of_stage"]
+__all__ = ["EpochLayout", "EpochPlan", "check_drop_last", "key_of_session"]
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a number drawn for an epoch is for
 
@@ -82,18 +82,18 @@ class EpochPlan(Plan):
     without any clip has no batches.
     """
 
-    def _lay_out(self, table: ClipTable, stage: int) -> None:
+    def _lay_out(self, table: ClipTable, session: int) -> None:
         settings, part = self.settings, self.part
         facts = ClipFacts.of(table, self._episodes, self._windows)
-        key = key_of_stage(settings, self.epoch, stage)
-        layout = Layout(
+        key = key_of_session(settings, self.epoch, session)
+        layout = EpochLayout(
             facts, settings, self._episodes, self._windows, table.selected, key, part.count
         )
-        if not stage:
+        if not session:
             check_drop_last(table.num_clips, settings, part.count)
         runs, shares = layout.share_out(table, np.array([part.index]))
         self.num_repeated = int(shares.repeated[0])
-        self.num_clips = int(layout.kept(shares)[0])
+        self.num_clips = int(layout.num_clips(shares)[0])
         self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
         self.num_batches = -(-self.num_clips // self._batch_size)
         cursors = layout.cursors(runs, shares.start, shares.stop)
@@ -120,8 +120,8 @@ class EpochPlan(Plan):
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """What all parts of an epoch have in common, or of a stage of it: how clips are shared out.
+class EpochLayout:
+    """What all parts of an epoch have in common, or of a session of it: how clips are shared out.
 
     `selected` are the episodes that were asked for, `windows` what clips use of each group.
     """
@@ -162,7 +162,7 @@ class Layout:
             num_shares=settings.shares,
         )
 
-    def kept(self, shares: PartShares) -> IntArray:
+    def num_clips(self, shares: PartShares) -> IntArray:
         """How many clips parts with these shares emit; int64[parts]."""
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:
@@ -226,9 +226,9 @@ class Layout:
         return row[order], start[order]
 
 
-def key_of_stage(settings: PlanSettings, epoch: int, stage: int) -> int:
-    """The key of all random numbers of a stage of an epoch."""
-    return key_of(settings.seed, epoch, *([stage] if stage else []))
+def key_of_session(settings: PlanSettings, epoch: int, session: int) -> int:
+    """The key of all random numbers of a session of an epoch."""
+    return key_of(settings.seed, epoch, *([session] if session else []))
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:

@@ -106,7 +106,7 @@ class Fit:
         loads = memory.max_loads + memory.max_read_ahead
         return self.sizes.held(memory.num_rows) + self.sizes.beside_arena(memory.prefetch, loads)
 
-    def together(self, memory: Memory, most: int) -> int:
+    def clips_at_once(self, memory: Memory, most: int) -> int:
         """How many batches can be built at once with what `memory` leaves, up to `most`."""
         taken = self.sizes.held(memory.num_rows)
         taken += (memory.prefetch - self.prefetch) * self.sizes.batch
@@ -312,7 +312,7 @@ class Demand:
 
         def has_room(tried: int) -> bool:
             held = self._by_cursor(tried)
-            ahead = self.sizes.held(_brought(facts, _most_read_ahead(first, tried, usual)))
+            ahead = self.sizes.held(_brought(facts, _most_readahead(first, tried, usual)))
             return cursors * held <= max_held and (
                 tried == sizes[0]
                 or (
@@ -486,7 +486,7 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     )
 
 
-def _most_read_ahead(first: int, size: int, usual: int) -> int:
+def _most_readahead(first: int, size: int, usual: int) -> int:
     """The most frames that a block brings while the largest one is held.
 
     Of a cursor that walks `usual` frames, with a first block of `first` and full ones of `size`

@@ -128,7 +128,7 @@ class Plan(ABC):
     """The plan of one part of one epoch: rounds of cursors, whose clips are one stream of batches.
 
     `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
-    epoch whose parts have changed `stage` times, `table` has what was left of it (see `rest`). A
+    epoch whose parts have changed `session` times, `table` has what was left of it (see `rest`). A
     subclass lays out the clips, and says in which order a round's clips come.
     """
 
@@ -159,7 +159,7 @@ class Plan(ABC):
         *,
         epoch: int = 0,
         part: Part = _WHOLE,
-        stage: int = 0,
+        session: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
         self.settings, self.epoch, self.part = settings, epoch, part
@@ -167,10 +167,10 @@ class Plan(ABC):
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
-        self._lay_out(table, stage)
+        self._lay_out(table, session)
 
     @abstractmethod
-    def _lay_out(self, table: ClipTable, stage: int) -> None:
+    def _lay_out(self, table: ClipTable, session: int) -> None:
         """Set what follows from the clips: all attributes above that are not arguments."""
 
     def __repr__(self) -> str:
@@ -248,7 +248,7 @@ class Plan(ABC):
             yield start, min(start + group, self.num_rounds)
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
-    def joined(self, start: int, stop: int, *, loads: bool = True) -> Round:
+    def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
         """The rounds `[start, stop)` as one; without `loads`, its clips alone."""
         blocks = self._cursors.blocks(start, stop)
         clips = self._clips(*self._in_order(blocks[self.leading]))

@@ -44,7 +44,7 @@ from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Walk
-from seqrecord.sampling.epoch import check_drop_last, key_of_stage
+from seqrecord.sampling.epoch import check_drop_last, key_of_session
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
@@ -52,9 +52,9 @@ from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
 __all__ = [
     "COLUMNS",
     "SequencePlan",
-    "frames_left_out",
+    "count_unused_frames",
+    "remaining_sequences",
     "sequence_settings",
-    "sequences_left",
 ]
 
 COLUMNS = ("is_first", "is_last")
@@ -84,10 +84,10 @@ class SequencePlan(Plan):
     num_cut: int  # of this part's rows, that begin inside a sequence
     num_sequences: int  # of this part; one that is cut counts in each of its rows
 
-    def _lay_out(self, table: ClipTable, stage: int) -> None:
+    def _lay_out(self, table: ClipTable, session: int) -> None:
         settings, part, size = self.settings, self.part, self._batch_size
         parts = np.array([part.index, part.count - 1])
-        runs, starts, stops = _rows_of(table, settings, parts, part.count, self.epoch, stage)
+        runs, starts, stops = _rows_of(table, settings, parts, part.count, self.epoch, session)
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
         self.num_repeated = 0
@@ -97,7 +97,7 @@ class SequencePlan(Plan):
                 self.num_repeated = -(-runs.num_clips // part.count) - total
                 stop[total % size] += self.num_repeated
                 total += self.num_repeated
-        if not stage:  # the last part's rows are the longest ones
+        if not session:  # the last part's rows are the longest ones
             _check_drop_last(runs, settings, part.count, int(lengths[1].min()))
         if settings.drop_last:
             stop = np.minimum(stop, start + full)
@@ -187,7 +187,7 @@ def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
     )
 
 
-def frames_left_out(table: ClipTable, num_frames: IntArray) -> int:
+def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
     """How many frames of the selected episodes are in no clip.
 
     `num_frames`, int64, is that of all episodes. Where a frame is in several clips, these are of
@@ -203,8 +203,8 @@ def frames_left_out(table: ClipTable, num_frames: IntArray) -> int:
     return int(num_frames[table.selected].sum()) - used
 
 
-def sequences_left(
-    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, stage: int
+def remaining_sequences(
+    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, session: int
 ) -> ClipTable:
     """The clips of `table` that parts have not given, which `batches`, int64[parts], were given of.
 
@@ -215,7 +215,7 @@ def sequences_left(
     Raises `StateError` for more batches than there are.
     """
     count = len(batches)
-    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, stage)
+    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, session)
     lengths = stop - start
     most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
     if settings.equal:
@@ -234,7 +234,7 @@ def sequences_left(
 
 
 def _rows_of(
-    table: ClipTable, settings: PlanSettings, parts: IntArray, count: int, epoch: int, stage: int
+    table: ClipTable, settings: PlanSettings, parts: IntArray, count: int, epoch: int, session: int
 ) -> tuple[Runs, IntArray, IntArray]:
     """The clips of all episodes in the order in which they are shared out, and what rows have.
 
@@ -243,7 +243,7 @@ def _rows_of(
     """
     runs, num_rows = Runs.of(table), settings.batch_size or 1
     if settings.shuffle and len(runs):
-        key = key_of(key_of_stage(settings, epoch, stage), _EPISODES)
+        key = key_of(key_of_session(settings, epoch, session), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
     if settings.equal:
         return runs, *_equal_rows(runs.num_clips, parts, count, num_rows)

@@ -268,10 +268,7 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
     return np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
 
 
-_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {
-    ".flo": _flo_header,
-    ".pfm": _pfm_header,
-}
+_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {".flo": _flo_header, ".pfm": _pfm_header}
 
 RASTER_ENDINGS = frozenset([*_RASTERS, _EXR])
 """File name endings, lower case."""

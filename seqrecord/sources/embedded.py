@@ -12,12 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.files import first_line
-from seqrecord.sources.images import (
-    decode_image,
-    encoded_header,
-    image_format,
-    passthrough_codec,
-)
+from seqrecord.sources.images import decode_image, encoded_header, image_format, passthrough_codec
 from seqrecord.sources.specs import check_like_first, feature_spec
 
 __all__ = ["embedded_spec", "embedded_value", "read_rows"]

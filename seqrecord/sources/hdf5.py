@@ -23,6 +23,7 @@ from seqrecord.sources.hdf5_files import (
     is_hdf5_name,
     is_text,
     open_hdf5,
+    reading_hdf5,
     text_of,
 )
 from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
@@ -111,37 +112,32 @@ class Hdf5(ScannedSource):
         if not paths:
             raise SourceError("no HDF5 file found", file=str(self.root), expected="*.hdf5 or *.h5")
         for path in paths:
-            known = len(found.episodes)
-            try:
-                with open_hdf5(path) as file:
-                    for group in groups(file):
-                        key, metadata = self._place(path, group)
-                        found.episodes.append(EpisodeInfo(key, 0, metadata))
+            with found.unless_broken(self._place(path, "/")), open_hdf5(path) as file:
+                for group in groups(file):
+                    place = self._place(path, group)
+                    with found.unless_broken(place), reading_hdf5(path):
                         one = read_episode(file, path, group, self.map)
-                        found.offered |= dict.fromkeys(one.stored)
-                        found.specs += self._specs(one, path)
-                        told = {**one.metadata, **metadata}
+                        found.offered |= dict.fromkeys([*one.stored, *one.videos])
+                        specs = list(self._specs(one, path))
+                        known = {spec.name for spec in [*found.specs, *specs]}
+                        specs += self._video_specs(one, known)
+                        metadata = {**one.metadata, **place.metadata}
                         if one.left_out:
-                            told["left_out"] = [text_of(name) for name in one.left_out]
-                        found.episodes[-1] = EpisodeInfo(key, _num_frames(one), told, one.fps)
-                        found.offered |= dict.fromkeys(one.videos)
-                        found.specs += self._video_specs(one, {spec.name for spec in found.specs})
-            except SourceError as error:  # `frames` says what is wrong
-                if len(found.episodes) == known:
-                    key, metadata = self._place(path, "/")
-                    found.episodes.append(EpisodeInfo(key, 0, metadata))
-                error.located(episode=found.episodes[-1].key)
-                found.first_error = found.first_error or error
+                            metadata["left_out"] = [text_of(name) for name in one.left_out]
+                        info = EpisodeInfo(place.key, _num_frames(one), metadata, one.fps)
+                        found.episodes.append(info)
+                        found.specs += specs
 
-    def _place(self, path: Path, group: str) -> tuple[str, dict[str, Any]]:
+    def _place(self, path: Path, group: str) -> EpisodeInfo:
         """An episode's key, and in its metadata what `frames` finds it by."""
         file = path.relative_to(self._folder).as_posix()
         key = key_of(path, self.path)
         if path.name == "trajectory.h5" and path.parent != self._folder:
             key = key_of(path.parent, self._folder, ending=True)  # DROID: the folder is the episode
-        if group != "/":
-            return f"{key}/{group.rpartition('/')[2]}", {"file": file, "group": group}
-        return key, {"file": file}
+        if group == "/":
+            return EpisodeInfo(key, 0, {"file": file})
+        name = group.rpartition("/")[2]
+        return EpisodeInfo(f"{key}/{name}", 0, {"file": file, "group": group})
 
     def _specs(self, one: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
         for name, dataset in one.stored.items():

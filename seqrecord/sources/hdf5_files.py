@@ -31,6 +31,7 @@ __all__ = [
     "is_text",
     "load_h5py",
     "open_hdf5",
+    "reading_hdf5",
     "text_of",
 ]
 
@@ -66,9 +67,16 @@ def open_hdf5(path: Path) -> Iterator[Any]:
         raise SourceError(
             "not an HDF5 file that can be read", file=str(path), got=first_line(error)
         ) from error
-    with remote or nullcontext(), located(SourceError, file=str(path)), file:
+    with remote or nullcontext(), reading_hdf5(path), file:
+        yield file
+
+
+@contextmanager
+def reading_hdf5(path: Path) -> Iterator[None]:
+    """What h5py raises in the block becomes a `SourceError`, and each of these names the file."""
+    with located(SourceError, file=str(path)):
         try:
-            yield file
+            yield
         except SeqRecordError:
             raise
         except (OSError, RuntimeError, ValueError, TypeError, LookupError) as error:

@@ -28,13 +28,7 @@ from seqrecord.sources.rlds_layout import (
     read_features,
 )
 from seqrecord.sources.specs import chosen_names, feature_spec, text_spec
-from seqrecord.sources.tfrecord import (
-    RECORD_HEAD,
-    TfRecord,
-    TfRecordFile,
-    Values,
-    parse_example,
-)
+from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile, Values, parse_example
 
 __all__ = ["FORMAT", "Rlds"]
 
@@ -223,10 +217,7 @@ class Rlds(Originals):
 
 
 FORMAT = SourceFormat(
-    "rlds",
-    "features.json and NAME-train.tfrecord-00000-of-00042",
-    Rlds,
-    takes_urls=True,
+    "rlds", "features.json and NAME-train.tfrecord-00000-of-00042", Rlds, takes_urls=True
 )
 
 

@@ -85,7 +85,7 @@ class Values(Column):
         if self.there is not None and not self.there[frame]:
             return None
         if self.bounds is None:
-            return np.asarray(self.array[frame], spec.dtype)
+            return np.asarray(self.array[frame], spec.dtype, order="C")
         return np.asarray(self.array[self.bounds[frame] : self.bounds[frame + 1]], spec.dtype)
 
 

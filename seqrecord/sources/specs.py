@@ -46,11 +46,7 @@ def feature_spec(
         return FeatureSpec(name, dtype, tuple(shape), **more)
     except SchemaError as error:
         raise SourceError(
-            error.message,
-            file=str(path),
-            feature=name,
-            expected=error.expected,
-            got=error.got,
+            error.message, file=str(path), feature=name, expected=error.expected, got=error.got
         ) from error
 
 

@@ -30,9 +30,9 @@ from seqrecord.sources.tartanair_layout import (
     DIFFICULTIES,
     IMU_ROWS,
     LAYOUTS,
-    Layout,
     PixelFiles,
     Size,
+    TartanAirLayout,
     Trajectory,
     find_trajectories,
     open_trajectory,
@@ -151,7 +151,7 @@ class TartanAir(Originals):
         folders = {key: trajectory.path for key, trajectory in self._found.items()}
         return Schema([offered[name] for name in names]), sizes, folders
 
-    def _offered(self, layout: Layout, size: Size | None) -> Iterator[FeatureSpec]:
+    def _offered(self, layout: TartanAirLayout, size: Size | None) -> Iterator[FeatureSpec]:
         """The features that some trajectory of this layout has."""
         trajectories = [t for t in self._trajectories if t.layout is layout]
         entries = frozenset[str]().union(*(t.entries for t in trajectories))
@@ -167,7 +167,7 @@ class TartanAir(Originals):
             if "imu" in entries and (found := self._imu_dtype(layout, file)):
                 yield FeatureSpec(name, found, (IMU_ROWS, 3), kind="imu", unit=unit)
 
-    def _find_size(self, layout: Layout) -> Size | None:
+    def _find_size(self, layout: TartanAirLayout) -> Size | None:
         """From the first trajectory whose first file of any kind has a sound header."""
         errors = FirstError()
         for trajectory in self._trajectories:
@@ -180,7 +180,7 @@ class TartanAir(Originals):
             raise errors.first
         return None
 
-    def _imu_dtype(self, layout: Layout, file: str) -> np.dtype[Any] | None:
+    def _imu_dtype(self, layout: TartanAirLayout, file: str) -> np.dtype[Any] | None:
         """From the first trajectory whose imu file fits its frames; `None` if that is none."""
         for trajectory in self._trajectories:
             path = trajectory.path / "imu" / file

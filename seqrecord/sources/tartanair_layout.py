@@ -40,9 +40,9 @@ __all__ = [
     "DIFFICULTIES",
     "IMU_ROWS",
     "LAYOUTS",
-    "Layout",
     "PixelFiles",
     "Size",
+    "TartanAirLayout",
     "Trajectory",
     "check_rgb",
     "find_trajectories",
@@ -105,7 +105,7 @@ class PixelFiles:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TartanAirLayout:
     """One version of TartanAir. `pixels` come in the order in which features are offered.
 
     `centre` is how far, in pixels, the optical axis lies left of and above the middle W / 2, H / 2.
@@ -202,7 +202,7 @@ def _poses(cameras: Mapping[str, str]) -> tuple[tuple[FeatureSpec, str, str], ..
     )
 
 
-def _v1() -> Layout:
+def _v1() -> TartanAirLayout:
     pixels: list[PixelFiles] = []
     for side in CAMERAS:
         pixels.append(_per_frame("image", side, side, r"\.png", _read_rgb))
@@ -211,10 +211,12 @@ def _v1() -> Layout:
             features = (_pixels(what, what),)
             pixels.append(_between("flow", side, rf"{what}\.npy", features, _read_npy))
         pixels.append(_per_frame("seg", side, side, r"_seg\.npy", _read_npy))
-    return Layout("V1", 0.0, None, tuple(pixels), _poses({side: side for side in CAMERAS}), ())
+    return TartanAirLayout(
+        "V1", 0.0, None, tuple(pixels), _poses({side: side for side in CAMERAS}), ()
+    )
 
 
-def _v2() -> Layout:
+def _v2() -> TartanAirLayout:
     pixels: list[PixelFiles] = []
     cameras = {side: f"{side[0]}cam_front" for side in CAMERAS}
     for side, camera in cameras.items():
@@ -226,7 +228,7 @@ def _v2() -> Layout:
     imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
     # The documentation gives 320 for the centre, but depth and poses reproject to the official flow
     # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
-    return Layout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu)
+    return TartanAirLayout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu)
 
 
 LAYOUTS = (_v1(), _v2())
@@ -243,7 +245,7 @@ class Trajectory:
     """One trajectory's folder. `entries` are the names in it, `layout` is `None` if none fits."""
 
     path: Path
-    layout: Layout | None
+    layout: TartanAirLayout | None
     entries: frozenset[str]
 
     @property

@@ -48,10 +48,7 @@ _Wanted: TypeAlias = "tuple[VideoPacket, bool]"
 
 
 def read_gops(
-    file: VideoFile,
-    times: npt.NDArray[np.float64] | None = None,
-    *,
-    tolerance: float = TOLERANCE,
+    file: VideoFile, times: npt.NDArray[np.float64] | None = None, *, tolerance: float = TOLERANCE
 ) -> Iterator[Gop]:
     """The frames nearest to `times`, or all that are shown, as GOPs in their order.
 

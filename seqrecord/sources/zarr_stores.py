@@ -55,9 +55,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
         return None if data is None else prototype.buffer.from_bytes(data)
 
     async def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
         return await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges))
 

@@ -130,14 +130,16 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 # Ray
 
 
-class _Ray(Workers):
+class _Ray(_Counter, Workers):
     def __init__(self, ray: ModuleType) -> None:
+        super().__init__()
         lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
         self.broken: tuple[type[BaseException], ...] = lost
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
         self._counter = ray.remote(num_cpus=0)(_Counter).remote()
+        self._asked: Any = None
         self._write = ray.remote(_write_on_ray)
 
     def submit(self, job: Job) -> Future[Written]:
@@ -153,7 +155,12 @@ class _Ray(Workers):
         return future
 
     def take(self) -> int:
-        return int(self._ray.get(self._counter.take.remote()))
+        if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+            self.add(self._ray.get(self._asked))
+            self._asked = None
+        if self._asked is None:
+            self._asked = self._counter.take.remote()
+        return super().take()
 
     def stop(self) -> None:
         for ref in self._refs:

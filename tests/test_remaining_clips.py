@@ -14,7 +14,7 @@ from seqrecord import ClipSpec, StateError
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
-from seqrecord.sampling.rest import Stage, rest_of
+from seqrecord.sampling.elastic import Session, find_remaining
 from tests import test_plan_groups as groups
 from tests.clip_cases import episode_table
 from tests.plan_cases import Engine, Request, requests
@@ -24,36 +24,36 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 
 
 def plans_of(
-    table: ClipTable, episodes: EpisodeTable, stage: Stage, *, epoch: int, number: int
+    table: ClipTable, episodes: EpisodeTable, session: Session, *, epoch: int, number: int
 ) -> list[EpochPlan]:
-    """Of all parts of a stage."""
+    """Of all parts of a session."""
     return [
         EpochPlan(
             table,
             episodes,
-            stage.settings,
+            session.settings,
             epoch=epoch,
-            part=Part(i, stage.num_parts),
-            stage=number,
+            part=Part(i, session.num_parts),
+            session=number,
         )
-        for i in range(stage.num_parts)
+        for i in range(session.num_parts)
     ]
 
 
-def batches_of(plan: EpochPlan, stage: Stage) -> int:
+def batches_of(plan: EpochPlan, session: Session) -> int:
     """How many of its batches a part has given."""
-    return min(stage.batches[plan.part.index % len(stage.batches)], plan.num_batches)
+    return min(session.batches[plan.part.index % len(session.batches)], plan.num_batches)
 
 
-def given_in(plans: list[EpochPlan], stage: Stage, episodes: EpisodeTable, spec: ClipSpec) -> Clips:
+def given_in(
+    plans: list[EpochPlan], session: Session, episodes: EpisodeTable, spec: ClipSpec
+) -> Clips:
     """What the parts have given; each plan is checked."""
     found: Clips = Counter()
     for plan in plans:
-        engine = Engine(plan, episodes, spec, tight=False)
-        for work in plan.rounds():
-            engine.run(work)
+        engine = Engine.of(plan, episodes, spec).finish()
         assert len(engine.clips) == plan.num_clips
-        found.update(engine.clips[: plan.first_clip(batches_of(plan, stage))])
+        found.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
     return found
 
 
@@ -63,8 +63,8 @@ def clips_of(table: ClipTable) -> Clips:
 
 
 @st.composite
-def chains(draw: st.DrawFn, first: PlanSettings) -> list[Stage]:
-    """All stages but the first have settings of their own, as far as these are chosen."""
+def chains(draw: st.DrawFn, first: PlanSettings) -> list[Session]:
+    """All sessions but the first have settings of their own, as far as these are chosen."""
     found = []
     for number in range(draw(st.integers(1, 3))):
         settings = first
@@ -78,7 +78,7 @@ def chains(draw: st.DrawFn, first: PlanSettings) -> list[Stage]:
                 first_block_frames=draw(st.integers(1, 40)),
             )
         batches = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3))
-        found.append(Stage(draw(st.integers(1, 3)), tuple(batches), settings))
+        found.append(Session(draw(st.integers(1, 3)), tuple(batches), settings))
     return found
 
 
@@ -87,28 +87,28 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
     case, epoch = request.case, request.epoch
     table, episodes, every = case.table, case.episodes, set(case.clips())
     earlier: Clips = Counter()
-    over = list[Stage]()
-    for number, stage in enumerate(data.draw(chains(request.settings))):
-        size, most = stage.settings.batch_size or 1, table.num_clips // stage.num_parts
-        if not number and stage.settings.drop_last and most < size:
+    over = list[Session]()
+    for number, session in enumerate(data.draw(chains(request.settings))):
+        size, most = session.settings.batch_size or 1, table.num_clips // session.num_parts
+        if not number and session.settings.drop_last and most < size:
             return  # which is refused
-        plans = plans_of(table, episodes, stage, epoch=epoch, number=number)
+        plans = plans_of(table, episodes, session, epoch=epoch, number=number)
         most = max(plan.num_batches for plan in plans)
-        stage = replace(stage, batches=tuple(min(count, most) for count in stage.batches))
-        found = given_in(plans, stage, episodes, case.spec)
+        session = replace(session, batches=tuple(min(count, most) for count in session.batches))
+        found = given_in(plans, session, episodes, case.spec)
         repeated = sum(plan.num_repeated for plan in plans)
-        assert found.total() - len(found) <= repeated < max(stage.num_parts, 1)
-        over.append(stage)
-        table = rest_of(case.table, episodes, over, epoch=epoch)
+        assert found.total() - len(found) <= repeated < max(session.num_parts, 1)
+        over.append(session)
+        table = find_remaining(case.table, episodes, over, epoch=epoch)
         left = clips_of(table)
         assert list(left) == sorted(left), "not in canonical order"
-        assert not set(earlier) & set(found), "given again in a later stage"
+        assert not set(earlier) & set(found), "given again in a later session"
         assert not set(left) & (set(found) | set(earlier)), "left, and given"
         assert set(left.values()) <= {1}
         earlier += found
-        if all(batches_of(plan, stage) == plan.num_batches for plan in plans):
+        if all(batches_of(plan, session) == plan.num_batches for plan in plans):
             assert not left
-            assert stage.settings.drop_last or set(earlier) == every
+            assert session.settings.drop_last or set(earlier) == every
             break
         assert set(left) | set(earlier) == every
 
@@ -130,26 +130,24 @@ def test_clips_that_come_several_times(
     listed = ChosenClips.of(episode, start, times.astype(np.float64))
     table = listed.table(spec, np.arange(3), listed.most)
     settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
-    stage = Stage(ranks, (0,) * workers, settings)
-    plans = plans_of(table, episodes, stage, epoch=0, number=0)
+    session = Session(ranks, (0,) * workers, settings)
+    plans = plans_of(table, episodes, session, epoch=0, number=0)
     most = min(batches, plans[-1].num_batches)
-    stage = replace(stage, batches=(most, *(max(0, most - 1) for _ in range(workers - 1))))
-    given, rest = Clips(), rest_of(table, episodes, [stage], epoch=0)
+    session = replace(session, batches=(most, *(max(0, most - 1) for _ in range(workers - 1))))
+    given, rest = Clips(), find_remaining(table, episodes, [session], epoch=0)
     for plan in plans:
         clips = [
             clip
             for work in plan.rounds()
             for clip in zip(work.clips.episode.tolist(), work.clips.start.tolist(), strict=True)
         ]
-        given.update(clips[: plan.first_clip(batches_of(plan, stage))])
+        given.update(clips[: plan.first_clip(batches_of(plan, session))])
     left, every = clips_of(rest), clips_of(table)
     if rest.num_clips:
         assert not every - (given + left), "lost"
     assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
     # … and its plan does not ask for a frame that is gone.
-    engine = Engine(EpochPlan(rest, episodes, settings, stage=1), episodes, spec, tight=False)
-    for work in engine.plan.rounds():
-        engine.run(work)
+    engine = Engine.of(EpochPlan(rest, episodes, settings, session=1), episodes, spec).finish()
     assert Counter(engine.clips) == left
 
 
@@ -160,28 +158,25 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
     if plans[0] is None:
         return
     given: Clips = Counter()
-    stage = Stage(1, (0,), case.settings)
+    session = Session(1, (0,), case.settings)
     most = max(plan.num_batches for plan in plans if plan is not None)
-    stage = Stage(case.part.count, (min(batches, most),), case.settings)
+    session = Session(case.part.count, (min(batches, most),), case.settings)
     for part, plan in zip(parts, plans, strict=True):
         assert plan is not None
-        engine = groups.Engine(part, plan)
-        for work in plan.rounds():
-            engine.run(work)
-        given.update(engine.clips[: plan.first_clip(batches_of(plan, stage))])
-    rest = rest_of(case.table, case.episodes, [stage], epoch=case.epoch, windows=case.windows)
+        engine = part.engine(plan).finish()
+        given.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
+    rest = find_remaining(
+        case.table, case.episodes, [session], epoch=case.epoch, windows=case.windows
+    )
     if batches < most:
         assert set(clips_of(rest)) == set(clips_of(case.table)) - set(given)
     plan = EpochPlan(
-        rest, case.episodes, case.settings, epoch=case.epoch, stage=1, windows=case.windows
+        rest, case.episodes, case.settings, epoch=case.epoch, session=1, windows=case.windows
     )
     bounds = resident_bounds(ClipFacts.of(rest, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
-    engine = groups.Engine(case, plan)  # which checks the frames held
-    for work in plan.rounds():
-        engine.run(work)
-    assert len(engine.clips) == plan.num_clips
+    assert len(case.engine(plan).finish().clips) == plan.num_clips
     assert plan.num_clips + plan.num_dropped == rest.num_clips
 
 
@@ -194,19 +189,19 @@ def test_small_parts_of_one_cursor(given: int) -> None:
     settings = PlanSettings(
         num_cursors=1, block_frames=500, first_block_frames=500, run_frames=None, batch_size=3
     )
-    stage = Stage(16, (given,), settings)
-    plans = plans_of(table, episodes, stage, epoch=0, number=0)
-    before = given_in(plans, stage, episodes, table.spec)
-    left = clips_of(rest_of(table, episodes, [stage], epoch=0))
+    session = Session(16, (given,), settings)
+    plans = plans_of(table, episodes, session, epoch=0, number=0)
+    before = given_in(plans, session, episodes, table.spec)
+    left = clips_of(find_remaining(table, episodes, [session], epoch=0))
     assert left + Counter(set(before)) == clips_of(table)
 
 
 def test_many_parts_are_looked_at_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
-    stage = Stage(7, (9, 8), SETTINGS)
-    whole = rest_of(table, episodes, [stage], epoch=3)
-    parted = rest_of(table, episodes, [stage], epoch=3, at_once=100)
+    session = Session(7, (9, 8), SETTINGS)
+    whole = find_remaining(table, episodes, [session], epoch=3)
+    parted = find_remaining(table, episodes, [session], epoch=3, at_once=100)
     assert whole.num_clips == table.num_clips - 7 * (9 + 8) * 4
     for name in ("episode", "first_start", "count"):
         assert (getattr(whole, name) == getattr(parted, name)).all()
@@ -216,8 +211,8 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
     episodes = episode_table([20_000] * 8, [8] * 8)
     table = enumerate_clips(ClipSpec(16), episodes, np.arange(8))
     settings = replace(SETTINGS, num_cursors=8, run_frames=None)
-    stage = Stage(4, (1000,), settings)
-    rest = rest_of(table, episodes, [stage], epoch=0)
+    session = Session(4, (1000,), settings)
+    rest = find_remaining(table, episodes, [session], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
     segments = rest.count > 8
     assert segments.sum() <= 4 * 8 + 8  # one of each cursor, which may have several episodes
@@ -225,16 +220,19 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "message"),
+    ("session", "message"),
     [
-        (Stage(2, (11, 3), SETTINGS), "beyond the epoch's end"),
-        (Stage(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
-        (Stage(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
-        (Stage(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)), "more cursors than can be"),
+        (Session(2, (11, 3), SETTINGS), "beyond the epoch's end"),
+        (Session(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
+        (Session(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
+        (
+            Session(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)),
+            "more cursors than can be",
+        ),
     ],
 )
-def test_refuses_stages_that_cannot_be(stage: Stage, message: str) -> None:
+def test_refuses_stages_that_cannot_be(session: Session, message: str) -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
     with pytest.raises(StateError, match=message):
-        rest_of(table, episodes, [stage], epoch=0)
+        find_remaining(table, episodes, [session], epoch=0)

@@ -1,11 +1,11 @@
-"""Rest: the clips of an epoch that parts have not given yet, for other parts to give.
+"""Elastic epochs: the clips that parts have not given yet, for other parts to give.
 
-An epoch whose number of parts changes has *stages*. In each, parts of one number give some batches
-of a plan of their own; the next stage plans what is left as if it were an epoch::
+An epoch whose number of parts changes has *sessions*. In each, parts of one number give some
+batches of a plan of their own; the next session plans what is left as if it were an epoch::
 
-    stage 0, 4 parts    |#######    |########   |#######    |########   |     # given
-    stage 1, 2 parts           |#####-------------|######--------------|
-    stage 2, 3 parts                 |-------|-------|-------|
+    session 0, 4 parts    |#######    |########   |#######    |########   |     # given
+    session 1, 2 parts           |#####-------------|######--------------|
+    session 2, 3 parts                 |-------|-------|-------|
 
 All of it follows from the plans. A part in round `r` has given, of each of its cursors, all clips
 before block `r`, some of that block, and none behind it. So what is left is one piece of each
@@ -26,18 +26,18 @@ from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings
 from seqrecord.sampling.cursors import Cursors
-from seqrecord.sampling.epoch import Layout, key_of_stage
+from seqrecord.sampling.epoch import EpochLayout, key_of_session
 from seqrecord.sampling.runs import PartShares, Window, concatenated_pieces
-from seqrecord.sampling.sequences import sequences_left
+from seqrecord.sampling.sequences import remaining_sequences
 
-__all__ = ["Stage", "rest_of"]
+__all__ = ["Session", "find_remaining"]
 
 _AT_ONCE = 1 << 18
-_MAX_CURSORS = 1 << 24  # of all parts of a stage
+_MAX_CURSORS = 1 << 24  # of all parts of a session
 
 
 @dataclass(frozen=True)
-class Stage:
+class Session:
     """What parts of one number have given of an epoch: `batches[w]` by worker `w` of each rank.
 
     A rank without worker processes counts as one worker. `settings` are those of the plan. With
@@ -60,80 +60,82 @@ class Stage:
         return np.tile(np.array(self.batches, np.int64), self.ranks)
 
 
-def rest_of(
+def find_remaining(
     table: ClipTable,
     episodes: EpisodeTable,
-    stages: Sequence[Stage],
+    sessions: Sequence[Session],
     *,
     epoch: int,
     windows: Sequence[Window] | None = None,
     at_once: int = _AT_ONCE,
 ) -> ClipTable:
-    """The clips of `table` that are left when all `stages` of an epoch are over.
+    """The clips of `table` that are left when all `sessions` of an epoch are over.
 
     Clips that a part has given only to equalise batches count as given by the part that has them.
     Where every part has given all of its batches nothing is left, nor what `drop_last` leaves out.
 
-    Parts are looked at in groups of about `at_once` clips. Raises `StateError` for a stage that has
-    more batches than its plan.
+    Parts are looked at in groups of about `at_once` clips. Raises `StateError` for a session that
+    has more batches than its plan.
     """
-    for number, stage in enumerate(stages):
-        _check_size(stage)
-        if stage.settings.order == "sequences":
-            table = sequences_left(table, stage.settings, stage.given, epoch=epoch, stage=number)
+    for number, session in enumerate(sessions):
+        _check_size(session)
+        if session.settings.order == "sequences":
+            table = remaining_sequences(
+                table, session.settings, session.given, epoch=epoch, session=number
+            )
         else:
-            table = _Remainder(table, episodes, stage, epoch, number, windows, at_once).table()
+            table = _Remainder(table, episodes, session, epoch, number, windows, at_once).table()
     return table
 
 
-def _check_size(stage: Stage) -> None:
-    settings, parts = stage.settings, stage.num_parts
+def _check_size(session: Session) -> None:
+    settings, parts = session.settings, session.num_parts
     follows = settings.order == "sequences"
     each = settings.batch_size or 1 if follows else settings.cursors
     if parts * each > _MAX_CURSORS:
         raise StateError(
-            f"a stage of an epoch has more {'rows' if follows else 'cursors'} than can be planned",
+            f"a session has more {'rows' if follows else 'cursors'} than can be planned",
             expected=f"at most {_MAX_CURSORS}, of all parts",
             got=f"{parts} parts of {each}",
         )
 
 
 class _Remainder:
-    """What is left of a table after one stage."""
+    """What is left of a table after one session."""
 
     def __init__(
         self,
         table: ClipTable,
         episodes: EpisodeTable,
-        stage: Stage,
+        session: Session,
         epoch: int,
         number: int,
         windows: Sequence[Window] | None,
         at_once: int,
     ) -> None:
-        self._table, self._at_once, count = table, at_once, stage.num_parts
+        self._table, self._at_once, count = table, at_once, session.num_parts
         windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         facts = ClipFacts.of(table, episodes, windows)
-        settings, key = stage.settings, key_of_stage(stage.settings, epoch, number)
-        layout = Layout(facts, settings, episodes, windows, table.selected, key, count)
+        settings, key = session.settings, key_of_session(session.settings, epoch, number)
+        layout = EpochLayout(facts, settings, episodes, windows, table.selected, key, count)
         self._layout = layout
         self._sequence, self._shares = layout.share_out(table, np.arange(count))
-        clips = layout.kept(self._shares)
-        unit = 1 if stage.by_clip else settings.batch_size or 1
+        clips = layout.num_clips(self._shares)
+        unit = 1 if session.by_clip else settings.batch_size or 1
         most = -(-int(clips.max(initial=0)) // unit)
-        if int(stage.given.max()) > most:
+        if int(session.given.max()) > most:
             raise StateError(
-                "a stage of an epoch is beyond the epoch's end",
+                "a session of an epoch is beyond the epoch's end",
                 expected=f"at most {most} batches of each of {count} parts",
-                got=f"{int(stage.given.max())} batches",
+                got=f"{int(session.given.max())} batches",
             )
         # Products stay small: no part has given more batches than it has.
-        self._given = np.minimum(stage.given * unit, clips)
+        self._given = np.minimum(session.given * unit, clips)
         self._is_over = bool((self._given == clips).all())
 
     def table(self) -> ClipTable:
         """The clips that are left, in canonical order."""
-        found = [] if self._is_over else list(map(self._left, self._groups()))
+        found = [] if self._is_over else list(map(self._remaining, self._groups()))
         empty = np.zeros(0, np.int64)
         columns = zip(*found, strict=True) if found else [[empty]] * 3
         start, stop, twice = (np.concatenate(list(column)) for column in columns)
@@ -149,7 +151,7 @@ class _Remainder:
             for first in range(0, len(parts), width):
                 yield parts[first : first + width]
 
-    def _left(self, parts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    def _remaining(self, parts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Intervals of the sequence that parts have left, and clips given for others."""
         cursors = self._cursors(parts)
         longest = cursors.lengths.reshape(len(parts), -1).max(axis=1)
@@ -161,7 +163,7 @@ class _Remainder:
             chosen = rounds == number
             some = cursors if chosen.all() else self._cursors(parts[chosen])
             assert some.num_rounds == number
-            found.append(self._left_in_rounds(parts[chosen], some))
+            found.append(self._remaining_in_rounds(parts[chosen], some))
         start, stop, twice = (np.concatenate(column) for column in zip(*found, strict=True))
         return start, stop, twice
 
@@ -170,10 +172,10 @@ class _Remainder:
         start, stop = (bounds[parts] for bounds in self._shares[:2])
         return self._layout.cursors(self._sequence, start, stop)
 
-    def _left_in_rounds(
+    def _remaining_in_rounds(
         self, parts: IntArray, cursors: Cursors
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """As `_left`, of parts that have equally many cursors and rounds."""
+        """As `_remaining`, of parts that have equally many cursors and rounds."""
         shape = (len(parts), -1)
         number = cursors.count // len(parts)
         given, shares = self._given[parts], PartShares(*(column[parts] for column in self._shares))

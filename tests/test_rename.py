@@ -1,0 +1,229 @@
+"""`rename=` in all loaders: the same clips under other names, against those without."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    CenterCrop,
+    ClipError,
+    FeatureSpec,
+    Latest,
+    Seconds,
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+    StateError,
+)
+from seqrecord.errors import SchemaError, SeqRecordError
+from tests.clip_data import digest
+
+NAMES = {"image_left": "image", "points": "lidar", "gps": "position", "stamp": "time"}
+
+
+def frame(number: int, i: int) -> dict[str, Any]:
+    rng = np.random.default_rng([number, i])
+    found = {
+        "image_left": rng.integers(0, 255, (6, 8, 3), np.uint8),
+        "points": rng.normal(size=(i % 3, 2)).astype("<f4"),
+        "note": f"note {number} {i}",
+        "stamp": np.float64(i / 10),
+    }
+    return found | ({"gps": rng.normal(size=3)} if i % 3 == 0 else {})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rename") / "records"
+    schema = seqrecord.Schema(
+        [
+            FeatureSpec("image_left", np.dtype("u1"), (6, 8, 3)),
+            FeatureSpec("points", np.dtype("<f4"), (None, 2)),
+            FeatureSpec("note", np.dtype("u1"), (None,), value="text"),
+            FeatureSpec("stamp", np.dtype("<f8"), (), kind="timestamp", unit="s"),
+            FeatureSpec("gps", np.dtype("<f8"), (3,), group=1),
+        ]
+    )
+    with SeqRecordWriter(folder, schema=schema, chunk_frames=5) as writer:
+        for number, length in enumerate((14, 9, 3)):
+            with writer.episode(f"e/{number}", metadata={"task": number}) as episode:
+                for i in range(length):
+                    episode.append(frame(number, i))
+    return folder
+
+
+def before(clip: Mapping[str, Any]) -> dict[str, Any]:
+    """What a clip has, by the stored names."""
+    stored = {new: old for old, new in NAMES.items()}
+    found = {}
+    for name, value in clip.items():
+        base, end = name, ""
+        for suffix in ("_mask", "_is_pad", "_age", "_is_missing"):
+            if name.endswith(suffix):
+                base, end = name.removesuffix(suffix), suffix
+        found[stored.get(base, base) + end] = value
+    return found
+
+
+def brighter(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+    return {name: v + 1 if isinstance(v, np.ndarray) else v for name, v in clip.items()}
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all": ({"clip_len": 3}, {"windows": {"gps": Latest()}, "metadata": ["task"]}),
+    "chosen": ({"clip_len": 3, "features": ["points", "note", "stamp"]}, {"ragged": "pad"}),
+    "windows": (
+        {"features": ["image_left", "points", "gps"], "pad": "edge"},
+        {
+            "windows": {
+                "image_left": [-1, 0],
+                "points": Seconds([-0.1, 0.2], by="stamp"),
+                "gps": Latest([0], max_age=2),
+            },
+            "ragged": {"points": 4},
+        },
+    ),
+    "crops": (
+        {"clip_len": 2, "features": ["image_left", "note"]},
+        {"clip_transform": [CenterCrop((4, 4), features=["image_left"]), brighter]},
+    ),
+}
+
+
+def renamed(options: Any) -> Any:
+    """The same with the new names of features."""
+    if isinstance(options, CenterCrop):
+        return CenterCrop((4, 4), features=[NAMES[name] for name in options.features or ()])
+    if isinstance(options, Seconds):
+        return Seconds([-0.1, 0.2], by=NAMES["stamp"])
+    if isinstance(options, list):
+        return [renamed(one) for one in options]
+    if isinstance(options, dict):
+        return {NAMES.get(name, name): renamed(value) for name, value in options.items()}
+    return options
+
+
+def same(old: Any, new: Any) -> None:
+    olds, news = list(old), list(new)
+    assert len(olds) == len(news) > 3
+    for one, other in zip(olds, news, strict=True):
+        assert list(one) == list(before(other))
+        assert digest(one) == digest(before(other))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordNode, SeqRecordDataset])
+def test_the_same_clips_under_other_names(path: Path, loader: Any, name: str) -> None:
+    plain, of_features = OPTIONS[name]
+    old = loader(path, **plain, **of_features)
+    new = loader(path, **plain, rename=NAMES, **renamed(of_features))
+    if loader is SeqRecordDataset:
+        same((old[i] for i in range(len(old))), (new[i] for i in range(len(new))))
+    else:
+        same(old, new)
+
+
+def test_a_transform_gets_and_names_the_new_ones(path: Path) -> None:
+    def small(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"image": frame["image"][:2], "x": frame["image"].mean()}
+
+    options: dict[str, Any] = {"features": ["image_left"], "rename": {"image_left": "image"}}
+    windows: dict[str, Any] = {"image": [-1, 0]}
+    for clip in SeqRecordPipe(path, **options, frame_transform=small, windows=windows):
+        number, start = int(clip["episode"][2:]), int(clip["start"])
+        expected = [frame(number, i)["image_left"][:2] for i in (start - 1, start)]
+        np.testing.assert_array_equal(clip["image"].numpy(), np.stack(expected))
+
+
+def test_workers_and_open_datasets(path: Path) -> None:
+    """An open dataset with other names is pickled with these."""
+    stream = SeqRecordStream(path, clip_len=3, batch_size=2, features=["image_left"], rename=NAMES)
+    here = [digest(batch) for batch in DataLoader(stream, batch_size=None, num_workers=0)]
+    stream.set_epoch(0)
+    loader = DataLoader(
+        stream, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
+    )
+    assert [digest(batch) for batch in loader] == here
+    dataset = pickle.loads(pickle.dumps(stream.dataset))
+    assert list(dataset.features) == list(stream.dataset.features) == ["image"]
+    assert set(dataset.schema) == {"image", "lidar", "position", "time", "note"}
+    np.testing.assert_array_equal(dataset.episodes["e/1"][4]["image"], frame(1, 4)["image_left"])
+    twice = pickle.loads(pickle.dumps(stream.dataset.renamed({"image": "rgb"})))
+    assert list(twice.select(["rgb", "lidar"]).features) == ["rgb", "lidar"]
+    assert next(iter(SeqRecordPipe(twice, clip_len=2)))["rgb"].shape == (2, 6, 8, 3)
+
+
+def test_statistics_have_the_new_names(path: Path) -> None:
+    old = seqrecord.open(path).statistics
+    new = SeqRecordPipe(path, clip_len=2, features=["image_left"], rename=NAMES).dataset.statistics
+    assert new["image"].mean.tolist() == old["image_left"].mean.tolist()
+    assert set(new) == {NAMES.get(name, name) for name in old}
+
+
+def test_a_mix_joins_what_was_renamed(path: Path, tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "other") as writer, writer.episode("a") as episode:
+        for _ in range(8):
+            episode.append({"image": np.zeros((6, 8, 3), np.uint8), "pose": np.zeros(2)})
+    sources = {
+        "a": SeqRecordStream(path, clip_len=2, rename=NAMES, windows={"position": Latest()}),
+        "b": SeqRecordStream(tmp_path / "other", clip_len=2),
+    }
+    mix = SeqRecordMix(sources, batch_size=4, features="intersection")
+    for batch in mix:
+        assert batch["image"].shape == (4, 2, 6, 8, 3)
+        assert not {"position", "image_left", "pose"} & batch.keys()
+
+
+def test_a_state_goes_on_under_other_names(path: Path) -> None:
+    """The order is that of the stored features."""
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image_left", "gps"], "seed": 3}
+    old = SeqRecordPipe(path, **options, windows={"gps": Latest()})
+    clips = iter(old)
+    for _ in range(4):
+        next(clips)
+    new = SeqRecordPipe(path, **options, rename=NAMES, windows={"position": Latest()})
+    new.load_state_dict(old.state_dict())
+    same(clips, new)
+    other = SeqRecordPipe(path, **options, rename=NAMES, windows={"position": Latest(max_age=1)})
+    with pytest.raises(StateError, match="windows"):
+        other.load_state_dict(old.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("rename", "error", "got"),
+    [
+        ({"image": "x"}, SchemaError, "image"),
+        ({"points": "note"}, SchemaError, "note"),
+        ({"points": "no name"}, SchemaError, "no name"),
+        ({"points": "~1"}, SchemaError, "~1"),
+        ({"points": "episode"}, ClipError, "episode"),
+        ({"points": "image_left_is_pad"}, ClipError, "image_left_is_pad"),
+        ({"points": "task"}, ClipError, "task"),
+    ],
+)
+def test_names_that_cannot_be(
+    path: Path, rename: Any, error: type[SeqRecordError], got: str
+) -> None:
+    options: dict[str, Any] = {"features": ["image_left", "points"], "metadata": ["task"]}
+    for loader in (SeqRecordPipe, SeqRecordDataset):
+        with pytest.raises(error) as caught:
+            loader(path, clip_len=2, pad="edge", **options, rename=rename)
+        assert got in str(caught.value.got)
+
+
+def test_names_may_be_exchanged(path: Path) -> None:
+    rename = {"image_left": "stamp", "stamp": "image_left"}
+    clip = next(iter(SeqRecordPipe(path, clip_len=2, features=[*rename], rename=rename)))
+    assert (clip["stamp"].dtype, clip["image_left"].dtype) == (torch.uint8, torch.float64)
