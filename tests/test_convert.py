@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -422,7 +423,11 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     _wait(endless.is_endless)
     children = _children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # where it could not be interrupted
+            os.killpg(process.pid, signal.SIGKILL)
     assert out == "ready\n"
     assert process.returncode == -signal.SIGINT or "KeyboardInterrupt" in err
     assert err.count("Traceback") <= 2  # the parent's, no worker's
