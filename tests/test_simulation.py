@@ -62,6 +62,11 @@ def test_all_pairs() -> None:
             check(drawn(seed, [one, other]))
 
 
+def test_a_resume_whose_files_go_with_the_commit_of_another_looks_again() -> None:
+    """Record files that hold nothing but what was discarded."""
+    check(Case(("resume", "discarding"), (30,), (), (0,) * 4 + (1,) * 9))
+
+
 def found(commands: list[str], most: int = 400) -> BrokenPromiseError:
     """The first history of these commands that fails."""
     for seed in range(most):
@@ -118,7 +123,12 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any], list[str]]] = {
         lambda storage: 1e9 + 1e6,
         ["clean old", "append"],
     ),
-    "a reader does not look again": (dataset, "load", looked_once, ["read", "split", "split"]),
+    "a reader does not look again": (
+        dataset,
+        "load",
+        looked_once,
+        ["read", "split", "split", "split"],
+    ),
 }
 
 

@@ -83,33 +83,34 @@ class Destination:
             loose = [path for path in loose if path not in passed]
             unfinished = [cut for cut in unfinished if cut.path not in passed]
             _tell_of_others(storage, mode, len(passed), len(loose))
+        is_resumed = mode == "resume" and (loose or unfinished)
+        for path in loose if is_resumed else ():
+            check_record_path(storage, path)
         try:
             self._index = _checked_index(storage, manifest, sizes) if manifest else None
-        except DestinationError:
+            read = {path: sizes[path] for path in (*files, *loose)} if is_resumed else {}
+            footers = read_footers(storage, read)
+        except (DestinationError, NotFoundError):
             if is_second or read_base(storage).tag == base.tag:
                 raise
-            # Others have committed, and removed old tables.
+            # Others have committed, and removed old tables, or record files that they gave up.
             self._look(mode, is_second=True)
             return
         self.schema = manifest.schema if manifest else None
         self.committed = frozenset(self._index.positions) if self._index else frozenset()
         self.recovered: dict[str, int] = {}
         self._footers: dict[str, Footer] = {}  # of the dataset's files, and of those recovered
-        if mode == "resume" and (loose or unfinished):
-            self._recover({path: sizes[path] for path in (*files, *loose)}, unfinished)
+        if is_resumed:
+            self._recover(footers, unfinished)
         self.first_ordinal = manifest.next_ordinal if manifest else 0
         after = (ordinal + 1 for ordinal in self.recovered.values())
         self.next_ordinal = max((self.first_ordinal, *after))
 
-    def _recover(self, sizes: Mapping[str, int], unfinished: Sequence[Unfinished]) -> None:
-        """Find the episodes that are whole in files of these sizes and unfinished ones."""
+    def _recover(self, footers: Mapping[str, Footer], unfinished: Sequence[Unfinished]) -> None:
+        """Find the episodes that are whole in files with these footers, and in unfinished ones."""
         storage, base = self.storage, self._base
-        for path in sizes:
-            if path not in base.files:
-                check_record_path(storage, path)
         edits = read_edits(storage, edits_of(storage, base))
         schema = self.schema if base.manifest else edits.schema
-        footers = read_footers(storage, sizes)
         self.schema, fitting = conformed(list(footers.items()), schema, base.files)
         self._footers = dict(fitting)
         whole = recover(

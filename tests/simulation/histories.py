@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from seqrecord.errors import (
     CommitUnknownError,
     ConflictError,
     DestinationError,
+    NotFoundError,
     ResourceError,
     SeqRecordError,
     TransientError,
@@ -175,6 +177,7 @@ def simulated(name: str) -> Iterator[None]:
         with (
             mock.patch.object(threads, "start", refuse),
             mock.patch.object(secrets, "token_hex", token),
+            mock.patch.object(threading, "excepthook"),  # recorders are killed
         ):
             yield
     finally:
@@ -308,9 +311,15 @@ class _Run:
             assert isinstance(error, SeqRecordError), f"{name} ({actor.name}): {shown}"
             if isinstance(error, (ConflictError, DestinationError)) and name not in _IN_STEPS:
                 assert not count, f"{name} ({actor.name}) was refused, and did commit: {shown}"
-            expected = (ConflictError, DestinationError, CommitUnknownError)
+            expected: tuple[type[SeqRecordError], ...] = (
+                ConflictError,
+                DestinationError,
+                CommitUnknownError,
+            )
             if self.case.faults:
                 expected += (TransientError,)
+            if self.case.in_empty:
+                expected += (NotFoundError,)  # as long as there is no dataset
             if not cleans:
                 is_expected = isinstance(error, expected) or name in _OF_WHAT_IS_THERE
                 assert is_expected, f"{name} ({actor.name}): {shown}"
@@ -341,7 +350,9 @@ class _Run:
         assert read(view) == content, "clean changed what there is"
 
 
-_NEED_NO_COMMIT = {"only resume", "clean", "clean old", "stats", "rewrite", "reindex", "drop"}
+_NEED_NO_COMMIT = {
+    *("read", "only resume", "clean", "clean old", "stats", "rewrite", "reindex", "drop", "keep"),
+}
 _IN_STEPS = {"rewrite"}  # several commits
 _OF_WHAT_IS_THERE = {"delete", "rename", "keep", "drop"}  # errors where another has removed it
 

@@ -257,9 +257,8 @@ class World:
                     self._land(number - len(ready))
         finally:
             for actor in self.actors:
-                actor.is_killed = True
-            for actor in self.actors:
                 while not actor.is_done:
+                    actor.is_killed = True
                     self._let_go(actor)
                 actor.join()
 
