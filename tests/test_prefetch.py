@@ -1,6 +1,6 @@
 """Batches of any loader arrive on a device, unchanged, in time, and with the right state."""
 
-from __future__ import annotations
+from __future__ import inspect
 
 import dataclasses
 import weakref
@@ -236,6 +236,7 @@ def test_leaving_a_prefetcher_early(path: Path, stream: SideStream) -> None:
 
 def test_prefetching_is_public() -> None:
     assert seqrecord.prefetch_to_device is prefetch_to_device
+    assert inspect.signature(prefetch_to_device).parameters["depth"].default == 2
 
 
 @NO_GPU
