@@ -1,8 +1,9 @@
 """Batches of any loader arrive on a device, unchanged, in time, and with the right state."""
 
-from __future__ import inspect
+from __future__ import annotations
 
 import dataclasses
+import inspect
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
