@@ -10,8 +10,8 @@ SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
 LOWEST := build/lowest
 RELEASE := build/release
-OWN := layers or docs or messages or code_lines or mutation or interleaved or kill or power_loss or two_writers or leaving or stopping \
-	or hostile or fuzz or mix or subclasses or leftovers or rewriting \
+OWN := layers or docs or messages or code_lines or mutation or simulation or interleaved or kill or power_loss or two_writers or leaving or stopping \
+	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
 .PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean

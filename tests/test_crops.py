@@ -260,6 +260,21 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     assert len({str(drawn) for drawn in first.values()}) > 10
 
 
+DRAWN = {
+    ("set/0", 0): ([3, 5, 4, 6], False),
+    ("set/0", 1): ([3, 3, 4, 6], False),
+    ("set/0", 2): ([3, 0, 4, 6], True),
+    ("set/0", 3): ([6, 6, 4, 6], True),
+}
+
+
+def test_what_a_seed_draws_is_the_same_in_every_version(path: Path) -> None:
+    """Two steps draw, the first one twice, in the second epoch of a seed."""
+    settings: dict[str, Any] = {"clip_len": 3, "clip_transform": CHAINS["random, flip"], "seed": 5}
+    found = draws(SeqRecordPipe(path, **settings, batch_size=3), epoch=1)
+    assert {clip: found[clip] for clip in sorted(found)[:4]} == DRAWN
+
+
 def test_a_resumed_epoch_has_the_same_windows(path: Path) -> None:
     def make() -> SeqRecordPipe:
         return SeqRecordPipe(

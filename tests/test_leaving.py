@@ -63,9 +63,8 @@ class Slow(LocalStorage):
 
 dataset = seqrecord.open(Slow(path))
 held_from = int(dataset.contents.index.groups[0].offset[FREE])  # there is one record file
-pipe = SeqRecordPipe(
-    dataset, clip_len=2, shuffle=False, num_threads=NUM_THREADS, batch_size=1
-)
+engine = seqrecord.EngineOptions(num_threads=NUM_THREADS)
+pipe = SeqRecordPipe(dataset, clip_len=2, shuffle=False, engine=engine, batch_size=1)
 
 def leave(iterator):
     next(iterator)

@@ -55,7 +55,7 @@ def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
     [
         ((), {"cliplen": 3}, r"no argument 'cliplen'; is it clip_len\?"),
         ((), {"delta_timestamps": {}}, r"no argument 'delta_timestamps'; is it windows\?"),
-        ((), {"zzz": 1}, "no argument 'zzz'; there are batch_size, cache_dir"),
+        ((), {"zzz": 1}, "no argument 'zzz'; there are batch_size, clip_len"),
         ((3,), {"clip_len": 3}, "only the dataset is given without a name; got 3 too"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -236,6 +237,7 @@ def test_leaving_a_prefetcher_early(path: Path, stream: SideStream) -> None:
 
 def test_prefetching_is_public() -> None:
     assert seqrecord.prefetch_to_device is prefetch_to_device
+    assert inspect.signature(prefetch_to_device).parameters["depth"].default == 2
 
 
 @NO_GPU

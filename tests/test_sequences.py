@@ -237,8 +237,8 @@ def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
     [
         ({"order": "sequence"}, "order is not valid"),
         ({"batch_size": None}, "needs a batch_size"),
-        ({"engine": EngineOptions(num_cursors=4)}, "takes no num_cursors"),
-        ({"engine": EngineOptions(shuffle_buffer=4)}, "takes no shuffle_buffer"),
+        ({"engine": EngineOptions(num_cursors=4)}, "takes no engine.num_cursors"),
+        ({"engine": EngineOptions(shuffle_buffer=4)}, "takes no engine.shuffle_buffer"),
         ({"clips": {"episode": ["set/0"], "start": [0]}}, "takes no clips"),
         ({"clip_len": 2**20, "dilation": 2**20}, "stride is out of range"),
     ],

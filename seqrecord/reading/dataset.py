@@ -213,6 +213,7 @@ class Dataset:
         except SchemaError as error:
             raise error.located(file=storage.url) from None
         self.contents = Contents(storage, manifest, index, chosen, verify, names or {})
+        _ = self.contents.chunks  # raises for codecs that are not there
 
     @property
     def url(self) -> str:
