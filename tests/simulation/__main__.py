@@ -9,22 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.histories import BrokenPromiseError, drawn, run, shrunk
-
-_BLOCK = 50
-
-
-def _tried(first: int) -> tuple[Counter[tuple[str, ...]], list[str]]:
-    pairs: Counter[tuple[str, ...]] = Counter()
-    failures = []
-    for seed in range(first, first + _BLOCK):
-        case = drawn(seed)
-        pairs[tuple(sorted(case.commands))] += 1
-        try:
-            run(case)
-        except BrokenPromiseError as failure:
-            failures.append(f"seed {seed}: {shrunk(failure)}")
-    return pairs, failures
+from tests.simulation.many import BLOCK, tried
 
 
 def main() -> None:
@@ -36,15 +21,15 @@ def main() -> None:
     began, done = time.monotonic(), 0
     commands: Counter[tuple[str, ...]] = Counter()
     failures: list[str] = []
-    blocks = range(options.first, options.first + options.histories, _BLOCK)
+    blocks = range(options.first, options.first + options.histories, BLOCK)
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for counts, found in pool.imap_unordered(_tried, blocks):
+        for counts, found in pool.imap_unordered(tried, blocks):
             commands.update(counts)
             failures += found
-            done += _BLOCK
+            done += BLOCK
             for text in found:
                 sys.stdout.write(f"{text}\n\n")
-            if done % 1000 == 0:
+            if done % 1000 == 0 or done >= options.histories:
                 rate = 60 * done / (time.monotonic() - began)
                 sys.stdout.write(
                     f"{done:,} histories, {rate:,.0f} a minute, {len(commands)} sets of commands, "
