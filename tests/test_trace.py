@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import logging
 import os
@@ -262,9 +261,6 @@ def test_a_span_costs_little(tmp_path: Path) -> None:
     on.close()
 
 
-_traced = pytest.mark.skipif(
-    "trace" not in inspect.signature(SeqRecordPipe).parameters, reason="pipes don't trace yet"
-)
 _PARTS = {"fetch", "decode", "gather", "consumer", "wait"}
 
 
@@ -287,7 +283,6 @@ def make_pipe(records: Path, trace: Path, **more: Any) -> Any:
     )
 
 
-@_traced
 def test_an_iteration_is_traced(records: Path, tmp_path: Path) -> None:
     pipe = make_pipe(records, tmp_path / "epoch.json")
     assert files(tmp_path) == []
@@ -314,7 +309,6 @@ def _names(found: list[dict[str, Any]]) -> set[str]:
     return {event["name"] for event in found}
 
 
-@_traced
 def test_an_iteration_that_is_left_is_traced(records: Path, tmp_path: Path) -> None:
     pipe = make_pipe(records, tmp_path / "epoch.json")
     iterator = iter(pipe)
@@ -328,7 +322,6 @@ def test_an_iteration_that_is_left_is_traced(records: Path, tmp_path: Path) -> N
     assert sum(event["name"] == "consumer" for event in found) == 2
 
 
-@_traced
 def test_an_iteration_that_fails_is_traced(records: Path, tmp_path: Path) -> None:
     calls: list[int] = []
 
@@ -345,7 +338,6 @@ def test_an_iteration_that_fails_is_traced(records: Path, tmp_path: Path) -> Non
     assert "wait for batch" in _names(events(tmp_path / "epoch.json"))
 
 
-@_traced
 def test_workers_write_files_of_their_own(records: Path, tmp_path: Path) -> None:
     pipe = make_pipe(records, tmp_path / "epoch.json")
     batches = sum(1 for _ in DataLoader(pipe, batch_size=None, num_workers=2))
