@@ -200,13 +200,18 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
         and (before.splits, before.labels) == (after.splits, after.labels)
         and before.features <= after.features
         and not rest.keys() & history.gone
-        and not any(key.startswith("m") for key in rest)  # half a merge is no dataset
+        and _merges(rest) <= _merges(*(content.episodes for content in history.seen))
         and all(
             tuple(history.written[key][: len(item)]) == item
             and len(item) in (len(history.written[key]), history.flushed.get(key, -1))
             for key, item in rest.items()
         )
     )
+
+
+def _merges(*episodes: Iterable[str]) -> set[str]:
+    """The keys of merges: half a merge is no dataset, and one that was committed is whole."""
+    return {key for each in episodes for key in each if key.startswith("m")}
 
 
 def _deleted(key: str) -> Spec:
