@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -34,6 +35,7 @@ from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 from tests.killed_at import killed_at
+from tests.storage_doubles import DamagesOnce
 from tests.test_features_added import (
     WIDTHS,
     Model,
@@ -176,6 +178,19 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
     ):
         rewrite_files(path, least_dead=0.001)
     assert paths_in(path) == before
+
+
+def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    """Of another place than a local disk, whichever read of pages it was."""
+    path, model = dataset
+    delete_episodes(path, "e0")
+    for number in itertools.count(3 * len(named(path))):  # three reads of each footer
+        place = shutil.copytree(path, tmp_path / str(number))
+        storage = DamagesOnce(LocalStorage(place), number=number)
+        assert rewrite_files(storage, least_dead=0.001).written  # type: ignore[arg-type]
+        if storage.left >= 0:  # there are no more reads
+            break
+        check(place, kept(model, "e0"))
 
 
 def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:

@@ -26,7 +26,7 @@ from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, open_storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted
 from seqrecord.units import parse_size
@@ -231,14 +231,26 @@ class _CopiedFiles:
     def copy(self, path: str, footer: Footer, chunks: Sequence[_Chunk]) -> None:
         """Copy chunks of a record file, which are read at once."""
         wanted = [page for chunk in chunks for page in chunk.pages if page.length]
+        try:
+            stored = self._read(path, footer, chunks, wanted)
+        except ChecksumError:
+            if not worth_rereading(self._storage, path, wanted):
+                raise
+            stored = self._read(path, footer, chunks, wanted)
+        for chunk, item in zip(chunks, stored, strict=True):
+            self._add(chunk.part, item)
+
+    def _read(
+        self, path: str, footer: Footer, chunks: Sequence[_Chunk], wanted: Sequence[ByteRange]
+    ) -> list[StoredChunk]:
         buffers = [memoryview(bytearray(page.length)) for page in wanted]
         self._storage.read_ranges(path, wanted, buffers)
-        found = dict(zip(wanted, buffers, strict=True))
+        found, stored = dict(zip(wanted, buffers, strict=True)), []
         for chunk in chunks:
             pages = [found.get(page, b"") for page in chunk.pages]
             with located(ChecksumError, file=f"{self._storage.url}/{path}", episode=chunk.part.key):
-                stored = stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)
-            self._add(chunk.part, stored)
+                stored += [stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)]
+        return stored
 
     def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
         """Add a chunk of an episode, of which another file says `part`."""
