@@ -82,6 +82,15 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
     assert seqrecord.verify(path).ok
 
 
+def test_of_the_same_frames_in_other_splits(path: Path) -> None:
+    """A copy of an open dataset, in another process, has those that it was opened with, too."""
+    with seqrecord.open(path) as dataset:
+        for name in ("a", "b"):  # after which the tables of the first one are gone
+            split_episodes(path, None, name)
+        assert pickle.loads(pickle.dumps(dataset)).splits == dataset.splits == {}
+        assert seqrecord.open(path, version=dataset.version).splits == {}
+
+
 def test_the_last_ten_are_kept(path: Path) -> None:
     versions = [version_of(path)]
     for number in range(12):
