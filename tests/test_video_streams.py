@@ -13,7 +13,7 @@ import pytest
 from seqrecord.errors import SourceError
 from seqrecord.sources import Videos
 from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_packets import Start, packet_format
+from seqrecord.codecs.video.packets import Start, packet_format
 from seqrecord.sources.video_streams import read_gops, video_spec
 from tests.video_file_data import (
     QUIET,

@@ -256,7 +256,7 @@ class ChunkLoader:
             self._buffers.chunks.release(buffer)
             raise
         if wanted:
-            self._note_fetch(begin, sum(page.stop - page.start for page in wanted), [chunk.row])
+            self._note_fetch(begin, sum(page.nbytes for page in wanted), [chunk.row])
         names = (page.feature for page in wanted)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 

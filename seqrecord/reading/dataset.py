@@ -27,6 +27,7 @@ from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
+from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.schema import Schema
@@ -60,6 +61,7 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    originals: StorageLike | None = None,
 ) -> Dataset:
     """Open a dataset for reading; `seqrecord.open` is this function.
 
@@ -75,6 +77,8 @@ def open_dataset(
             it is read from there the next time. Processes may share it. Off by default.
         cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
             not used for the longest time is removed first. Needed with `cache_dir`.
+        originals: of a dataset that refers to files outside of it, where these lie now: a local
+            path or URL. By default where they were when they were indexed, if you have done that.
 
     Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
     `SchemaError` for a feature that it does not have.
@@ -82,7 +86,10 @@ def open_dataset(
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
         manifest, index = load(storage)
-        return Dataset(storage, manifest, index, features=features, verify=verify)
+        externals = ExternalFiles(storage, originals)
+        return Dataset(
+            storage, manifest, index, features=features, verify=verify, externals=externals
+        )
     except BaseException:
         storage.close()
         raise
@@ -127,7 +134,7 @@ class Contents:
 
     `manifest` and `index` are as they were when the dataset was opened; `features` are those that
     are read, and `verify` says whether pages are checked. `names` are those that the index has of
-    features that are stored by other ones, by these.
+    features that are stored by other ones, by these. `externals` are the files that pages refer to.
     """
 
     storage: Storage
@@ -136,6 +143,7 @@ class Contents:
     features: Schema
     verify: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
+    externals: ExternalFiles | None = None
 
     def stored_name(self, feature: str) -> str:
         """The name that a feature is stored by."""
@@ -145,7 +153,11 @@ class Contents:
     def chunks(self) -> ChunkReader:
         """Reads the chunks of the features."""
         paths = [file.path for file in self.manifest.record_files]
-        return ChunkReader(self.storage, paths, self.index, self.features, verify=self.verify)
+        return ChunkReader(
+            *(self.storage, paths, self.index, self.features),
+            verify=self.verify,
+            externals=self.externals,
+        )
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -207,12 +219,16 @@ class Dataset:
         features: Sequence[str] | None = None,
         verify: bool = True,
         names: Mapping[str, str] | None = None,
+        externals: ExternalFiles | None = None,
     ) -> None:
+        externals = externals or ExternalFiles(storage)
         try:
             chosen = index.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
-        self.contents = Contents(storage, manifest, index, chosen, verify, names or {})
+        self.contents = Contents(
+            *(storage, manifest, index, chosen, verify, names or {}, externals)
+        )
         _ = self.contents.chunks  # raises for codecs that are not there
 
     @property
@@ -266,7 +282,11 @@ class Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""
         of = self.contents
         return Dataset(
-            of.storage, of.manifest, of.index, features=features, verify=of.verify, names=of.names
+            *(of.storage, of.manifest, of.index),
+            features=features,
+            verify=of.verify,
+            names=of.names,
+            externals=of.externals,
         )
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
@@ -288,7 +308,11 @@ class Dataset:
         stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
         index = of.index.renamed(names)
         return Dataset(
-            of.storage, of.manifest, index, features=features, verify=of.verify, names=stored
+            *(of.storage, of.manifest, index),
+            features=features,
+            verify=of.verify,
+            names=stored,
+            externals=of.externals,
         )
 
     def find_episodes(
@@ -303,6 +327,8 @@ class Dataset:
     def close(self) -> None:
         """Close the dataset's files."""
         self.contents.storage.close()
+        if self.contents.externals is not None:
+            self.contents.externals.close()
 
     def __enter__(self) -> Dataset:
         return self
@@ -312,7 +338,10 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         of = self.contents
-        return _reopen, (of.storage, of.manifest, list(of.features), of.verify, of.names)
+        return _reopen, (
+            *(of.storage, of.manifest, list(of.features), of.verify, of.names),
+            of.externals,
+        )
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -369,8 +398,15 @@ def _reopen(
     features: list[str],
     verify: bool,
     names: Mapping[str, str],
+    externals: ExternalFiles | None,
 ) -> Dataset:
     """A dataset in another process; its index has been verified in the first."""
     manifest, index = load_version(storage, manifest)
     index = index.renamed(names)
-    return Dataset(storage, manifest, index, features=features, verify=verify, names=names)
+    return Dataset(
+        *(storage, manifest, index),
+        features=features,
+        verify=verify,
+        names=names,
+        externals=externals,
+    )

@@ -11,6 +11,7 @@ from seqrecord.storage.base import (
     Unfinished,
     Upload,
     entries_of,
+    identity_of,
 )
 from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
 from seqrecord.storage.local import LocalStorage
@@ -44,6 +45,7 @@ __all__ = [
     "copy_on_server",
     "entries_of",
     "forget_cached",
+    "identity_of",
     "local_path",
     "map_files",
     "open_storage",

@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
@@ -90,6 +90,7 @@ class Job:
     record_bytes: int
     skip_bad_episodes: bool
     statistics: bool
+    externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
 
     @property
     def num_frames(self) -> int:
@@ -140,6 +141,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         writer=job.writer,
         record_bytes=job.record_bytes,
         statistics=collector,
+        externals=job.externals,
     ) as files:
         for ordinal, info in job.episodes:
             files.begin(
