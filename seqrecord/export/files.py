@@ -30,7 +30,8 @@ from PIL import Image
 
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
-from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.indexing.opening import opened
+from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.exported import (
     DESCRIPTION,

@@ -21,6 +21,7 @@ from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray, 
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.errors import ClipError, located
+from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import (
     Ragged,
     bytes_by_group,
@@ -39,7 +40,7 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import ClipDraws, EpisodeFacts, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.processes.forks import PerProcess, cached_property
-from seqrecord.reading.dataset import DatasetLike, dataset_of
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Phases
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, TypeAlias
@@ -41,9 +40,7 @@ __all__ = [
     "DatasetLike",
     "Episode",
     "Episodes",
-    "dataset_of",
-    "open_dataset",
-    "opened",
+    "open_packed",
     "refuse_ignored",
 ]
 
@@ -53,7 +50,7 @@ DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: its local path or URL, or one from `seqrecord.open`."""
 
 
-def open_dataset(
+def open_packed(
     location: StorageLike,
     *,
     features: Sequence[str] | None = None,
@@ -62,23 +59,14 @@ def open_dataset(
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     originals: StorageLike | None = None,
+    external_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset for reading; `seqrecord.open` is this function.
+    """Open a dataset that is there as record files; `seqrecord.open` opens more.
 
     Reads the manifest and opens the index; record files are opened when their frames are read.
 
-    Args:
-        location: local path or URL.
-        features: names of the features to read; all by default. No bytes of others are read.
-        verify: check every page that is read against its checksum. Without it, single frames are
-            read alone instead of with their page.
-        storage_options: for the filesystem that serves `location`.
-        cache_dir: a folder of a local disk that keeps what is read from a remote dataset, so that
-            it is read from there the next time. Processes may share it. Off by default.
-        cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
-            not used for the longest time is removed first. Needed with `cache_dir`.
-        originals: of a dataset that refers to files outside of it, where these lie now: a local
-            path or URL. By default where they were when they were indexed, if you have done that.
+    Arguments are those of `seqrecord.open`, but `external_options`: those of `open_storage` for the
+    files that pages refer to.
 
     Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
     `SchemaError` for a feature that it does not have.
@@ -86,39 +74,13 @@ def open_dataset(
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
         manifest, index = load(storage)
-        externals = ExternalFiles(storage, originals)
+        externals = ExternalFiles(storage, originals, external_options)
         return Dataset(
             storage, manifest, index, features=features, verify=verify, externals=externals
         )
     except BaseException:
         storage.close()
         raise
-
-
-def dataset_of(
-    dataset: DatasetLike, *, features: Sequence[str] | None = None, **options: Any
-) -> Dataset:
-    """The reader of a dataset with these features; one that is open is used as it was opened.
-
-    `options` are those of `open_dataset`, and `None` for its defaults. Raises `ClipError` for one
-    that does not go with an open dataset, and whatever `open_dataset` raises.
-    """
-    if isinstance(dataset, Dataset):
-        refuse_ignored("an open dataset", **options)
-        return dataset if features is None else dataset.select(features)
-    given = {name: value for name, value in options.items() if value is not None}
-    return open_dataset(dataset, features=features, **given)
-
-
-def opened(
-    dataset: DatasetLike,
-    *,
-    features: Sequence[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[Dataset]:
-    """`dataset_of` for a `with` block, which closes what was opened for it."""
-    reader = dataset_of(dataset, features=features, storage_options=storage_options)
-    return nullcontext(reader) if isinstance(dataset, Dataset) else reader
 
 
 def refuse_ignored(beside: str, **arguments: object) -> None:

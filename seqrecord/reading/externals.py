@@ -58,17 +58,17 @@ class ExternalFiles:
         storage: the dataset's.
         originals: where the user says that all external files lie: a path or URL that takes the
             place of their root.
-        storage_options: for the filesystem that serves them.
+        options: of `open_storage`, for what serves them.
     """
 
     def __init__(
         self,
         storage: Storage,
         originals: StorageLike | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._storage, self._originals = storage, originals
-        self._options = storage_options
+        self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
         self._seen: set[ExternalFile] = set()  # that are as they were indexed
@@ -159,6 +159,6 @@ class ExternalFiles:
     def _store(self, root: str) -> Storage:
         store = self._stores.get(root)
         if store is None:
-            store = open_storage(self._originals or root, self._options)
+            store = open_storage(self._originals or root, **self._options)
             store = self._stores.setdefault(root, store)
         return store

@@ -28,8 +28,8 @@ from seqrecord.sources.lerobot_layout import (
 )
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
-from seqrecord.sources.originals import FirstError, Originals
-from seqrecord.sources.references import external_files
+from seqrecord.sources.originals import FirstError, Originals, find_files
+from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, text_spec
 from seqrecord.sources.video_streams import TOLERANCE
 
@@ -101,6 +101,14 @@ class LeRobot(Originals):
     def referring(self) -> LeRobot:
         """The same source, whose packets stay where they are."""
         return replace(self, reference=True)
+
+    def is_whole(self) -> bool:
+        """Whether nothing else lies here."""
+        return True
+
+    def identity(self) -> str:
+        """Text that changes when episodes come or go: `meta` says which there are."""
+        return identity_of_files(self.path, find_files(self.path / "meta", is_file))
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The files that its GOPs may refer to, by the names that these have for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ from seqrecord.format.references import ExternalFile
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import LocalStorage, Storage, identity_of, map_files
 
-__all__ = ["external_files"]
+__all__ = ["external_files", "identity_of_files"]
 
 
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
@@ -34,6 +35,13 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     for folder, names in by_root.items():
         found |= _listed(LocalStorage(folder), names)
     return found
+
+
+def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
+    """Text that changes when one of these files does, or is not among them any more."""
+    files = external_files(root, paths)
+    facts = sorted((path, file.size, file.identity or "") for path, file in files.items())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _listed(storage: Storage, names: dict[str, str]) -> dict[str, ExternalFile]:

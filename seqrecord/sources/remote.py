@@ -325,6 +325,15 @@ class _RemoteVideos(RemoteSource):
     def referring(self) -> _RemoteVideos:
         return replace(self, source=self.source.referring())
 
+    def is_whole(self) -> bool:
+        with _urls_in_errors(self.files):
+            return bool(self.source.is_whole())
+
+    def identity(self) -> str:
+        with _urls_in_errors(self.files):
+            found: str = self.source.identity()
+        return found
+
     def external_files(self) -> dict[str, ExternalFile]:
         with _urls_in_errors(self.files):
             found: dict[str, ExternalFile] = self.source.external_files()

@@ -14,8 +14,9 @@ from seqrecord.format.references import ExternalFile, ReferencedGop
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.files import is_file
 from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
-from seqrecord.sources.references import external_files
+from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, read_references, video_spec
@@ -70,11 +71,17 @@ class Videos(Originals):
         """The same source, whose packets stay where they are."""
         return replace(self, reference=True)
 
+    def is_whole(self) -> bool:
+        """Whether nothing but video lies here."""
+        return all(_is_video(path) for path in find_files(self.path, is_file))
+
+    def identity(self) -> str:
+        """Text that changes when a video does, or comes or goes."""
+        return identity_of_files(self.path, self._paths())
+
     def external_files(self) -> dict[str, ExternalFile]:
         """The files that its GOPs may refer to, by the names that these have for them."""
-        return external_files(
-            self.path, (p for files in self._files.values() for p in files.values())
-        )
+        return external_files(self.path, self._paths())
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGop]]:
         """The GOPs of one episode's cameras; its frames lack these features."""
@@ -95,6 +102,9 @@ class Videos(Originals):
             with VideoFile(files[spec.name], with_places=self.reference) as file:
                 check_file(file, spec)
                 yield from (read_references if self.reference else read_gops)(file)
+
+    def _paths(self) -> Iterator[Path]:
+        return (path for files in self._files.values() for path in files.values())
 
     @cached_property
     def _files(self) -> dict[str, dict[str, Path]]:
