@@ -254,10 +254,12 @@ class Index:
         """The group that a feature lies in."""
         return self.groups[self.schema[feature].group]
 
-    def lengths(self, feature: str) -> npt.NDArray[np.uint32]:
-        """Bytes of a feature's pages, by chunk of its group."""
+    def lengths(self, feature: str) -> npt.NDArray[np.uint64]:
+        """Bytes of a feature's pages and of what they refer to, by chunk of its group."""
         group = self.group_of(feature)
-        return group.page_length[:, group.schema.position(feature)]
+        lengths = group.page_length[:, group.schema.position(feature)].astype(np.uint64)
+        lengths += group.external
+        return lengths
 
     def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int:
         """Bytes of the largest frame of a feature with a variable dimension, in these episodes."""

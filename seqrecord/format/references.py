@@ -170,7 +170,7 @@ class Reference:
 
     `start` and `length` are the range of the file that holds all packets, which are given by their
     `offsets` from its start and their `sizes`. `frames` are as in a page that holds its packets.
-    `crc32c` is that of the range, 0 where it was not read. `extradata`
+    `crc32c` is that of the range, 1 where it would be 0; 0 where it was not read. `extradata`
     is what the container says of the codec.
     """
 
@@ -217,7 +217,7 @@ class Reference:
         Raises `ChecksumError` for a range that is not as it was read when it was indexed, and
         `FormatError` for extradata that is none.
         """
-        if self.crc32c and (actual := crc32c(data)) != self.crc32c:
+        if self.crc32c and (actual := crc32c(data) or 1) != self.crc32c:
             raise ChecksumError(
                 "a range of an external file does not match its checksum",
                 offset=self.start,

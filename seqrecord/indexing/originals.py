@@ -35,19 +35,20 @@ from seqrecord.storage import LocalStorage, StorageLike, open_storage
 from seqrecord.units import format_size
 from seqrecord.writing.convert import ConvertReport, Progress, convert
 
-__all__ = ["find_index", "index"]
+__all__ = ["find_index", "index_source"]
 
 _logger = logging.getLogger("seqrecord")
 
 _MOST_COPIED = 64 << 10  # bytes of a frame of one feature
 
 
-def index(
+def index_source(
     source: Source,
     destination: StorageLike,
     *,
     progress: Callable[[Progress], None] | None = None,
     append: bool = False,
+    checksums: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Make a dataset of a source whose video stays where it is; other features are copied.
@@ -61,6 +62,7 @@ def index(
         reference=True,
         mode="append" if append else "create",
         statistics=False,
+        checksums=checksums,
         progress=progress,
         storage_options=storage_options,
     )
@@ -197,4 +199,4 @@ class _Indexed:
                 bar.total = progress.total_frames
                 bar.update(progress.frames - bar.n)
 
-            index(self.source, folder, progress=show, append=append)
+            index_source(self.source, folder, progress=show, append=append)

@@ -18,6 +18,7 @@ import platformdirs
 
 from seqrecord.errors import FormatError, NotFoundError, StorageError, located
 from seqrecord.format.references import (
+    EXTERNALS,
     MAX_LIST_BYTES,
     ExternalFile,
     ExternalList,
@@ -93,12 +94,12 @@ class ExternalFiles:
                 expected=f"at most {file.size}",
                 got=item.stop,
             )
-        self.check(file)
+        self._check(reference.list_id, file)
         self._store(file.root).read_ranges(file.path, [item], [data])
         return data
 
     def file_of(self, reference: Reference) -> ExternalFile:
-        """The file that a page refers to, which may be opened."""
+        """The file that a page refers to."""
         files = self.list(reference.list_id).files
         if reference.file >= len(files):
             raise FormatError(
@@ -110,27 +111,37 @@ class ExternalFiles:
         return files[reference.file]
 
     def list(self, list_id: str) -> ExternalList:
-        """A list of the dataset, of which the files may be opened."""
+        """A list of the dataset."""
         found = self._lists.get(list_id)
         if found is None:
             path = list_path(list_id)
             with located((FormatError, StorageError), file=f"{self._storage.url}/{path}"):
                 data, _ = self._storage.read_whole(path, MAX_LIST_BYTES)
                 found = ExternalList.parse(data, list_id)
-                if self._originals is None and not is_trusted(list_id):
-                    raise StorageError(
-                        "this dataset refers to files outside of it, and was not indexed by you on "
-                        "this machine: say where they lie with originals=",
-                        expected="originals='…', or an index made by `seqrecord index`",
-                        got=", ".join(sorted({file.root for file in found.files}))[:200],
-                    )
             self._lists[list_id] = found
         return found
 
-    def check(self, file: ExternalFile) -> None:
-        """Raise `StorageError` unless a file is as it was indexed; it is looked at once."""
+    def all_files(self) -> set[ExternalFile]:
+        """The files of all lists that are there."""
+        paths = (file.path for file in self._storage.files(EXTERNALS))
+        found = [self.list(Path(path).stem) for path in paths if path.endswith(".json")]
+        return {file for each in found for file in each.files}
+
+    def _check(self, list_id: str, file: ExternalFile) -> None:
+        """Raise `StorageError` unless a file may be opened, and is as it was indexed.
+
+        It is looked at once.
+        """
         if file in self._seen:
             return
+        if self._originals is None and not is_trusted(list_id):
+            raise StorageError(
+                "this dataset refers to files outside of it, and was not indexed by you on this "
+                "machine: say with originals= where they lie",
+                file=f"{self._storage.url}/{list_path(list_id)}",
+                expected="originals=…, or an index that `seqrecord index` has made",
+                got=file.root,
+            )
         store = self._store(file.root)
         shown = f"{store.url}/{file.path}"
         try:

@@ -142,6 +142,8 @@ class Summary(_WithFeatures):
     clips: ClipSummary | None
     commit: str
     earlier_commits: tuple[str, ...]
+    external_bytes: int = 0  # of files outside of it, to which pages refer
+    originals: tuple[str, ...] = ()  # where these lie
 
     @property
     def raw_bytes(self) -> int | None:
@@ -179,6 +181,12 @@ class Summary(_WithFeatures):
             ("fps", self.fps and " to ".join(f"{fps:g}" for fps in sorted({*self.fps}))),
             ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
             ("index", format_size(self.index_bytes)),
+            (
+                "refers to",
+                f"{format_size(self.external_bytes)} in {', '.join(self.originals)}"
+                if self.originals
+                else None,
+            ),
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
         ]
@@ -197,6 +205,11 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
     """As `seqrecord.summarize`, of an open dataset."""
     index, manifest = reader.contents.index, reader.contents.manifest
     fps = index.fps[index.fps > 0]
+    external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
+    externals = reader.contents.externals
+    roots: list[str] = []
+    if external_bytes and externals is not None:
+        roots = sorted({file.root for file in externals.all_files()})
     return Summary(
         url=reader.url,
         created_by=manifest.created_by,
@@ -223,6 +236,8 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
+        external_bytes=external_bytes,
+        originals=tuple(roots),
     )
 
 

@@ -108,11 +108,6 @@ def verify(
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
         counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
         told: set[tuple[str, str | None]] = set()
-        own = f"{storage.url}/"
-
-        def is_own(problem: SeqRecordError) -> bool:
-            return problem.file is None or problem.file.startswith(own)
-
         check: Any = None
         if index is not None:
             paths = [file.path for file in files]
@@ -121,7 +116,7 @@ def verify(
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
             # An external file is wrong for all pages that refer to it.
             problems += [each for each in some if (each.message, each.file) not in told]
-            told.update((each.message, each.file) for each in some if not is_own(each))
+            told.update((e.message, e.file) for e in some if isinstance(e, StorageError))
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))

@@ -7,11 +7,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from seqrecord.checksum import crc32c
+from seqrecord.errors import SourceError
 from seqrecord.format.references import ExternalFile
+from seqrecord.sources.files import opened
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import LocalStorage, Storage, identity_of, map_files
 
-__all__ = ["external_files", "identity_of_files"]
+__all__ = ["checksum_of", "external_files", "identity_of_files"]
 
 
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
@@ -42,6 +45,20 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
     files = external_files(root, paths)
     facts = sorted((path, file.size, file.identity or "") for path, file in files.items())
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def checksum_of(file: str, start: int, stop: int) -> int:
+    """The CRC32C of the bytes `[start, stop)` of a file; 1 in place of 0, which stands for none.
+
+    Raises `SourceError` for a file that is shorter.
+    """
+    with opened(Path(file)) as stream:
+        stream.seek(start)
+        data = stream.read(stop - start)
+        if len(data) != stop - start:
+            expected = f"{stop - start} bytes"
+            raise SourceError("a file that is cut short", offset=start, expected=expected)
+    return crc32c(data) or 1
 
 
 def _listed(storage: Storage, names: dict[str, str]) -> dict[str, ExternalFile]:

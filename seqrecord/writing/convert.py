@@ -79,6 +79,7 @@ def convert(
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     statistics: bool = True,
     reference: bool = False,
+    checksums: bool = False,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -111,6 +112,8 @@ def convert(
         reference: leave packets of video where they are, and only say where that is: nothing but
             other features is copied, and the originals must stay. You alone can read the dataset
             then, or who says where the originals lie; see `seqrecord.open`.
+        checksums: with `reference`, read what is referred to, and keep its checksums: then a change
+            is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.
 
     Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
@@ -164,6 +167,7 @@ def convert(
                     skip_bad_episodes=skip_bad_episodes,
                     statistics=statistics,
                     externals=externals,
+                    checksums=checksums,
                 )
                 for part in cut_in_jobs(todo, work, job_bytes)
             ]

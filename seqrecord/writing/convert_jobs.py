@@ -28,6 +28,7 @@ from seqrecord.format.text import encode_metadata
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -91,6 +92,7 @@ class Job:
     skip_bad_episodes: bool
     statistics: bool
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
+    checksums: bool = False  # of what is referred to
 
     @property
     def num_frames(self) -> int:
@@ -142,6 +144,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         record_bytes=job.record_bytes,
         statistics=collector,
         externals=job.externals,
+        checksum=checksum_of if job.checksums else None,
     ) as files:
         for ordinal, info in job.episodes:
             files.begin(

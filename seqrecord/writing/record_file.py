@@ -36,6 +36,7 @@ class RecordFileWriter(RecordFiles):
     """Writes episodes, one at a time and frame by frame, into record files.
 
     With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
+    For `externals` and `checksum` see `VideoGroup`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RecordFileWriter(RecordFiles):
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
         externals: Mapping[str, tuple[str, int]] | None = None,
+        checksum: Callable[[str, int, int], int] | None = None,
     ) -> None:
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
         self._names = frozenset(schema.kept)
@@ -56,7 +58,7 @@ class RecordFileWriter(RecordFiles):
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         videos = {spec.group for spec in schema.values() if spec.is_video}
         self._groups: list[_Group] = [
-            VideoGroup(schema, number, externals)
+            VideoGroup(schema, number, externals, checksum)
             if number in videos
             else FrameGroup(schema, number)
             for number in (range(schema.num_groups) if only is None else only)

@@ -7,7 +7,8 @@ or take 48 MiB decoded, and at least one. A frame that lacks the feature is in n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,18 @@ class VideoGroup:
 
     An episode has its video either frame by frame, as arrays, or as GOPs or whole pages that are
     kept as they are, or stay where they are, in files that `externals` numbers: by their names, the
-    ids of lists and places in these.
+    ids of lists and places in these. `checksum` gives the CRC32C of a range of such a file, where
+    pages are to have it.
     """
 
     def __init__(
-        self, schema: Schema, number: int, externals: Mapping[str, tuple[str, int]] | None = None
+        self,
+        schema: Schema,
+        number: int,
+        externals: Mapping[str, tuple[str, int]] | None = None,
+        checksum: Callable[[str, int, int], int] | None = None,
     ) -> None:
-        self._externals = externals or {}
+        self._externals, self._checksum = externals or {}, checksum
         self.number = number
         self.schema = schema.group(number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
@@ -170,8 +176,11 @@ class VideoGroup:
         self._end_gop()
         external = 0
         if self._referenced:
-            number = self._externals[self._referenced[0].file]
-            reference = Reference.of(self._referenced, *number)
+            file = self._referenced[0].file
+            reference = Reference.of(self._referenced, *self._externals[file])
+            if self._checksum is not None:
+                stop = reference.start + reference.length
+                reference = replace(reference, crc32c=self._checksum(file, reference.start, stop))
             page, external = reference.encode(), reference.length
         else:
             page = self.codec.join(self._gops)
