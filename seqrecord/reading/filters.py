@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.text import counted, repr_of
+from seqrecord.units import is_integer
 
 __all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes", "shown_keys"]
 
@@ -38,11 +39,6 @@ EpisodeFilter: TypeAlias = (
 )
 """Episodes by a glob on keys, by keys, by numbers in the dataset's order, by a function of an
 episode's metadata, key and length; `None` for all."""
-
-
-def is_number(value: object) -> bool:
-    """Whether this may be the number of an episode: an integer, and no truth value."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def find_episodes(
@@ -76,7 +72,7 @@ def find_episodes(
         numbers = (i for i in numbers if episodes(EpisodeFacts(index, splits, i)))
     elif episodes is not None:
         given: list[Any] = list(episodes)
-        by_number = bool(given) and all(map(is_number, given))
+        by_number = bool(given) and all(map(is_integer, given))
         known: Any = range(len(index.num_frames)) if by_number else index.positions
         unknown = [one for one in given if one not in known]
         if unknown:
