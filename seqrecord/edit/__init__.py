@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
@@ -61,6 +61,3 @@ if not TYPE_CHECKING:
             **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),
         },
     )
-
-    def __dir__() -> list[str]:
-        return sorted(__all__)

@@ -65,7 +65,7 @@ class Commands(Group):
     ) -> None:
         super().__init__(*args, **options)
         self._modules = modules or {}
-        self._imported = lazy(__name__.rpartition(".")[0], self._modules)
+        self._imported, _ = lazy(__name__.rpartition(".")[0], self._modules)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted({*self.commands, *self._modules})
