@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
 from seqrecord.edit import (
-    RewriteProgress,
+    CopyProgress,
     add_feature,
     clean,
     delete_episodes,
@@ -245,9 +245,9 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     model = without(model, "y")
     total = set(rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
     assert len(total) > 3
-    seen: list[RewriteProgress] = []
+    seen: list[CopyProgress] = []
 
-    def show(progress: RewriteProgress) -> None:
+    def show(progress: CopyProgress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))

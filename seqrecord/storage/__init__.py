@@ -60,7 +60,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "FsspecStorage": "remote",
