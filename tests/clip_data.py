@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from seqrecord import ClipError, EngineOptions, Latest, SeqRecordStream, SeqRecordWriter
+from seqrecord import ClipError, EngineOptions, SeqRecordStream, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.epochs import share_all
 from seqrecord.writing.stored_schema import Codecs
@@ -39,7 +39,6 @@ __all__ = [
     "leaves_nothing",
     "names",
     "possible_clips",
-    "with_latest",
     "write_numbered",
 ]
 
@@ -145,18 +144,6 @@ def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("stride", 1) == 1:
         found.pop("rotate_phase", None)
     return found if engine == EngineOptions() else {**found, "engine": engine}
-
-
-def with_latest(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A loader's arguments, of options that say apart of which features clips have the newest
-    values: `last_known`, names or a dict of the greatest ages, and what is `unknown`."""
-    found = dict(options)
-    known, unknown = found.pop("last_known", ()), found.pop("unknown", None)
-    windows = dict(found.get("windows") or {})
-    for name in known:
-        age = known[name] if isinstance(known, dict) else None
-        windows[name] = Latest(windows.get(name), max_age=age, unknown=unknown)
-    return {**found, "windows": windows} if windows else found
 
 
 def least_memory(make: Callable[..., object]) -> int:
