@@ -129,7 +129,8 @@ class Plan(ABC):
 
     `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
     epoch whose parts have changed `session` times, `table` has what was left of it (see
-    `sampling.elastic`). A subclass lays out the clips, and says in which order a round's clips come.
+    `sampling.elastic`). A subclass lays out the clips, and says in which order a round's clips
+    come.
     """
 
     settings: PlanSettings
