@@ -20,7 +20,6 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordStream,
     SeqRecordWriter,
-    StateError,
 )
 from seqrecord.errors import SchemaError
 from tests.clip_data import (
@@ -189,14 +188,6 @@ def test_padding_at_one_end(path: Path, pad: str, first: int, last: int) -> None
         assert first <= start < LENGTHS[number] - last
     pipe = SeqRecordPipe(path, windows=windows, features=["id"], pad=pad)
     assert pipe.num_clips == sum(length - first - last for length in LENGTHS)
-
-
-def test_other_ends_are_another_order(path: Path) -> None:
-    options: dict[str, Any] = {"clip_len": 2, "features": ["id"]}
-    state = SeqRecordPipe(path, **options, pad="before").state_dict()
-    for other in ({"pad": "edge"}, {"pad": "before", "drop_last_frames": 1}):
-        with pytest.raises(StateError, match=r"settings: (pad|drop_last_frames)"):
-            SeqRecordPipe(path, **options, **other).load_state_dict(state)
 
 
 def test_features_come_in_the_order_asked_for(path: Path) -> None:

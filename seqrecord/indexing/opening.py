@@ -141,7 +141,8 @@ def verify(
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
-    read; what is wrong beyond that is in the report, in an order that does not depend on threads.
+    read, or the storage does not answer any more; what is wrong beyond that is in the report, in an
+    order that does not depend on threads.
     """
     checks: dict[str, Any] = {"deep": deep, "num_threads": num_threads, "progress": progress}
     if isinstance(dataset, Dataset):

@@ -132,9 +132,11 @@ def verify(
 
 @contextmanager
 def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
-    """An error in the block is a problem, and ends the block."""
+    """An error in the block is a problem, and ends the block; but where nothing answers."""
     try:
         yield
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(**place))
 
@@ -288,6 +290,8 @@ def _check_chunk(
         for page in pages:  # one by one, for more than one may be broken
             with _noting(problems):
                 sound += [(page, data) for data in reader.read([page])]
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:
