@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # with the run. No finalizer removes them, which would run in forked processes too.
     if not hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
+        os.environ["SEQRECORD_HOME"] = f"{tempfile.tempdir}/home"
         config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

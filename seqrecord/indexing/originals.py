@@ -61,7 +61,6 @@ def index_source(
         destination,
         reference=True,
         mode="append" if append else "create",
-        statistics=False,
         checksums=checksums,
         progress=progress,
         storage_options=storage_options,
