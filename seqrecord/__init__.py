@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from seqrecord.reading.dataset import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.reading.summary import summarize
     from seqrecord.reading.verify import verify
+    from seqrecord.reading.versions import list_versions
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
@@ -88,6 +89,7 @@ __all__ = [
     "edit",
     "errors",
     "export",
+    "list_versions",
     "open",
     "open_source",
     "prefetch_to_device",
@@ -134,6 +136,7 @@ _IMPORTED_LATER = {
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
+    "list_versions": "reading.versions",
     "open": "reading.dataset:open_dataset",
     "open_source": "sources.registry",
     "prefetch_to_device": "engine.device.prefetch",
