@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import SourceError
-from seqrecord.sources.files import open_file, unreadable
-from seqrecord.sources.remote import remote_files
+from seqrecord.sources.files import openable, unreadable
 from seqrecord.sources.video_packets import PASSTHROUGH, Start, packet_format
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
@@ -139,12 +138,13 @@ class VideoFile:
 
     def _open(self) -> None:
         try:
-            self._remote = None if remote_files(self.path) is None else open_file(self.path)
+            where = openable(self.path)
         except OSError as error:
             raise unreadable(self.path, error) from error
+        self._remote = None if isinstance(where, Path) else where
         with self._errors("not a video that can be read"):
             self._file: Any = pyav().open(
-                self._remote or str(self.path),
+                str(where) if isinstance(where, Path) else where,
                 metadata_errors="ignore",
                 buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
