@@ -38,12 +38,13 @@ def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[An
     check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array
-    if (found := image_format(data, path)) != spec.codec[0]["format"]:
+    kept = spec.codec[0]["format"]
+    if (found := image_format(data, path)) != kept != "any":
         raise SourceError(
             "an image of another format than the one kept",
             file=str(path),
             feature=spec.name,
-            expected=spec.codec[0]["format"],
+            expected=kept,
             got=found,
         )
     return EncodedImage(bytes(data))
