@@ -16,7 +16,7 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory
-from seqrecord.sources.folders_frames import FRAME_NAME, FRAME_NUMBER, check_time_axis, read_frames
+from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_tree import (
     METADATA,
     EpisodeFolder,
@@ -24,6 +24,7 @@ from seqrecord.sources.folders_tree import (
     find_episodes,
     read_metadata,
 )
+from seqrecord.sources.frame_names import name_specs
 from seqrecord.sources.images import (
     IMAGE_FORMATS,
     image_header,
@@ -32,7 +33,7 @@ from seqrecord.sources.images import (
     passthrough_of_both,
 )
 from seqrecord.sources.originals import Originals, key_of
-from seqrecord.sources.specs import chosen_names, feature_spec, text_spec, widened
+from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
 
@@ -172,13 +173,12 @@ class Folders(Originals):
             return Schema([specs[name] for name in names])
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
-    def _told(self) -> Iterator[FeatureSpec]:
+    def _told(self) -> list[FeatureSpec]:
         """What frames have of their files' names, but for those of exported episodes."""
         plain = [episode for episode in self._episodes if not episode.is_exported]
-        if plain:
-            yield FeatureSpec(FRAME_NUMBER, np.dtype("<i8"), (), kind=FRAME_NUMBER)
-        if any(each.pattern is None for episode in plain for each in self._dense(episode)[:1]):
-            yield replace(text_spec(FRAME_NAME, self.path), kind=FRAME_NAME)
+        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        are_named = any(each.pattern is None for each in firsts)
+        return name_specs(self.path, are_named=are_named) if plain else []
 
     def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
         """The feature folders that have all of an episode's frames, those to read first."""

@@ -98,9 +98,8 @@ def passthrough_codec(
 def passthrough_of_both(
     one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
 ) -> tuple[CodecConfig, ...]:
-    """The codec that keeps images of two features that become one, of which the first decides
-    whether they are kept."""
-    if one and other and one != other:
+    """The codec of two features that become one: the first's, or that of images of both formats."""
+    if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
         return ({"id": IMAGE, "format": "any"},)
     return one
 
