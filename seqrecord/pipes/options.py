@@ -519,7 +519,7 @@ class LoaderOptions(ClipOptions):
         refuse(
             self.batch_size is None,
             'order="sequences" needs a batch_size',
-            "how many rows batches have",
+            "how many rows batches have; a mix has no sequences",
         )
         given = {
             "clips": self.clips,
