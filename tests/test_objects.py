@@ -22,16 +22,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import EngineOptions
-from seqrecord.errors import (
-    AccessError,
-    DeadlineError,
-    DestinationError,
-    LocationError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
+from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import ByteRange
@@ -96,12 +87,12 @@ def test_what_is_not_there(place: Place, client: str) -> None:
         lambda: get(storage, "records/1", 0, 5),
         lambda: get(storage, "records/1", 5, 5),
     ):
-        with pytest.raises(NotFoundError, match=r"no such file; file: .*set/records/1"):
+        with pytest.raises(errors.NotFoundError, match=r"no such file; file: .*set/records/1"):
             action()
     for start, stop in ((999, 1001), (1000, 1005), (1005, 1010)):
-        with pytest.raises(StorageError, match="the file ended early") as caught:
+        with pytest.raises(errors.StorageError, match="the file ended early") as caught:
             get(storage, "records/0", start, stop)
-        assert not isinstance(caught.value, TransientError)
+        assert not isinstance(caught.value, errors.TransientError)
     storage.close()
 
 
@@ -112,9 +103,9 @@ def test_a_file_that_is_replaced_while_it_is_read(place: Place, client: str) -> 
     storage = place.open()
     get(storage, "records/0", 0, 10)
     place.put("records/0", DATA[::-1])
-    with pytest.raises(StorageError, match="replaced while it was read") as caught:
+    with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
         get(storage, "records/0", 0, 10)
-    assert not isinstance(caught.value, TransientError)
+    assert not isinstance(caught.value, errors.TransientError)
     assert storage.size("records/0") == len(DATA)  # looks anew
     assert get(storage, "records/0", 0, 10) == DATA[::-1][:10]
     storage.close()
@@ -324,7 +315,7 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
 @pytest.mark.parametrize("place", ["http"], indirect=True)
 def test_without_another_client_a_fork_is_told_what_to_do(place: Place) -> None:
     storage = place.open(user_agent="me")
-    with obstore_is(lost=True), pytest.raises(LocationError, match="forkserver"):
+    with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
         storage.size("a")
 
 
@@ -361,19 +352,19 @@ def said(code: str) -> bytes:
 @pytest.mark.parametrize(
     ("status", "code", "error", "match"),
     [
-        (403, "AccessDenied", AccessError, "may not list"),
-        (403, "InvalidAccessKeyId", AccessError, "no such access key"),
-        (403, "SignatureDoesNotMatch", AccessError, "secret access key is wrong"),
-        (401, "AuthenticationRequired", AccessError, "access is refused"),
-        (400, "ExpiredToken", AccessError, "has expired"),
-        (404, "NoSuchBucket", NotFoundError, "no such bucket"),
-        (400, "AuthorizationHeaderMalformed", LocationError, "another region"),
-        (301, "PermanentRedirect", LocationError, "another region"),
-        (503, "SlowDown", DeadlineError, "SlowDown"),
-        (503, "ServiceUnavailable", DeadlineError, "503"),
-        (429, "TooManyRequests", DeadlineError, "429"),
-        (400, "RequestTimeout", DeadlineError, "RequestTimeout"),
-        (403, "rateLimitExceeded", DeadlineError, "rateLimitExceeded"),
+        (403, "AccessDenied", errors.AccessError, "may not list"),
+        (403, "InvalidAccessKeyId", errors.AccessError, "no such access key"),
+        (403, "SignatureDoesNotMatch", errors.AccessError, "secret access key is wrong"),
+        (401, "AuthenticationRequired", errors.AccessError, "access is refused"),
+        (400, "ExpiredToken", errors.AccessError, "has expired"),
+        (404, "NoSuchBucket", errors.NotFoundError, "no such bucket"),
+        (400, "AuthorizationHeaderMalformed", errors.LocationError, "another region"),
+        (301, "PermanentRedirect", errors.LocationError, "another region"),
+        (503, "SlowDown", errors.DeadlineError, "SlowDown"),
+        (503, "ServiceUnavailable", errors.DeadlineError, "503"),
+        (429, "TooManyRequests", errors.DeadlineError, "429"),
+        (400, "RequestTimeout", errors.DeadlineError, "RequestTimeout"),
+        (403, "rateLimitExceeded", errors.DeadlineError, "rateLimitExceeded"),
     ],
 )
 @pytest.mark.parametrize("open_at", [s3_at, gs_at])
@@ -381,7 +372,7 @@ def test_what_s3_and_gcs_say(
     open_at: Callable[..., Storage],
     status: int,
     code: str,
-    error: type[StorageError],
+    error: type[errors.StorageError],
     match: str,
 ) -> None:
     with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
@@ -408,9 +399,9 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
         storage = open_storage(server.endpoint)
         assert storage.size("big") == 100 << 20
         for start in (0, 50 << 20):
-            with pytest.raises(StorageError, match="does not answer ranges") as caught:
+            with pytest.raises(errors.StorageError, match="does not answer ranges") as caught:
                 get(storage, "big", start, start + 1000)
-            assert not isinstance(caught.value, TransientError)
+            assert not isinstance(caught.value, errors.TransientError)
         storage.close()
         gc.collect()
         assert server.sent < 16 << 20
@@ -444,7 +435,7 @@ def test_connections_are_used_again(client: str, tmp_path: Path) -> None:
 def test_a_handshake_that_breaks_may_pass(client: str) -> None:
     with CannedServer([Canned(b"", "reset")]) as server:
         storage = open_storage(f"https://{server.host}/a", {"deadline": 0.3})
-        with pytest.raises(DeadlineError):
+        with pytest.raises(errors.DeadlineError):
             get(storage, "a", 0, 50)
         storage.close()
 
@@ -479,22 +470,22 @@ def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
             lambda path: storage.put(path, b"x", expected=None),
             lambda path: storage.put(path, b"x", expected="tag"),
         ):
-            with pytest.raises(DestinationError, match="cannot be written"):
+            with pytest.raises(errors.DestinationError, match="cannot be written"):
                 write("a")
         for read in (storage.files, storage.unfinished):
-            with pytest.raises(StorageError, match="does not list"):
+            with pytest.raises(errors.StorageError, match="does not list"):
                 read("records")
 
 
 def test_a_token_does_not_go_over_plain_http() -> None:
-    with pytest.raises(LocationError, match="plain http"):
+    with pytest.raises(errors.LocationError, match="plain http"):
         open_storage("gs://b/p", {"bearer_token": "S3CRET", "base_url": "http://example.org"})
     pytest.importorskip("azure.identity")
     options = {"account_name": "acme", "endpoint": "http://example.org", "deadline": 0.3}
     storage = open_storage("az://b/p", options)
-    with pytest.raises(LocationError, match="plain http"):
+    with pytest.raises(errors.LocationError, match="plain http"):
         storage.size("a")
-    with pytest.raises(LocationError, match="plain http"):
+    with pytest.raises(errors.LocationError, match="plain http"):
         storage.put("a", b"x", expected=None)
 
 
@@ -523,7 +514,7 @@ def test_no_credential_of_s3_is_shown(
         for action in (lambda: get(storage, "records/0", 0, 50), lambda: storage.size("none")):
             try:
                 action()
-            except StorageError as error:
+            except errors.StorageError as error:
                 shown += "".join(traceback.format_exception(error)) + repr(vars(error))
         shown += caplog.text
         storage.close()

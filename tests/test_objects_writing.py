@@ -17,15 +17,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import convert
-from seqrecord.errors import (
-    AccessError,
-    ConflictError,
-    DeadlineError,
-    DestinationError,
-    NotFoundError,
-    StorageError,
-)
+from seqrecord import convert, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
@@ -90,9 +82,9 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     assert (data, tag) == storage.read_whole("manifest.json", 100)
     other.put("manifest.json", b"two", expected=tag)
     assert storage.read_whole("manifest.json", 100)[0] == b"two"
-    with pytest.raises(StorageError, match="too large"):
+    with pytest.raises(errors.StorageError, match="too large"):
         other.read_whole("manifest.json", 2)
-    with pytest.raises(ConflictError):
+    with pytest.raises(errors.ConflictError):
         other.put("manifest.json", b"three", expected=tag)
     other.close()
 
@@ -132,7 +124,7 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
     assert get(storage, PATH) == LARGE
     again = storage.create(PATH)
     again.write(LARGE)
-    with pytest.raises(DestinationError, match="exists already"):
+    with pytest.raises(errors.DestinationError, match="exists already"):
         again.commit()
     again.abort()
     assert place.names() == [f"data/set/{PATH}"]
@@ -156,7 +148,7 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
             upload.checkpoint(b"%d" % stop)
             wait_for(is_decided)
         upload.commit()
-    except StorageError:
+    except errors.StorageError:
         return kept, False
     return kept, True
 
@@ -211,13 +203,13 @@ def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> N
         upload = storage.create(PATH)
         upload.write(LARGE[:size])
         proxy.close()
-        with pytest.raises(DeadlineError, match=r"attempts? in \d+ s.*00000-ab\.seqrec"):
+        with pytest.raises(errors.DeadlineError, match=r"attempts? in \d+ s.*00000-ab\.seqrec"):
             upload.commit()
-        with pytest.raises(DeadlineError):
+        with pytest.raises(errors.DeadlineError):
             storage.put("manifest.json", b"x", expected=None)
         upload.checkpoint(b"one")
         wait_for(lambda: not _uploading())
-        with pytest.raises(DeadlineError):
+        with pytest.raises(errors.DeadlineError):
             upload.write(b"more")
         storage.close()
 
@@ -257,7 +249,7 @@ def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
     for backend in ("obstore", "urllib3"):
         options = {**place.options, "deadline": 5, "backend": backend}
         storage = hastened(open_storage(url, options))
-        with pytest.raises(NotFoundError, match=rf"no such (bucket|container).*{url}"):
+        with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
             ACTIONS[action](storage)
         storage.close()
 
@@ -266,7 +258,7 @@ def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
 def test_a_refusal_is_an_error_at_once(place: Place, action: str) -> None:
     with FaultProxy(place.host, lambda _: "403") as proxy:
         storage = place.hasty(proxy.host)
-        with pytest.raises(AccessError, match=r"access is refused.*check"):
+        with pytest.raises(errors.AccessError, match=r"access is refused.*check"):
             ACTIONS[action](storage)
         assert storage.counters()["retries"] == 0
         storage.close()
@@ -277,7 +269,7 @@ def test_nothing_is_left_of_an_upload_that_is_interrupted(
 ) -> None:
     upload = storage.create(PATH)
     upload.write(LARGE)
-    with unwanted_if(lambda: True), pytest.raises(StorageError, match="nobody waits"):
+    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="nobody waits"):
         upload.commit()
     upload.abort()
     assert place.names() == []
@@ -308,7 +300,7 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
                 lambda: storage.put("records/child", b"x", expected=None),
                 lambda: storage.files("records"),
             ):
-                with pytest.raises(StorageError, match="spawned"):
+                with pytest.raises(errors.StorageError, match="spawned"):
                     action()
             storage.close()  # which ends nothing of the parent's
             code = 0
@@ -377,7 +369,7 @@ def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, work
     found = left(storage)
     assert found
     assert all(checkpoints for _, checkpoints, _ in found)
-    with pytest.raises(NotFoundError, match="no dataset here"):
+    with pytest.raises(errors.NotFoundError, match="no dataset here"):
         seqrecord.open(place.url, storage_options=options)
     report = convert(
         SOURCE, place.url, mode="resume", workers=1, storage_options=options, **SETTINGS

@@ -201,12 +201,6 @@ def test_nothing_to_go_by(dataset: Path) -> None:
     assert report.num_chunks == 0
 
 
-def test_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no dataset here"):
-        verify(tmp_path / "nowhere")
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_strays_are_notes(dataset: Path) -> None:
     file = sorted((dataset / "records").iterdir())[0]
     shutil.copy(file, dataset / "records" / "99999-ffff.seqrec")
