@@ -147,7 +147,4 @@ _IMPORTED_LATER = {
 
 if not TYPE_CHECKING:  # or a type checker would take any name for one that is there
     # Each part of this package costs time to import, torch seconds: nothing is, before it is used.
-    __getattr__ = lazy(__name__, _IMPORTED_LATER)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy(__name__, _IMPORTED_LATER)

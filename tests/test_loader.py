@@ -191,14 +191,6 @@ def test_padding_at_one_end(path: Path, pad: str, first: int, last: int) -> None
     assert pipe.num_clips == sum(length - first - last for length in LENGTHS)
 
 
-def test_other_ends_are_another_order(path: Path) -> None:
-    options: dict[str, Any] = {"clip_len": 2, "features": ["id"]}
-    state = SeqRecordPipe(path, **options, pad="before").state_dict()
-    for other in ({"pad": "edge"}, {"pad": "before", "drop_last_frames": 1}):
-        with pytest.raises(StateError, match=r"settings: (pad|drop_last_frames)"):
-            SeqRecordPipe(path, **options, **other).load_state_dict(state)
-
-
 def test_features_come_in_the_order_asked_for(path: Path) -> None:
     for features in (["id", "image"], ["image", "id"]):
         for clip in SeqRecordPipe(path, clip_len=2, features=features):

@@ -115,6 +115,7 @@ def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
     assert [str(spec) for spec in source.schema().values()] == [
         "depth: float32 [5, 7]",
         "flow: float32 [5, 7, 2]",
+        "frame_number: int64 []",
         "normal: float16 [5, 7, 3]",
     ]
     assert (source.schema()["flow"].kind, source.schema()["flow"].unit) == ("flow", "px")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.edit.changes import read_existing
+from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
 from seqrecord.format import RECORDS, EpisodePart, Footer
 from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, Manifest
@@ -26,7 +26,7 @@ from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, open_storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted
 from seqrecord.units import parse_size
@@ -46,7 +46,7 @@ from seqrecord.writing.own_files import (
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
 
-__all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "clean", "rewrite_files"]
+__all__ = ["LEAST_DEAD", "RewriteReport", "clean", "rewrite_files"]
 
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
@@ -73,14 +73,6 @@ class RewriteReport:
 
 
 @dataclass(frozen=True)
-class RewriteProgress:
-    """How far `rewrite_files` is: bytes that are copied, and those that will be in the end."""
-
-    copied_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True)
 class _Plan:
     """What is dead in a record file, and what is copied: bytes of its chunks, with padding."""
 
@@ -96,7 +88,7 @@ def rewrite_files(
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     commit_bytes: int | str = _COMMIT_BYTES,
     dry_run: bool = False,
-    progress: Callable[[RewriteProgress], None] | None = None,
+    progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
     """Write record files anew without episodes that were deleted and features that were dropped.
@@ -149,7 +141,7 @@ def rewrite_files(
                         files.copy(plan.path, footers[plan.path], some)
                         copied += sum(chunk.length for chunk in some)
                         if progress is not None:
-                            progress(RewriteProgress(copied, total))
+                            progress(CopyProgress(copied, total))
                 files.close()
                 gone = {plan.path for plan in batch}
                 manifest, new = dataset.commit(writer=files.writer, gone=gone)
@@ -160,7 +152,7 @@ def rewrite_files(
             files.abort()
             raise
         if written and progress is not None:
-            progress(RewriteProgress(total, total))  # with what pads the pages
+            progress(CopyProgress(total, total))  # with what pads the pages
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
 
@@ -231,14 +223,26 @@ class _CopiedFiles:
     def copy(self, path: str, footer: Footer, chunks: Sequence[_Chunk]) -> None:
         """Copy chunks of a record file, which are read at once."""
         wanted = [page for chunk in chunks for page in chunk.pages if page.length]
+        try:
+            stored = self._read(path, footer, chunks, wanted)
+        except ChecksumError:
+            if not worth_rereading(self._storage, path, wanted):
+                raise
+            stored = self._read(path, footer, chunks, wanted)
+        for chunk, item in zip(chunks, stored, strict=True):
+            self._add(chunk.part, item)
+
+    def _read(
+        self, path: str, footer: Footer, chunks: Sequence[_Chunk], wanted: Sequence[ByteRange]
+    ) -> list[StoredChunk]:
         buffers = [memoryview(bytearray(page.length)) for page in wanted]
         self._storage.read_ranges(path, wanted, buffers)
-        found = dict(zip(wanted, buffers, strict=True))
+        found, stored = dict(zip(wanted, buffers, strict=True)), []
         for chunk in chunks:
             pages = [found.get(page, b"") for page in chunk.pages]
             with located(ChecksumError, file=f"{self._storage.url}/{path}", episode=chunk.part.key):
-                stored = stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)
-            self._add(chunk.part, stored)
+                stored += [stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)]
+        return stored
 
     def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
         """Add a chunk of an episode, of which another file says `part`."""

@@ -20,6 +20,7 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
     StorageError,
+    TransientError,
     VersionError,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
@@ -275,6 +276,8 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         # More than the manifest may be missing: the container, for example.
         why = _what_is_there(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
+    except TransientError:
+        raise  # nothing is asked of a storage that does not answer
     except StorageError as error:
         # Not Path.is_file, which raises for a name that is too long.
         if "://" not in storage.url and os.path.isfile(storage.url):  # noqa: PTH113

@@ -91,7 +91,7 @@ def open_dataset(
 def dataset_of(
     dataset: DatasetLike, *, features: Sequence[str] | None = None, **options: Any
 ) -> Dataset:
-    """The reader of a dataset with these features; one that is open is used as it was opened.
+    """An open dataset with these features; one that is open is used as it was opened.
 
     `options` are those of `open_dataset`, and `None` for its defaults. Raises `ClipError` for one
     that does not go with an open dataset, and whatever `open_dataset` raises.

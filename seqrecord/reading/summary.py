@@ -467,7 +467,7 @@ def list_episodes(
 ) -> Iterator[EpisodeRow]:
     """The selected episodes in the dataset's order, one at a time.
 
-    Clips are counted as in `Dataset.clips`. Raises `ClipError` where
+    Clips are counted as loaders have them without padding. Raises `ClipError` where
     `Dataset.find_episodes` does.
     """
     return _rows(dataset, *_counts(dataset, episodes, clip))

@@ -105,7 +105,8 @@ def verify(
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
-    read; what is wrong beyond that is in the report, in an order that does not depend on threads.
+    read, or the storage does not answer any more; what is wrong beyond that is in the report, in an
+    order that does not depend on threads.
     """
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", storage_options=storage_options)
@@ -154,9 +155,11 @@ def _verify(
 
 @contextmanager
 def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
-    """An error in the block is a problem, and ends the block."""
+    """An error in the block is a problem, and ends the block; but where nothing answers."""
     try:
         yield
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(**place))
 
@@ -310,6 +313,8 @@ def _check_chunk(
         for page in pages:  # one by one, for more than one may be broken
             with _noting(problems):
                 sound += [(page, data) for data in reader.read([page])]
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:

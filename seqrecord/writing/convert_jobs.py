@@ -225,7 +225,7 @@ _POOL_THREADS = 2  # of a pool of processes, which waits for ever for one that c
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion is. `total_frames` is what the source lists, bad episodes included."""
+    """How far a conversion or an export is. `total_frames` counts those of bad episodes too."""
 
     frames: int
     total_frames: int

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from seqrecord.edit import RewriteProgress, rewrite_files, split_dataset
 from seqrecord.edit import clean as remove_old
+from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.freeing import LEAST_DEAD
 from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
 from seqrecord.reading.dataset import open_dataset
@@ -90,15 +90,10 @@ def clean(
     would = "would be " if options["dry_run"] else ""
     shown = parse_location(path).shown
     removed = remove_old(path, older_than=older_than, **options)
-    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-
-        def show(progress: RewriteProgress) -> None:
-            done = progress.copied_bytes
-            bar.show(done, progress.total_bytes, bar.speed(done))
-
-        report = None
-        if not no_rewrite:
-            report = rewrite_files(path, least_dead=min_dead, progress=show, **options)
+    report = None
+    if not no_rewrite:
+        with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+            report = rewrite_files(path, least_dead=min_dead, progress=bar.show_copied, **options)
     if report is not None and report.rewritten and not options["dry_run"]:
         removed += remove_old(path, older_than=older_than, **options)
     for name in removed:
