@@ -16,11 +16,10 @@ import pytest
 from seqrecord.errors import AccessError, DeadlineError, StorageError
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
-from tests.gcs_stub import GcsStub
 from tests.local_server import Handler, LocalServer
 from tests.obstore_runtime import obstore_is
-from tests.places import hastened
-from tests.services import Authority, Azurite, Moto
+from tests.places import CLOUDS, Place, hastened
+from tests.services import Authority, Azurite
 from tests.storage_contract import get
 
 DATA = bytes(range(200))
@@ -128,52 +127,26 @@ def expired(credential: dict[str, Any], asked: list[None]) -> Callable[[], dict[
     return give
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(f"{kind}{backend}", marks=marks)
-        for kind, marks in (
-            ("azurite", pytest.mark.service),
-            ("s3", pytest.mark.service),
-            ("gs", ()),
-        )
-        for backend in ("", "-urllib3")
-    ],
-)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("place", CLOUDS, indirect=True)
 def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
-    kind: str, request: pytest.FixtureRequest
+    place: Place, backend: str, request: pytest.FixtureRequest
 ) -> None:
+    place.put("records/0", DATA)
     asked: list[None] = []
-    if kind.startswith("azurite"):
+    options = dict(place.options)
+    if place.kind == "azurite":
         azurite: Azurite = request.getfixturevalue("azurite")
-        blobs = request.getfixturevalue("blobs")
-        give = expired({"sas_token": azurite.sas(blobs)}, asked)
-        storage = opened(azurite, blobs, _backend(kind), credential_provider=give)
-    elif kind.startswith("s3"):
-        moto: Moto = request.getfixturevalue("moto")
-        bucket = moto.new_bucket()
-        moto.put(bucket, "set/records/0", DATA)
-        keys = {"access_key_id": "a", "secret_access_key": "b", "token": None}
-        options = {name: value for name, value in moto.options().items() if name not in keys}
-        options["credential_provider"] = expired(keys, asked)
-        storage = open_storage(f"s3://{bucket}/set", {**options, "backend": _backend(kind)})
+        options = {"account_name": azurite.account, "endpoint": azurite.endpoint}
+        credential: dict[str, Any] = {"sas_token": azurite.sas(place.url.split("/")[2])}
+    elif place.kind == "s3":
+        credential = {name: options.pop(name) for name in ("access_key_id", "secret_access_key")}
+        credential["token"] = None
     else:
-        with GcsStub() as gcs:
-            bucket = gcs.new_bucket()
-            gcs.put(bucket, "set/records/0", DATA)
-            options = {"base_url": gcs.options()["base_url"]}
-            options["credential_provider"] = expired({"token": "T0KEN"}, asked)
-            storage = open_storage(f"gs://{bucket}/set", {**options, "backend": _backend(kind)})
-            _reads(storage, asked)
-        return
-    _reads(storage, asked)
-
-
-def _backend(kind: str) -> str:
-    return "urllib3" if kind.endswith("urllib3") else "obstore"
-
-
-def _reads(storage: Storage, asked: list[None]) -> None:
+        options = {"base_url": options["base_url"]}
+        credential = {"token": "T0KEN"}
+    options |= {"credential_provider": expired(credential, asked), "backend": backend}
+    storage = open_storage(place.url, options)
     for count in (1, 2, 3):
         assert get(storage, "records/0", 0, len(DATA)) == DATA
         assert len(asked) >= count
@@ -356,9 +329,7 @@ def _service_account(token_uri: str) -> dict[str, str]:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     key = rsa.generate_private_key(65537, 2048).private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return {
         "type": "service_account",

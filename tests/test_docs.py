@@ -57,9 +57,7 @@ def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     ran = json.loads(done.stdout)
     for heading, phase in WAYS.items():
-        elsewhere = {
-            "engine.device",
-        }  # what the list itself says
+        elsewhere = {"engine.device"}  # what the list itself says
         assert set(named_modules(heading)) - elsewhere <= set(ran[phase])
 
 

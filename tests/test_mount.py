@@ -26,6 +26,7 @@ from seqrecord.storage.mounts import MountStorage, Streams
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy
+from tests.own_threads import in_a_fork
 from tests.services import Azurite, Mount, need_mount
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
@@ -174,12 +175,13 @@ def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
     storage = MountStorage(tmp_path)
     put(storage, PATH, DATA)
     get(storage, PATH, 0, 10)
-    child = os.fork()
-    if child == 0:
+
+    def opens_one() -> bool:
         before = len(_open_below(tmp_path))
         get(storage, PATH, 10, 20)
-        os._exit(0 if len(_open_below(tmp_path)) == before + 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return len(_open_below(tmp_path)) == before + 1
+
+    assert in_a_fork(opens_one)
     storage.close()
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
-import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +22,11 @@ from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import ByteRange
+from tests.blobfile_pool import pool_to
 from tests.canned_server import Canned, CannedServer, answer
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
+from tests.own_threads import busy_threads, in_a_fork
 from tests.places import Place, giving_up
 from tests.services import Moto
 from tests.storage_contract import PATH, Add, ReadContract, get, put
@@ -111,21 +109,6 @@ def test_a_file_that_is_replaced_while_it_is_read(place: Place, client: str) -> 
     storage.close()
 
 
-def test_many_threads_read_and_one_closes(place: Place, client: str) -> None:
-    place.put("records/0", DATA)
-    storage = place.open()
-
-    def read(i: int) -> bool:
-        start = (i * 99_991) % 1_000_000
-        if i % 20 == 10:
-            storage.close()
-        return get(storage, "records/0", start, start + 50_000) == DATA[start : start + 50_000]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(read, range(40)))
-    storage.close()
-
-
 def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     pipe = seqrecord.SeqRecordPipe(
         seqrecord.open(location, storage_options=options),
@@ -151,22 +134,32 @@ def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: st
     assert plain(clips(place.url, place.options)) == local
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("place", "backend"),
-    [
-        pytest.param("s3", "s3fs", marks=pytest.mark.service),
-        pytest.param("s3", "fsspec", marks=pytest.mark.service),
-    ],
+    [("s3", "s3fs"), ("s3", "fsspec"), ("azurite", "adlfs"), ("azurite", "blobfile")],
     indirect=["place"],
 )
-def test_clips_through_fsspec(place: Place, backend: str, small: Path) -> None:
+def test_clips_through_fsspec(
+    place: Place,
+    backend: str,
+    small: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With the filesystem's own options."""
-    pytest.importorskip("s3fs", reason="pip install s3fs")
     place.copy(small)
-    given = place.options
-    options = {"key": given["access_key_id"], "secret": given["secret_access_key"]}
-    options["endpoint_url"] = given["endpoint"]
-    found = clips(place.url, {**options, "backend": backend})
+    url, options = place.url, dict(place.options)
+    if backend == "blobfile":
+        azurite = request.getfixturevalue("azurite")
+        url = url.replace("az://", f"az://{azurite.account}/")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
+        options = {"get_http_pool": partial(pool_to, azurite.host)}
+    elif place.kind == "s3":
+        pytest.importorskip("s3fs", reason="pip install s3fs")
+        names = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": "endpoint_url"}
+        options = {new: options[name] for name, new in names.items()}
+    found = clips(url, {**options, "backend": backend})
     assert plain(found) == plain(clips(small))
 
 
@@ -258,9 +251,7 @@ def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
 
 
 @pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_opening_a_large_dataset_leaves_obstore_to_the_workers(
-    place: Place,
-) -> None:
+def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> None:
     for name in ("manifest.json", "index/table.arrow", "records/0"):
         place.put(name, DATA)
     with obstore_is(used=False):
@@ -275,17 +266,6 @@ def test_opening_a_large_dataset_leaves_obstore_to_the_workers(
         storage.close()
 
 
-def _in_a_fork(work: Callable[[], bool]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            signal.alarm(100)  # a call that hangs hangs in C
-            code = 0 if work() else 2
-        os._exit(code)
-    return os.waitpid(pid, 0)[1]
-
-
 def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Place) -> None:
     place.put("records/0", DATA)
     storage = place.open()
@@ -294,20 +274,8 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
         return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
     assert reads()
-    stop = threading.Event()
-
-    def busy() -> None:
-        while not stop.is_set():
-            reads()
-
-    thread = threading.Thread(target=busy)
-    thread.start()
-    try:
-        for _ in range(2):
-            assert _in_a_fork(reads) == 0
-    finally:
-        stop.set()
-        thread.join()
+    with busy_threads(reads):
+        assert all(in_a_fork(reads) for _ in range(2))
     assert reads()
     storage.close()
 
@@ -491,11 +459,7 @@ def test_a_token_does_not_go_over_plain_http() -> None:
 
 @pytest.mark.parametrize("kind", ["right", "wrong host", "503"])
 def test_no_credential_of_s3_is_shown(
-    kind: str,
-    moto: Moto,
-    small: Path,
-    caplog: pytest.LogCaptureFixture,
-    client: str,
+    kind: str, moto: Moto, small: Path, caplog: pytest.LogCaptureFixture, client: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     for name in list(logging.root.manager.loggerDict):

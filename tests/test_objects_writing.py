@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +20,7 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
-from tests.own_threads import own_threads
+from tests.own_threads import in_a_fork, own_threads
 from tests.places import CLOUDS, Place, hastened
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
@@ -289,23 +287,20 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     upload = storage.create(PATH)
     upload.write(DATA)
     upload.checkpoint(b"one")
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            signal.alarm(100)
-            assert get(storage, "records/other", 5, 50) == DATA[5:50]
-            for action in (
-                lambda: put(storage, "records/child", b"x"),
-                lambda: storage.put("records/child", b"x", expected=None),
-                lambda: storage.files("records"),
-            ):
-                with pytest.raises(errors.StorageError, match="spawned"):
-                    action()
-            storage.close()  # which ends nothing of the parent's
-            code = 0
-        os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child() -> bool:
+        for action in (
+            lambda: put(storage, "records/child", b"x"),
+            lambda: storage.put("records/child", b"x", expected=None),
+            lambda: storage.files("records"),
+        ):
+            with pytest.raises(errors.StorageError, match="spawned"):
+                action()
+        found = get(storage, "records/other", 5, 50)
+        storage.close()  # which ends nothing of the parent's
+        return found == DATA[5:50]
+
+    assert in_a_fork(child)
     upload.commit()
     assert get(storage, PATH) == DATA
     assert [file.path for file in storage.files("records")] == [PATH, "records/other"]

@@ -91,10 +91,7 @@ def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
 
 
 def test_features_are_those_of_the_first_frame(tmp_path: Path) -> None:
-    with (
-        SeqRecordRecorder(tmp_path / "d") as recorder,
-        recorder.episode("a") as episode,
-    ):
+    with SeqRecordRecorder(tmp_path / "d") as recorder, recorder.episode("a") as episode:
         episode.append({"x": np.zeros(3), "y": np.int32(1)})
         episode.append({"x": np.ones(3)})
         with pytest.raises(errors.FrameError, match=r"episode: a; frame: 2; .*got: z"):

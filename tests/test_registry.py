@@ -297,8 +297,7 @@ def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("backend", "kind"),
-    [("obstore", "ObstoreReader"), ("urllib3", "FsspecReader")],
+    ("backend", "kind"), [("obstore", "ObstoreReader"), ("urllib3", "FsspecReader")]
 )
 def test_a_backend_by_name(backend: str, kind: str) -> None:
     storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))

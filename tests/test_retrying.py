@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import re
 import threading
@@ -32,6 +30,7 @@ from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Pace, Retrier, RetryingStorage
 from tests.datasets import write_small
+from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
 
@@ -358,30 +357,12 @@ def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
         RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9), max_requests=1
     )
     put(storage, PATH, DATA)
-    stop = threading.Event()
 
-    def busy() -> None:
-        while not stop.is_set():
-            get(storage, PATH, 0, 10)
+    def reads() -> bool:
+        return get(storage, PATH, 5, 50) == DATA[5:50] and storage.counters()["requests"] == 1
 
-    threads = [threading.Thread(target=busy) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(10):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                with contextlib.suppress(BaseException):
-                    threading.Timer(60, os._exit, [3]).start()
-                    ok = get(storage, PATH, 5, 50) == DATA[5:50]
-                    code = 0 if ok and storage.counters()["requests"] == 1 else 2
-                os._exit(code)
-            assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with busy_threads(lambda: get(storage, PATH, 0, 10), 3):
+        assert all(in_a_fork(reads) for _ in range(10))
 
 
 # Pace

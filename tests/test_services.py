@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,21 +115,6 @@ class Client:
         return answer.status, answer.read(), answer.headers
 
 
-def test_good_requests_pass_unchanged_over_one_connection(
-    proxy: FaultProxy, seen: list[tuple[str, str, str | None]]
-) -> None:
-    with Client(proxy) as client:
-        status, content, headers = client.ask()
-        assert (status, content, headers["x-ms-mark"]) == (200, CONTENT, "kept")
-        assert client.ask("PUT", b"body")[1] == b"body"
-        status, content, headers = client.ask("HEAD")
-        assert (content, headers["Content-Length"]) == (b"", str(len(CONTENT)))
-        time.sleep(5 * IDLE)  # a service that ends idle connections is no fault
-        assert client.ask()[0] == 200
-    assert seen == [(method, "/a%20b?q=1", proxy.host) for method in ("GET", "PUT", "HEAD", "GET")]
-    assert (proxy.requests, sum(proxy.faults.values())) == (4, 0)
-
-
 @pytest.mark.parametrize(
     ("kind", "error", "reached"),
     [
@@ -165,37 +149,6 @@ def test_a_body_trickles(proxy: FaultProxy) -> None:
     with Client(proxy) as client:
         assert client.ask()[1] == CONTENT
     assert time.monotonic() - start >= 0.2
-
-
-def test_an_answer_is_an_error_and_the_connection_stays(proxy: FaultProxy) -> None:
-    proxy.fault = Scripted(["500", "503", None, "403"])
-    with Client(proxy) as client:
-        assert client.ask()[0] == 500
-        status, content, headers = client.ask()
-        assert (status, headers["Retry-After"]) == (503, "1")
-        assert b"ServerBusy" in content
-        assert client.ask()[0] == 200
-        assert client.ask()[0] == 403
-
-
-def test_a_request_that_stands_still_ends_with_the_proxy(proxy: FaultProxy) -> None:
-    came = threading.Event()
-
-    def stall(request: Request) -> str:
-        came.set()
-        return "stall"
-
-    def ask() -> None:
-        with Client(proxy) as client, pytest.raises((OSError, http.client.HTTPException)):
-            client.ask()
-
-    proxy.fault = stall
-    thread = threading.Thread(target=ask)
-    thread.start()
-    came.wait()
-    proxy.close()
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 def test_seeded_faults_are_the_requests_own_and_end() -> None:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
 import pickle
 import random
-import signal
 import stat
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,6 +33,7 @@ from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
+from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
 from tests.storage_doubles import CountingStorage, FaultyStorage, Slow
 
@@ -180,27 +178,8 @@ def test_a_forked_child_reads_with_the_handles_of_its_parent(tmp_path: Path) -> 
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
     get(storage, PATH)
-    stop = threading.Event()
-
-    def busy() -> None:
-        while not stop.is_set():
-            storage.size(PATH)
-
-    thread = threading.Thread(target=busy)  # holds the lock at the fork, often
-    thread.start()
-    try:
-        for _ in range(20):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                with contextlib.suppress(BaseException):
-                    signal.alarm(100)
-                    code = 0 if get(storage, PATH, 5, 50) == DATA[5:50] else 2
-                os._exit(code)
-            assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        stop.set()
-        thread.join()
+    with busy_threads(lambda: storage.size(PATH)):
+        assert all(in_a_fork(lambda: get(storage, PATH, 5, 50) == DATA[5:50]) for _ in range(10))
 
 
 # Local: what hostile folders hold
@@ -525,12 +504,8 @@ def test_a_client_is_made_anew_in_a_forked_child(memory: FsspecStorage) -> None:
     clients = Clients(object, is_reread=False)
     mine = clients.ask("file", lambda client: client)
     assert clients.ask("file", lambda client: client) is mine
-    pid = os.fork()
-    if pid == 0:
-        other = clients.ask("file", lambda client: client)
-        ok = other is not mine and get(memory, PATH, 0, 9) == DATA[:9]
-        os._exit(0 if ok else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert in_a_fork(lambda: clients.ask("file", lambda client: client) is not mine)
+    assert in_a_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
 
 
 def test_clients_of_different_places_are_not_made_at_once() -> None:
