@@ -68,6 +68,7 @@ class VideoFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_unread = True
         self._open()
         context = self._stream.codec_context
         self.codec: str = context.codec.canonical_name
