@@ -25,6 +25,7 @@ def open_dataset(
     location: StorageLike,
     *,
     features: Sequence[str] | None = None,
+    version: str | None = None,
     verify: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
@@ -41,6 +42,8 @@ def open_dataset(
     Args:
         location: local path or URL.
         features: names of the features to read; all by default. No bytes of others are read.
+        version: the id of an earlier version, as `Dataset.version` or `seqrecord info --versions`
+            has it; by default the dataset as it is.
         verify: check every page that is read against its checksum. Without it, single frames are
             read alone instead of with their page.
         storage_options: for the filesystem that serves `location`.
@@ -51,8 +54,9 @@ def open_dataset(
         originals: of a dataset that refers to files outside of it, where these lie now: a local
             path or URL. By default where they were when they were indexed, if you have done that.
 
-    Raises `NotFoundError` where there is neither, `FormatError` for a broken dataset, `SourceError`
-    for a broken original and `SchemaError` for a feature that it does not have.
+    Raises `NotFoundError` where there is neither, no such version, or not all of its files,
+    `FormatError` for a broken dataset, `SourceError` for a broken original and `SchemaError` for a
+    feature that it does not have.
     """
     options: dict[str, Any] = {
         "storage_options": storage_options,
@@ -61,9 +65,16 @@ def open_dataset(
     }
     try:
         return open_packed(
-            location, features=features, verify=verify, originals=originals, **options
+            location,
+            features=features,
+            version=version,
+            verify=verify,
+            originals=originals,
+            **options,
         )
     except NotFoundError as error:
+        if version is not None:
+            raise
         folder = _index_of(location, storage_options, error)
     return open_packed(folder, features=features, verify=verify, external_options=options)
 
@@ -131,6 +142,9 @@ def verify(
     were indexed. A broken index is reported and replaced by what the record files say, so that
     their pages are checked all the same. Memory: the index, the same index built from the record
     files, and a chunk per thread.
+
+    That there was no problem is recorded in `verified.json` beside the manifest, if that can be
+    written; `summarize` and the next `verify` say when it was. Nothing else is written.
 
     Args:
         dataset: local path or URL, or an open dataset, of which what lies there now is read too,

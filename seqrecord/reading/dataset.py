@@ -29,6 +29,7 @@ from seqrecord.reading.episode import Episode, html_card
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
+from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
@@ -54,6 +55,7 @@ def open_packed(
     location: StorageLike,
     *,
     features: Sequence[str] | None = None,
+    version: str | None = None,
     verify: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
@@ -68,12 +70,12 @@ def open_packed(
     Arguments are those of `seqrecord.open`, but `external_options`: those of `open_storage` for the
     files that pages refer to.
 
-    Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
-    `SchemaError` for a feature that it does not have.
+    Raises `NotFoundError` where there is no dataset, no such version, or not all of its files,
+    `FormatError` for a broken one and `SchemaError` for a feature that it does not have.
     """
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
-        manifest, index = load(storage)
+        manifest, index = load(storage) if version is None else open_version(storage, version)
         externals = ExternalFiles(storage, originals, external_options)
         return Dataset(
             storage, manifest, index, features=features, verify=verify, externals=externals
@@ -239,6 +241,11 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256 of the content; equal datasets have the same, however they were written."""
         return self.contents.manifest.fingerprint
+
+    @property
+    def version(self) -> str:
+        """The id of this version, by which `seqrecord.open` opens it again."""
+        return self.contents.manifest.commit
 
     def select(self, features: Sequence[str] | None) -> Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""
