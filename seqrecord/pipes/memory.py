@@ -82,6 +82,8 @@ def settle(
 def frames_in_memory(selection: ClipSelection) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, where they are small; else none."""
+    if selection.excerpts is not None:  # whose places are no frames of chunks
+        return 0
     are_small = all(_is_small(selection.dataset, name) for name in selection.dataset.features)
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
     return int(num_frames.sum()) if are_small and selection.frame_transform is None else 0
