@@ -19,7 +19,13 @@ from seqrecord.version import __version__
 if TYPE_CHECKING:
     from seqrecord import edit, export, sources, statistics, storage, types
     from seqrecord.clips.tables import ClipSpec
-    from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
+    from seqrecord.clips.transforms import (
+        CenterCrop,
+        HorizontalFlip,
+        RandomCrop,
+        RandomResizedCrop,
+        Resize,
+    )
     from seqrecord.clips.windows import Latest, Seconds
     from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.pipes.collating import collate
@@ -63,6 +69,8 @@ __all__ = [
     "LoaderOptions",
     "NotFoundError",
     "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
     "Schema",
     "Seconds",
     "SeqRecordDataset",
@@ -116,6 +124,8 @@ _IMPORTED_LATER = {
     "Latest": "clips.windows",
     "LoaderOptions": "pipes.options",
     "RandomCrop": "clips.transforms",
+    "RandomResizedCrop": "clips.transforms",
+    "Resize": "clips.transforms",
     "Schema": "schema",
     "Seconds": "clips.windows",
     "SeqRecordDataset": "pipes.loaders",

@@ -385,12 +385,16 @@ def _of_features(
 def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
     """The steps of a `clip_transform` for those of its features that have these names, or are the
     masks of such."""
-    if (crops := selection.draws.crops) is None:
-        return []
-    arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
-    kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
-    # Not those of the largest feature that is left.
-    return [step.of_features(kept) for step in crops.steps] if kept else []
+    found: list[Any] = []
+    named: dict[str, Any] = {}
+    for crops in selection.draws.crops:
+        arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
+        kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
+        if kept and crops.name is not None:
+            named[crops.name] = [step.of_features(None) for step in crops.steps]
+        elif kept:  # not those of the largest feature that is left
+            found += [step.of_features(kept) for step in crops.steps]
+    return [named] if named else found
 
 
 def _fill(channel: Channel, stats: EngineStats, batch: OpenBatch, count: int) -> None:
