@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pickle
 import sys
+import uuid
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from seqrecord.errors import LocationError
-from seqrecord.storage import parse_location
+from seqrecord.errors import AccessError, LocationError
+from seqrecord.storage import open_storage, parse_location
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.azure import AzureContainer
 
@@ -153,3 +155,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     with pytest.raises(LocationError, match=": pip install azure-identity;"):
         call("file", resolve(HTTPS).identity, {})
+
+
+def test_what_no_credential_of_the_chain_has_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each request that needs a token: it is fifteen lines."""
+    identity = pytest.importorskip("azure.identity")
+    name = f"Credential{uuid.uuid4().hex}"
+    none = type(name, (identity.EnvironmentCredential,), {})
+    monkeypatch.setattr(
+        identity, "DefaultAzureCredential", lambda **_: identity.ChainedTokenCredential(none())
+    )
+    options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "deadline": 0.3}
+    with closing(open_storage("az://box/p", options)) as storage:
+        for _ in range(3):
+            with pytest.raises(AccessError):
+                storage.size("a")
+    assert sum(name in record.getMessage() for record in caplog.records) == 1

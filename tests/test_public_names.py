@@ -98,7 +98,13 @@ def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
     assert "contents" not in text
 
 
-@pytest.mark.parametrize("face", [seqrecord.edit, seqrecord.export])
+@pytest.mark.parametrize(
+    "face",
+    [
+        *(seqrecord, seqrecord.edit, seqrecord.export),
+        *(seqrecord.sources, seqrecord.storage, seqrecord.types),
+    ],
+)
 def test_a_face_lists_its_names_before_they_are_used(face: ModuleType) -> None:
     assert dir(face) == sorted(face.__all__)
     assert all(getattr(face, name).__doc__ for name in face.__all__)

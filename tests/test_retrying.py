@@ -10,11 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import seqrecord
+from seqrecord.edit import clean
 from seqrecord.errors import (
     AccessError,
     ConflictError,
@@ -30,6 +34,7 @@ from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Pace, Retrier, RetryingStorage
+from tests.datasets import write_small
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
 
@@ -495,3 +500,32 @@ def test_one_value_for_all_threads_of_a_process() -> None:
     assert made.take() is mine
     assert made.take() is None
     assert made.get() is not mine
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        seqrecord.open,
+        seqrecord.verify,
+        seqrecord.reindex,
+        partial(seqrecord.SeqRecordWriter, mode="append"),
+        partial(clean, older_than=0),
+    ],
+)
+def test_a_deadline_counts_once(command: Any, tmp_path: Path, clock: Clock) -> None:
+    down = FaultyStorage(LocalStorage(tmp_path), FailAt("read", error=busy(), onwards=True))
+    with pytest.raises(DeadlineError, match="in 120 s"):
+        command(RetryingStorage(down, retrier=clock.retrier()))
+    assert clock.now == 120
+
+
+def test_a_check_ends_where_nothing_answers_any_more(tmp_path: Path, clock: Clock) -> None:
+    """That is no problem of the dataset."""
+    write_small(tmp_path)
+    down = FailAt("read", 12, error=busy(), onwards=True)
+    storage = RetryingStorage(FaultyStorage(LocalStorage(tmp_path), down), retrier=clock.retrier())
+    with pytest.raises(DeadlineError, match="in 120 s"):
+        seqrecord.verify(storage, num_threads=1)

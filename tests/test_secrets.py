@@ -380,6 +380,21 @@ def test_what_commands_print(
         (f"blobfile+az://acme/box/path?sig={MARK}", {}),
         (f"http://u:{MARK}@ho\u2100st/path", {}),
         (f"http://user:{MARK}@127.0.0.1:9/path", {}),
+        (f"ftp://user:{MARK}/x@host/path", {}),
+        (f"ftp://user:x/{MARK}@host/path", {}),
+        (f"http://user:1/{MARK}@127.0.0.1:9/path", {}),
+        (f"http://user:{MARK}?x@127.0.0.1:9/path", {}),
+        (f"http://user:x#{MARK}@127.0.0.1:9/path", {}),
+        (f"http://user:x@y/{MARK}@127.0.0.1:9/path", {}),
+        (f"zip://a::http://user:{MARK}@host/path", {}),
+        (f"simplecache::http://user:{MARK}@host/path", {}),
+        (f"s3://KEY:{MARK}@bucket", {}),
+        (f"s3://KEY:x/{MARK}@bucket/path", {}),
+        (f"gs://{MARK}@bucket/path", {}),
+        ([f"s3://KEY:{MARK}@bucket"], {}),
+        (f"s3://KEY:{MARK}@bucket".encode(), {}),
+        ({"url": (f"https:/acme.blob.core.windows.net/box?sig='{MARK}",)}, {}),
+        (f"http://user:{MARK}@host/\0", {}),
         (f"s3://bucket/path?token={MARK}", {}),
         ("memory://box/path", {"token": MARK}),
         ("az://box/path", {"connection_string": f"AccountKey={MARK}"}),
@@ -393,7 +408,7 @@ def test_what_commands_print(
     ],
 )
 def test_locations_and_options_that_are_wrong(
-    url: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    url: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     if url != "records":
         options = {**options, **QUICK}

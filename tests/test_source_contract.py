@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -420,6 +421,19 @@ def test_a_broken_episode_is_left_out_and_packed_later(case: Set, root: Path) ->
     source = opened(case, root)
     report = seqrecord.convert(source, root.parent / "records", workers=1, mode="append")
     assert (report.written, report.skipped) == ((case.bad,), others)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(case: Set, root: Path) -> None:
+    (root / case.file).unlink()
+    os.mkfifo(root / case.file)
+
+    def read() -> None:
+        source = opened(case, root)
+        read_all(source, next(info for info in source.episodes() if info.key == case.bad))
+
+    with pytest.raises(SourceError) as caught:
+        read()
+    assert caught.value.file in (str(root / case.file), str(root))
 
 
 def test_two_processes_pack_what_the_source_gives(case: Set, root: Path) -> None:

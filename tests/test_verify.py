@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from seqrecord.reading.metadata import index_of, read_footer
 from seqrecord.reading.verify import VerifyProgress
 from seqrecord.storage import LocalStorage
 from tests.datasets import nth_chunk, write_small
+from tests.storage_doubles import DamagesOnce
 from tests.tiny import RecordParts, change_manifest, change_record, split_record, write_tiny
 
 
@@ -101,6 +103,18 @@ def test_every_byte_that_is_read_is_checked(tmp_path: Path, thorough: bool) -> N
         assert all(isinstance(problem, FormatError) for problem in report.problems)
         _flip(file, offset)
     assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("ending", [".seqrec", ".arrow"])
+def test_what_came_damaged_once_is_no_problem(dataset: Path, ending: str) -> None:
+    """Of another place than a local disk, whichever read it was."""
+    storage = DamagesOnce(LocalStorage(dataset), ending)
+    for number in itertools.count():
+        storage.left = number
+        assert verify(storage, num_threads=1).ok
+        if storage.left >= 0:  # there are no more reads
+            break
+    assert number > 2
 
 
 def test_all_problems_are_found_in_the_same_order(dataset: Path) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from seqrecord.clips.grids import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
-from seqrecord.units import MOST
+from seqrecord.units import MOST, is_integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -437,7 +437,7 @@ def _integers(draws: FloatArray, count: IntArray) -> IntArray:
 
 
 def _checked_size(name: str, size: Any) -> tuple[int, int]:
-    sides = [size, size] if isinstance(size, int | np.integer) else size
+    sides = [size, size] if is_integer(size) else size
     try:
         if not isinstance(sides, Collection) or len(sides) != 2:
             raise TypeError

@@ -175,6 +175,12 @@ class MixPlan:
 
 def check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source that sets what belongs to the mix."""
+    if options.order == "sequences":
+        raise ClipError(
+            f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
+            expected="a source without order; for sequences a loader for each dataset",
+            got="order='sequences'",
+        )
     given = _changed(options, _OF_THE_MIX)
     given |= {f"engine.{n}": v for n, v in _changed(options.tuning, _ENGINE_OF_THE_MIX).items()}
     if given:
@@ -182,12 +188,6 @@ def check_source(name: str, options: LoaderOptions) -> None:
             f"source {name!r} of a mix sets what belongs to the mix",
             expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
             got=", ".join(f"{name}={value!r}" for name, value in given.items()),
-        )
-    if options.order == "sequences":
-        raise ClipError(
-            f"source {name!r} of a mix gives sequences, whose clips continue from batch to batch",
-            expected="a source without order",
-            got="order='sequences'",
         )
 
 

@@ -16,12 +16,12 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse
 from seqrecord.pipes.clip_windows import Windows, check_windows
-from seqrecord.reading.filters import EpisodeFilter, is_number
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer, check_seed, parse_size
+from seqrecord.units import MOST, check_integer, check_seed, is_integer, parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +115,7 @@ def _are_new(names: Mapping[str, Any]) -> bool:
 def _are_episodes(value: Any) -> bool:
     """Whether these are keys, or numbers."""
     is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
-    return are_names(value) or (is_list and all(map(is_number, value)))
+    return are_names(value) or (is_list and all(map(is_integer, value)))
 
 
 def _check_reverse(name: str, value: Any) -> float:
@@ -519,7 +519,7 @@ class LoaderOptions(ClipOptions):
         refuse(
             self.batch_size is None,
             'order="sequences" needs a batch_size',
-            "how many rows batches have",
+            "how many rows batches have; a mix has no sequences",
         )
         given = {
             "clips": self.clips,
