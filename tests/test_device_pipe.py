@@ -20,8 +20,10 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from tests.clip_data import (
+    begun,
     check,
     digest,
+    digests,
     effective,
     leaves_nothing,
     possible_clips,
@@ -70,7 +72,7 @@ def test_the_same_clips(
     plain = SeqRecordPipe(path, **settings)
     moved = SeqRecordPipe(path, **settings, device=device)
     for _ in range(2):
-        expected = [digest(batch) for batch in plain]
+        expected = digests(plain)
         # All are held: none may change, and none may be missing what the stream has yet to do.
         held = list(moved)
         for batch in held:
@@ -122,18 +124,18 @@ def test_the_same_clips_of_several_groups_and_windows(
     path = write_numbered(tmp_path / "records", groups=groups, flush_at=[5, 11])
     windows: Any = {"image": [-1, 0], "note": [2], "id": range(4), "flow": [0, -3, 2]}
     settings: Any = {"windows": windows, "pad": "edge", "batch_size": 5, **more}
-    expected = [digest(batch) for batch in SeqRecordPipe(path, **settings)]
+    expected = digests(SeqRecordPipe(path, **settings))
     held = list(SeqRecordPipe(path, **settings, device=device))
     assert [digest(on_host(batch)) for batch in held] == expected
 
 
 def test_torchs_default_device_changes_nothing_of_what_workers_send(path: Path) -> None:
     """`torch.set_default_device("cuda")` is common; here "meta" stands for it."""
-    expected = [digest(batch) for batch in SeqRecordPipe(path, **BATCH)]
+    expected = digests(SeqRecordPipe(path, **BATCH))
     from_workers = iter(DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=1))
     with torch.device("meta"):
         received = list(from_workers)
-    assert [digest(batch) for batch in received] == expected
+    assert digests(received) == expected
 
 
 def test_each_frame_crosses_once(path: Path, device: str) -> None:
@@ -161,12 +163,10 @@ def test_resuming(path: Path, device: str) -> None:
 
 def test_a_state_goes_from_one_device_to_another(path: Path, device: str) -> None:
     plain, moved = SeqRecordStream(path, **BATCH), SeqRecordStream(path, **BATCH, device=device)
-    iterator = iter(moved)
-    for _ in range(5):
-        next(iterator)
+    iterator = begun(moved, 5)
     plain.load_state_dict(moved.state_dict())
     rest = [digest(on_host(batch)) for batch in iterator]
-    assert [digest(batch) for batch in plain] == rest
+    assert digests(plain) == rest
 
 
 def test_leaving_early(path: Path, device: str) -> None:

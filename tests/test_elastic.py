@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import EngineOptions, SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import digest, effective, names
+from tests.clip_data import begun, digest, digests, effective, names, resumed
 from tests.rank_jobs import CLIPS, PATIENCE, finish, start
 from tests.test_launchers import TORCHRUN
 
@@ -152,38 +152,35 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
 def test_resuming_within_what_is_left(path: Path) -> None:
     """Exactly, and the epoch after it too, whatever memory there is."""
     first = run(path, 3, None, 5)
-    whole = make(path, 1, 2)
-    whole.load_state_dict(first.state)
+    whole = resumed(make(path, 1, 2), first.state)
     assert whole.state_dict() == first.state
     batches, states = [], []
     for batch in whole:
         batches.append(digest(batch))
         states.append(whole.state_dict())
     assert len(batches) == 10  # of 37 clips
-    later = [digest(batch) for batch in whole]
+    later = digests(whole)
     assert len(later) == 17
     for place, state in enumerate(states):
-        again = make(path, 1, 2, memory_limit="1GiB")
-        again.load_state_dict(pickle.loads(pickle.dumps(state)))
-        found = [digest(batch) for batch in again]
+        again = resumed(make(path, 1, 2, memory_limit="1GiB"), pickle.loads(pickle.dumps(state)))
+        found = digests(again)
         assert found == batches[place + 1 :]
         if place in (0, 4):
-            assert [digest(batch) for batch in again] == later
+            assert digests(again) == later
             again.load_state_dict(state)
             assert again.state_dict() == state
 
 
 def test_a_change_is_over_when_the_next_epoch_begins(path: Path) -> None:
     state = run(path, 2, None, 3).state
-    stream = make(path, 0, 3)
-    stream.load_state_dict(state)
+    stream = resumed(make(path, 0, 3), state)
     stream.set_epoch(0)  # keeps the place
     assert len(list(stream)) == -(-(67 - 2 * 3 * 2) // 6)
     stream.load_state_dict(state)
     stream.set_epoch(2)
     fresh = make(path, 0, 3)
     fresh.set_epoch(2)
-    assert [digest(batch) for batch in stream] == [digest(batch) for batch in fresh]
+    assert digests(stream) == digests(fresh)
 
 
 def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> None:
@@ -200,15 +197,13 @@ def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> Non
 
 def elastic_state(path: Path, saved: State, **changes: Any) -> State:
     """What a stream that has loaded a StatefulDataLoader's state says."""
-    stream = make(path, 0, 1, **changes)
-    stream.load_state_dict(saved)
+    stream = resumed(make(path, 0, 1, **changes), saved)
     return stream.state_dict()
 
 
 def loaded(path: Path, state: State, workers: int, **changes: Any) -> list[list[Clip]]:
     """The batches of one rank that goes on with so many workers."""
-    stream = make(path, 0, 1, **changes)
-    stream.load_state_dict(state)
+    stream = resumed(make(path, 0, 1, **changes), state)
     loader: Any = StatefulDataLoader(stream, batch_size=None, num_workers=workers)
     return [clips_of(batch) for batch in loader]
 
@@ -364,8 +359,7 @@ def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None
 
 def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: set[Clip]) -> None:
     first = run(path, 1, None, 9)
-    stream = make(path, 0, 1)
-    stream.load_state_dict(first.state)
+    stream = resumed(make(path, 0, 1), first.state)
     loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
     given = [clip for batch in loader for clip in clips_of(batch)]
     check_epoch([first, Session(given, {}, 1, True)], every)
@@ -373,7 +367,7 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: s
     fresh = make(path, 0, 1)
     fresh.set_epoch(1)
     loader_of_fresh: Any = DataLoader(fresh, batch_size=None, num_workers=2)
-    assert [digest(b) for b in loader] == [digest(b) for b in loader_of_fresh]
+    assert digests(loader) == digests(loader_of_fresh)
 
 
 class LateProcess(ForkProcess):
@@ -391,8 +385,7 @@ class LateContext(ForkContext):
 def test_a_worker_that_is_started_late_has_the_place_too(path: Path, every: set[Clip]) -> None:
     """When it is forked, others have begun the epoch, which the process that forks knows."""
     first = run(path, 1, None, 9)
-    stream = make(path, 0, 1)
-    stream.load_state_dict(first.state)
+    stream = resumed(make(path, 0, 1), first.state)
     loader: Any = DataLoader(
         stream, batch_size=None, num_workers=2, multiprocessing_context=LateContext()
     )
@@ -402,13 +395,11 @@ def test_a_worker_that_is_started_late_has_the_place_too(path: Path, every: set[
 
 def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
     stateful: Any = StatefulDataLoader(make(path, 0, 1), batch_size=None, num_workers=2)
-    iterator = iter(stateful)
-    next(iterator)
+    iterator = begun(stateful)
     saved = stateful.state_dict()
     del iterator
     of_worker = saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    stream = make(path, 0, 1)
-    stream.load_state_dict(of_worker)
+    stream = resumed(make(path, 0, 1), of_worker)
     assert len(stream) == 34  # until it is begun
     with pytest.raises(StateError, match="one worker does not say how far the others are"):
         iter(stream)
@@ -429,8 +420,7 @@ def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
         state = loader.state_dict()
     rest = []
     for rank in range(3):
-        loader = node(rank, 3)
-        loader.load_state_dict(state)
+        loader = resumed(node(rank, 3), state)
         rest += [clip for batch in loader for clip in clips_of(batch)]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
@@ -455,8 +445,7 @@ def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> 
     state = run(path, 2, None, 2, **changes).state
     with pytest.raises(MemoryLimitError):
         make(path, 0, 2, memory_limit=500, **changes).load_state_dict(state)
-    stream = make(path, 0, 3, memory_limit=500, **changes)
-    stream.load_state_dict(state)
+    stream = resumed(make(path, 0, 3, memory_limit=500, **changes), state)
     assert len(list(stream)) == len(make(path, 0, 3)) - 2
 
 
