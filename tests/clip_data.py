@@ -90,7 +90,7 @@ def make_loader(path: Any, kind: Any = SeqRecordPipe, **changes: Any) -> Any:
 
 def begun(loader: Any, count: int = 1) -> Iterator[Any]:
     """An iteration that has given so many items."""
-    iterator = iter(loader)
+    iterator: Iterator[Any] = iter(loader)
     for _ in range(count):
         next(iterator)
     return iterator

@@ -34,17 +34,8 @@ from seqrecord import (
 )
 from tests.clip_data import least_memory
 
-__all__ = [
-    "FEATURES",
-    "GROUPS",
-    "IMAGES",
-    "KINDS",
-    "LENGTHS",
-    "SPARSE",
-    "Case",
-    "check_case",
-    "write_all",
-]
+__all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
+__all__ += ["metadata_of", "stored_frame", "write_all"]
 
 HEIGHT, WIDTH = 12, 16
 LENGTHS = (23, 9, 2, 40, 31)
@@ -55,12 +46,12 @@ IMAGES = ("image", "flow")
 SPARSE: dict[str, Any] = {"gps": np.zeros(3), "say": "", "force": np.zeros((0, 2), np.int16)}
 """Features that many frames lack, and what a clip has where nothing is known."""
 
-FEATURES = (*IMAGES, "action", "imu", "note", "blob", "id", *SPARSE)
+FEATURES = (*IMAGES, "action", "imu", "note", "blob", "grid", "id", *SPARSE)
 GROUPS = {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4, "say": 4, "force": 4}
 """Of features, for `write_all`; of all others 0."""
 
-RAGGED = {"imu": 4, "force": 3}
-"""Features whose lengths vary, and the longest."""
+RAGGED: dict[str, tuple[int, ...]] = {"imu": (4,), "force": (3,), "grid": (3, 3)}
+"""Features of which dimensions vary, and the most of each."""
 
 
 @lru_cache(1000)
@@ -72,8 +63,9 @@ def stored_frame(episode: int, number: int) -> dict[str, Any]:
         "flow": rng.normal(size=(HEIGHT, WIDTH, 2)).astype(np.float32),
         "action": rng.normal(size=4).astype(np.float32),
         "imu": rng.normal(size=(1 + number % 4, 6)).astype(np.float32),
-        "note": f"{episode}.{number}" if number % 3 else "",
+        "note": f"e{episode}.{number} Ürümqi 乌鲁木齐 🙂 " * (number % 3),
         "blob": bytes([episode, number]),
+        "grid": rng.integers(1, 9, (1 + number % 3, 2, (episode + number) % 4), np.uint16),
         "id": np.array([episode, number]),
         "gps": rng.normal(size=3),
         "say": f"at {episode} {number} " * (number % 3),
@@ -94,11 +86,14 @@ def key_of(episode: int) -> str:
 
 
 def metadata_of(episode: int) -> dict[str, Any]:
-    return {"task": f"task {episode}", "arm": [episode, {"left": True}]}
+    rates = {0: 3, 1: 2.5, 3: True}
+    found = {"task": f"task {episode}" if episode else None, "arm": [episode, {"left": True}]}
+    return found | ({"rate": rates[episode]} if episode in rates else {})
 
 
 def schema_of(groups: Mapping[str, int]) -> Schema:
     shapes: dict[str, tuple[int | None, ...]] = {"imu": (None, 6), "force": (None, 2)}
+    shapes["grid"] = (None, 2, None)
     found, values = [], stored_frame(0, 2) | SPARSE | stored_frame(0, 0)
     for name in FEATURES:
         group = groups.get(name, 0)
@@ -187,6 +182,13 @@ class Case:
             n for n in self.features if "clip_len" in self.options or self.window(n) is not None
         }
 
+    def form(self, name: str) -> str | tuple[int, ...]:
+        """ "list", "nested" or the sizes that a feature is padded to."""
+        ragged: Any = self.options.get("ragged", "list")
+        form = ragged.get(name, "list") if isinstance(ragged, dict) else ragged
+        sizes: tuple[int, ...] = RAGGED[name] if form == "pad" else form
+        return sizes
+
     def asked(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
         """The frames of a feature, also beyond the ends of the episode."""
         return [start + offset for offset in self.offsets(name, episode, dilation)]
@@ -249,6 +251,7 @@ class Case:
         assert is_reversed or self.options.get("reverse") != 1.0
         known = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
         known |= {"dilation", "reversed", *self.features}
+        assert [name for name in clip if name in self.features] == self.features
         for name in self.features:
             frames = self.frames(name, episode, start, dilation)[:: -1 if is_reversed else 1]
             if name in self.padded:
@@ -267,7 +270,8 @@ class Case:
             ]
             known |= self.check_values(name, clip, want)
         for name in self.options.get("metadata", ()):
-            assert clip[name] == metadata_of(episode)[name]
+            assert clip[name] == metadata_of(episode).get(name)
+            assert type(clip[name]) is type(metadata_of(episode).get(name))
             known.add(name)
         assert set(clip) <= known
         return episode, start
@@ -277,16 +281,15 @@ class Case:
         got = clip[name]
         if isinstance(want[0], (str, bytes)):
             assert list(got) == want
-        elif name in RAGGED and self.options.get("ragged") == "pad":
-            mask = np.asarray(clip[f"{name}_mask"])
-            assert mask.shape == got.shape[:2] == (len(want), RAGGED[name])
-            for frame, present, array in zip(np.asarray(got), mask, want, strict=True):
-                np.testing.assert_array_equal(frame[present], array)
-                assert not frame[~present].any()
+        elif name in RAGGED and isinstance(sizes := self.form(name), tuple):
+            check_padded(got, clip[f"{name}_mask"], want, sizes)
             return {f"{name}_mask"}
         elif name in RAGGED:
-            parts = list(got.unbind()) if isinstance(got, torch.Tensor) else list(got)
+            is_nested = isinstance(got, torch.Tensor)
+            assert is_nested <= (self.form(name) == "nested")
+            parts = list(got.unbind() if is_nested else got)
             for part, array in zip(parts, want, strict=True):
+                assert np.asarray(part).dtype == array.dtype
                 np.testing.assert_array_equal(np.asarray(part), array)
         else:
             if name in IMAGES and "crop" in clip:
@@ -312,6 +315,19 @@ class Case:
                 columns[name] = [parts[i * length : (i + 1) * length] for i in range(count)]
         for i in range(count):
             yield {name: column[i] for name, column in columns.items()}
+
+
+def check_padded(got: Any, mask: Any, want: list[Any], sizes: tuple[int, ...]) -> None:
+    """The masks are of the dimensions that vary; zeros are behind what is there."""
+    varies = (0,) if want[0].ndim == 2 else (0, 2)
+    assert mask.dtype == torch.bool
+    assert tuple(mask.shape) == (len(want), *sizes)
+    assert tuple(got.shape[1 + axis] for axis in varies) == sizes
+    for array, true, expected in zip(got.numpy(), mask.numpy(), want, strict=True):
+        np.testing.assert_array_equal(array[tuple(map(slice, expected.shape))], expected)
+        assert np.count_nonzero(array) == np.count_nonzero(expected)
+        assert true[tuple(slice(expected.shape[axis]) for axis in varies)].all()
+        assert true.sum() == np.prod([expected.shape[axis] for axis in varies])
 
 
 def equal(one: Any, two: Any) -> bool:
@@ -361,10 +377,12 @@ def check_case(path: Path, case: Case, *, seed: int = 0, kind: str = "stream") -
     if options.get("memory_limit") == "least":
         options["memory_limit"] = least_memory(partial(make, **options))
     loader = make(**options)
-    batches, states = [], []
-    for batch in loader:  # kept: memory that is used again does not change them
-        batches.append(batch)
-        states.append(loader.state_dict() if kind in ("pipe", "stream", "node") else None)
+    batches, states = list[Any](), list[Any]()
+    for _ in range(2 if kind == "pipe" else 1):  # the second epoch fills the memory of the first
+        batches, states = [], []
+        for batch in loader:  # kept: what comes later does not change them
+            batches.append(batch)
+            states.append(loader.state_dict() if kind in ("pipe", "stream", "node") else None)
     given = [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
     repeated = len(given) - len(set(given))
     assert set(given) <= set(case.clips)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
+from seqrecord.format.manifest import MANIFEST
 from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
 from seqrecord.storage.ranges import ByteRange
 
@@ -324,6 +325,9 @@ class LosesAnswer(StorageWrapper):
         return self._conditions
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        if path != MANIFEST:
+            super().put(path, data, expected=expected)
+            return
         self.count += 1
         if self.count > 1 or self._now:
             super().put(path, data, expected=expected)

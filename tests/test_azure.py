@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -397,3 +399,21 @@ def test_the_write_command(place: Place, tmp_path: Path) -> None:
     run("reindex", place.url, *words(place))
     with seqrecord.open(place.url, storage_options=place.options) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
+
+
+def test_what_no_credential_of_the_chain_has_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each request that needs a token: it is fifteen lines."""
+    identity = pytest.importorskip("azure.identity")
+    name = f"Credential{uuid.uuid4().hex}"
+    none = type(name, (identity.EnvironmentCredential,), {})
+    monkeypatch.setattr(
+        identity, "DefaultAzureCredential", lambda **_: identity.ChainedTokenCredential(none())
+    )
+    options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "deadline": 0.3}
+    with closing(open_storage("az://box/p", options)) as storage:
+        for _ in range(3):
+            with pytest.raises(errors.AccessError):
+                storage.size("a")
+    assert sum(name in record.getMessage() for record in caplog.records) == 1

@@ -479,6 +479,22 @@ def test_images_of_more_pixels_than_pillow_opens(
     assert (out == frame).all()
 
 
+def test_kept_images_of_any_format() -> None:
+    frame = smooth(40, 60, 3)
+    codec = FrameCodec([{**PNG, "format": "any"}], "u1", (None, None, 3))
+    out = np.empty_like(frame)
+    for kind in ("png", "jpeg"):
+        data = encoded(frame, kind)
+        assert codec.encode(EncodedImage(data)) == data
+        codec.decode_into(data, out)
+        np.testing.assert_array_equal(out, np.asarray(Image.open(io.BytesIO(data))))
+    codec.decode_into(codec.encode(frame), out)
+    np.testing.assert_array_equal(out, frame)
+    for data in (b"", b"GIF89a", b"\xff\xd8\xff"):
+        with pytest.raises(CodecError):
+            codec.decode_into(data, out)
+
+
 def test_kept_jpeg() -> None:
     frame = smooth(40, 60, 3)
     data = encoded(frame, "jpeg", quality=90)

@@ -13,11 +13,24 @@ from tests.clip_model import FEATURES, GROUPS, IMAGES, KINDS, SPARSE, Case, chec
 
 PLAIN: dict[str, Any] = {"clip_len": 3, "features": ["image", "flow", "id"]}
 LATEST = dict.fromkeys(SPARSE, Latest())
+VALUES: dict[str, Any] = {
+    "clip_len": 3,
+    "features": ["image", "note", "imu", "blob", "grid", "id"],
+    "metadata": ["task", "rate", "arm"],
+}
 CASES: dict[str, dict[str, Any]] = {
     "windows": {
         **PLAIN,
         "windows": {"image": [-1, 0], "id": range(16), "flow": [-4, -2, 3]},
         "pad": "edge",
+    },
+    "lists": VALUES,
+    "padded": {**VALUES, "ragged": {"imu": "pad", "grid": (3, 4)}, "dilation": 2},
+    "nested": {**VALUES, "ragged": {"imu": "nested", "grid": (3, 3)}},
+    "padded where they are loaded": {
+        **VALUES,
+        "ragged": {"imu": "pad", "grid": (3, 4)},
+        "stride": 3,
     },
     "latest": {"clip_len": 3, "windows": LATEST},
     "one": {"clip_len": 2, "windows": {"gps": Latest()}, "features": ["gps", "id"]},
@@ -65,7 +78,7 @@ def drawn(rng: random.Random, *, rated: bool = False) -> Case:
 
     names = rng.sample(FEATURES, len(FEATURES))
     options: dict[str, Any] = {
-        "features": sorted({"id", *names[: rng.randrange(1, len(names))]}),
+        "features": [*dict.fromkeys([*names[: rng.randrange(1, len(names))], "id"])],
         "seed": rng.randrange(100),
         "shuffle": maybe(0.8),
         "batch_size": rng.choice([None, 1, 3, 4, 7]),
@@ -103,9 +116,13 @@ def drawn(rng: random.Random, *, rated: bool = False) -> Case:
     if windows:
         options["windows"] = windows
     if maybe(0.5):
-        options["metadata"] = rng.sample(["task", "arm"], rng.randrange(1, 3))
+        options["metadata"] = rng.sample(["task", "arm", "rate"], rng.randrange(1, 4))
     if maybe(0.6):
-        options["ragged"] = rng.choice(["list", "pad", "nested"])
+        forms = {n: rng.choice(["list", "pad", "nested", (5,)]) for n in ("imu", "force")}
+        forms["grid"] = rng.choice(["list", (3, 3), (3, 4)])
+        ragged = {name: form for name, form in forms.items() if name in options["features"]}
+        is_one_word = "grid" not in ragged and maybe(0.3)
+        options["ragged"] = rng.choice(["list", "pad", "nested"]) if is_one_word else ragged
     if maybe(0.3):
         options["episodes"] = rng.choice(["lab/*", ["kitchen/1", "kitchen/3"], [3, 0]])
     if maybe(0.4) and set(IMAGES) & set(options["features"]):
@@ -136,12 +153,12 @@ def run(records: Path, seed: int, *, rated: bool = False) -> None:
     check_case(records, case, seed=seed, kind=rng.choice(["pipe", "stream", "stream", "node"]))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(14))
 def test_some(records: Path, seed: int) -> None:
     run(records, seed)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2012))
+@pytest.mark.parametrize("seed", range(2000, 2008))
 def test_episodes_of_several_rates(records: Path, seed: int) -> None:
     run(records, seed, rated=True)
 

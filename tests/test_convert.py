@@ -188,6 +188,13 @@ def test_frames_that_break_the_sources_word_are_a_bad_episode(tmp_path: Path, ho
     assert [bad.key for bad in report.bad] == ["made/001"]
 
 
+def test_an_episode_of_too_many_frames_is_not_begun(tmp_path: Path) -> None:
+    source = MadeSource((3, 1 << 40, 2), lies={1: 1})
+    with pytest.raises(SourceError) as caught:
+        convert(source, tmp_path / "a", workers=1)
+    assert (caught.value.episode, caught.value.got) == ("made/001", 1 << 40)
+
+
 @pytest.mark.parametrize("how", ["metadata", "key", "twice", "none"])
 def test_episodes_that_cannot_be_listed(tmp_path: Path, how: str) -> None:
     with pytest.raises(SourceError):

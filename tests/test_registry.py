@@ -97,7 +97,11 @@ def test_names_of_formats_are_plain_and_those_of_their_modules() -> None:
     assert [each.name for each in OWN] == names
     assert all(name == name.lower() and name.replace("_", "a").isalnum() for name in names)
     assert format_names() == [DATASET, *names]
-    assert [each.name for each in OWN if each.is_fallback] == ["videos", "folders"]
+    assert [each.name for each in OWN if each.is_fallback] == [
+        "videos",
+        "webdataset",
+        "folders",
+    ]
 
 
 def test_docs_list_every_format() -> None:

@@ -411,14 +411,34 @@ def test_broken(tree: Path, name: str, keep_encoded: bool) -> None:
     check_fault(BROKEN[name], Folders(tree, keep_encoded=keep_encoded), "b", tree / "b")
 
 
-def test_a_jpeg_among_kept_pngs(tree: Path) -> None:
-    (tree / "b" / "rgb" / "1.png").unlink()
-    Image.fromarray(_images(0, 4, 5, 3)).save(tree / "b" / "rgb" / "1.jpg")
-    assert len(_read(Folders(tree), 1)) == 3
-    kept = Folders(tree, keep_encoded=True)
-    with pytest.raises(SourceError, match="another format than the one kept") as caught:
-        list(kept.frames(kept.episodes()[1]))
-    assert (caught.value.expected, caught.value.got) == ("png", "jpeg")
+@pytest.mark.parametrize("episodes", ["a", "ab"], ids=["in one episode", "in two"])
+def test_jpegs_and_pngs_are_kept_side_by_side(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, episodes: str
+) -> None:
+    """As they are, on each way from files to files and batches; arrays become PNGs."""
+    for episode in episodes:
+        for number in (1, 2) if episode == "a" else (0, 1, 2):
+            path = tree / episode / "rgb" / f"{number}.png"
+            path.unlink()
+            Image.fromarray(_images(number, 4, 5, 3)).save(path.with_suffix(".jpg"))
+    source = Folders(tree, keep_encoded=True)
+    codec = {"id": "seqrecord.image", "format": "any"}
+    assert source.schema()["rgb"].codec == (codec,)
+    wanted = [_read(Folders(tree), i) for i in range(2)]
+    out = tmp_path_factory.mktemp("out")
+    records = out / "records"
+    seqrecord.convert(source, records, workers=1)
+    seqrecord.convert(open_source(records), out / "again", workers=1)
+    for place in (records, out / "again"):
+        with seqrecord.open(place) as dataset:
+            assert dataset.features["rgb"].codec == (codec,)
+            for key, frames in zip("ab", wanted, strict=True):
+                got = dataset.episodes[key][:]["rgb"]
+                np.testing.assert_array_equal(got, [frame["rgb"] for frame in frames])
+                seqrecord.export.to_files(dataset, key, out / f"{place.name}-files")
+                for path in (tree / key / "rgb").iterdir():
+                    copy = out / f"{place.name}-files" / key / "rgb"
+                    assert (copy / f"00000{path.name}").read_bytes() == path.read_bytes()
 
 
 def test_names_that_cannot_be_features(tmp_path: Path) -> None:

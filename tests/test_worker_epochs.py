@@ -185,7 +185,7 @@ def test_copies_go_their_own_way(path: Path) -> None:
 def _rank(data: SeqRecordStream, rank: int, queue: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     # Else each rank of a fork server would start one of its own, which imports torch.
-    loader = loading(data, 1, +rank, multiprocessing_context="fork")
+    loader = loading(data, 1 + rank, multiprocessing_context="fork")
     queue.put((rank, [run(loader) for _ in range(2 + rank)]))
 
 
@@ -518,7 +518,7 @@ def test_resuming_with_workers(path: Path, persistent: bool, thorough: bool) -> 
 
 @pytest.mark.slow
 def test_resuming_with_workers_that_are_not_forked(path: Path) -> None:
-    options = {"multiprocessing_context": "forkserver"}
+    options: dict[str, Any] = {"multiprocessing_context": "forkserver"}
     loader = stateful(stream(path), **options)
     iterator = begun(loader, 3)
     again = resumed(stateful(stream(path), **options), loader.state_dict())

@@ -13,6 +13,9 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter, convert, errors
 from seqrecord.checksum import crc32c
+from seqrecord.errors import (
+    SchemaError,
+)
 from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -52,10 +55,13 @@ def assert_alike(one: Statistics, two: Statistics) -> None:
     """The same but for rounding and for what quantiles may differ by."""
     assert (one.num_frames, list(one)) == (two.num_frames, list(two))
     for name in one:
-        for column in ("num_frames", "count", "num_nan", "num_infinite", "min", "max"):
+        for column in ("num_frames", "count", "num_drawn", "num_nan", "num_infinite", "min", "max"):
             np.testing.assert_array_equal(
                 getattr(one[name], column), getattr(two[name], column), f"{name} {column}"
             )
+        shares = [0.01, 0.5, 0.99]
+        if one[name].rank_error == two[name].rank_error == 0:
+            np.testing.assert_array_equal(one[name].quantile(shares), two[name].quantile(shares))
         np.testing.assert_allclose(one[name].mean, two[name].mean, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(one[name].std, two[name].std, rtol=1e-9, atol=1e-12)
 
@@ -65,10 +71,7 @@ def test_a_writer_keeps_what_its_frames_are_like(tmp_path: Path) -> None:
     got, expected = statistics_of(tmp_path / "d"), computed(tmp_path / "d")
     assert set(expected) - set(got) == {"photo"}  # it is kept as PNG, and nothing decodes it here
     assert got.num_frames == sum(EPISODES.values())
-    for name in got:
-        assert json.dumps(got.to_json()["features"][name]) == json.dumps(
-            expected.to_json()["features"][name]
-        )
+    assert_alike(got, Statistics(expected.num_frames, {n: expected[n] for n in got}))
 
 
 def test_an_append_merges(tmp_path: Path) -> None:
@@ -256,11 +259,13 @@ def test_those_computed_are_those_of_the_frames(small: Path, num_threads: int) -
             for number in range(len(episode)):
                 collector.add(episode[number])
             collector.keep()
-    assert got.to_json() == collector.statistics().to_json()
+    assert_alike(got, collector.statistics())
     assert got.num_frames == sum(EPISODES.values())
     assert set(got) == set(small_schema())
     assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
-    assert told[-1].frames == told[-1].total_frames == 9 * got.num_frames
+    frames = [progress.frames for progress in told]
+    assert frames == sorted(frames)
+    assert frames[-1] == told[0].total_frames == got.num_frames  # whatever features they have
 
 
 def test_those_of_chosen_features(small: Path) -> None:
@@ -321,13 +326,55 @@ def kept(folder: Path) -> bool:
 def test_a_dataset_that_has_none_gets_them(lacking: Path) -> None:
     assert not kept(lacking)
     lines = run(lacking).stdout.splitlines()
-    head = "feature mean std min 1% 50% 99% max NaN infinite numbers"
+    head = "feature mean std min 1% 50% 99% max NaN infinite numbers frames"
     assert lines[0].split() == head.split()
-    assert " ".join(lines[1].split()) == "action[0] 49.5 28.866 0 0 49 98 99 0 0 200"
-    assert lines[2].split() == ["action[1]", *["nan"] * 7, "200", "0", "0"]
-    assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200"
+    assert " ".join(lines[1].split()) == "action[0] 49.5 28.866 0 0 49 98 99 0 0 200 200"
+    assert lines[2].split() == ["action[1]", *["nan"] * 7, "200", "0", "0", "200"]
+    assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200 200"
+    assert len(lines) == 5
     assert kept(lacking)
     assert run(lacking).stdout.splitlines() == lines
+
+
+def test_the_table_says_what_was_looked_at(tmp_path: Path) -> None:
+    """Of large frames everything is counted, and quantiles are of some pixels."""
+    depth = np.full((40, 40), 5, np.float32)
+    depth[:10] = np.nan
+    with SeqRecordWriter(tmp_path / "d") as writer, writer.episode("a") as episode:
+        for _ in range(2):
+            episode.append({"depth": depth, "x": np.float32(1)})
+    _, line, _, note = run(tmp_path / "d").stdout.splitlines()
+    assert line.split() == ["depth", "5", "0", *["5"] * 5, "800", "0", "2,400", "2"]
+    found = json.loads(run(tmp_path / "d", "--json").stdout)["depth"]
+    [drawn] = found["num_drawn"]
+    assert 150 < drawn <= 256
+    assert note == f"quantiles of depth: of {drawn} numbers, drawn from all"
+
+
+@pytest.mark.parametrize("command", ["delete", "keep"])
+def test_an_edit_that_ends_them_says_so(
+    tmp_path: Path, command: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "d", "ab")
+    for number in range(2):
+        caplog.clear()
+        write(tmp_path / "d", "xy"[number], mode="append", statistics=not number)
+        CliRunner().invoke(main, ["edit", command, str(tmp_path / "d"), "ab"[number]])
+        assert ("`seqrecord stats" in caplog.text) == (number == 0)
+
+
+def test_those_of_other_numbers_are_not_merged(tmp_path: Path) -> None:
+    for name, value in (("six", np.zeros(6)), ("seven", np.zeros(7)), ("f4", np.ones(6, "f4"))):
+        with SeqRecordWriter(tmp_path / name) as writer, writer.episode("a") as episode:
+            episode.append({"x": value, name: value})
+    six, seven, single = (statistics_of(tmp_path / name) for name in ("six", "seven", "f4"))
+    with pytest.raises(SchemaError) as caught:
+        six["x"].merged(seven["x"])
+    assert (caught.value.expected, caught.value.got) == ("6 channels", "7 channels")
+    assert list(six.merged(seven)) == []
+    both = six.merged(single)["x"]  # of two dtypes
+    assert both.mean.tolist() == [0.5] * 6
+    assert [sketch.dtype for sketch in both.sketches] == [np.float64] * 6
 
 
 def test_as_json(lacking: Path) -> None:

@@ -21,10 +21,19 @@ import numpy as np
 from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
 from seqrecord.format import RECORDS, EpisodePart, Footer
-from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, Manifest
+from seqrecord.format.manifest import (
+    EDITS,
+    FILE_PATH,
+    INDEX,
+    KEPT_VERSIONS,
+    VERSIONS,
+    Manifest,
+    version_path,
+)
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import read_edits, record_sizes
+from seqrecord.reading.versions import kept_versions
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, open_storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
@@ -51,6 +60,7 @@ __all__ = ["LEAST_DEAD", "RewriteReport", "clean", "rewrite_files"]
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
 _CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
+_VERSION = re.compile(rf"{VERSIONS}/[0-9a-f]{{32}}\.json")
 _READ_BYTES = 16 << 20  # at once, or one chunk
 _COMMIT_BYTES = 64 << 30
 
@@ -294,6 +304,7 @@ def clean(
     location: str | PathLike[str],
     *,
     older_than: float,
+    keep_versions: int = 0,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
@@ -302,16 +313,21 @@ def clean(
     Episodes that interrupted writers left are lost then: `mode="resume"` would have added
     them. Only files whose writer has written nothing for `older_than` seconds are removed, and
     record files of the dataset as it was only when they left it so long ago: until then a reader
-    that had opened it can read on. Times are those that the storage gives: a small file is written
+    that had opened it can read on. Of what only earlier versions name, that of the last
+    `keep_versions` is kept too; a version with the same content as a later one does not count.
+    Times are those that the storage gives: a small file is written
     there, and removed again, to see what time it is; files with a later time stay, with a warning.
     Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
     refused when it commits: so that no resume recovers what is being removed, the manifest is put
     anew first.
 
-    Raises `DestinationError` where there is no dataset, for then nothing tells what is in use, and
-    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if nobody knows
-    whether the manifest was put anew; then nothing is removed.
+    Raises `ValueError` for more versions than are kept, `DestinationError` where there is no
+    dataset, for then nothing tells what is in use, `ConflictError` if a writer commits at this
+    moment, and `CommitUnknownError` if nobody knows whether the manifest was put anew; then nothing
+    is removed.
     """
+    if not 0 <= keep_versions <= KEPT_VERSIONS:
+        raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
     with closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage)
         if (manifest := base.manifest) is None:
@@ -321,7 +337,7 @@ def clean(
                 file=storage.url,
             )
         notes = retired_files(storage)
-        items = list(_unnamed(storage, manifest))
+        items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
         sizes = record_sizes(storage)
         now = _time_of(storage)  # after all that was listed
         _warn_of_future(storage, items, now)
@@ -392,10 +408,22 @@ def _old(
     ]
 
 
-def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
-    named = {file.path for file in manifest.record_files}
-    named |= {file.path for file in manifest.small_files}
-    for folder in (RECORDS, INDEX, EDITS):
+def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
+    """The last versions before this one that differ in content from each later one."""
+    seen = {(manifest.fingerprint, manifest.edits)}
+    for earlier, _ in kept_versions(storage, manifest) if count else ():
+        if len(seen) <= count and (earlier.fingerprint, earlier.edits) not in seen:
+            seen.add((earlier.fingerprint, earlier.edits))
+            yield earlier
+
+
+def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Item]:
+    """All files that none of these versions names, of which the first is the dataset."""
+    named = {file.path for each in manifests for file in each.record_files}
+    named |= {file.path for each in manifests for file in each.small_files}
+    commits = manifests[0].commit, *manifests[0].earlier_commits[:KEPT_VERSIONS]
+    named.update(map(version_path, commits))
+    for folder in (RECORDS, INDEX, EDITS, VERSIONS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
             if _is_ours(upload.path) or is_retired_note(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
@@ -405,8 +433,8 @@ def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
 
 
 def _is_ours(path: str) -> bool:
-    is_clock = _CLOCK.fullmatch(path) is not None
-    return FILE_PATH.fullmatch(path) is not None or is_merge_note(path) or is_clock
+    patterns = FILE_PATH, _CLOCK, _VERSION
+    return is_merge_note(path) or any(pattern.fullmatch(path) for pattern in patterns)
 
 
 def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:

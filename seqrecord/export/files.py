@@ -28,6 +28,7 @@ import numpy.typing as npt
 from numpy.lib.format import open_memmap
 from PIL import Image
 
+from seqrecord.codecs.images import image_format
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
 from seqrecord.reading.dataset import Dataset, DatasetLike, opened
@@ -183,7 +184,7 @@ def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[A
 def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> None:
     stem.parent.mkdir(exist_ok=True)
     if isinstance(value, EncodedImage):
-        stem.with_suffix(f".{_ENDINGS[spec.codec[0]['format']]}").write_bytes(value.data)
+        stem.with_suffix(f".{_ENDINGS[image_format(value.data)]}").write_bytes(value.data)
     elif spec.value in ENDINGS:
         data = value.encode() if isinstance(value, str) else value
         stem.with_suffix(ENDINGS[spec.value]).write_bytes(data)

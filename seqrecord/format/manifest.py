@@ -34,6 +34,7 @@ __all__ = [
     "EDITS",
     "FILE_PATH",
     "INDEX",
+    "KEPT_VERSIONS",
     "MANIFEST",
     "MAX_EARLIER_COMMITS",
     "MAX_EPISODES",
@@ -41,6 +42,7 @@ __all__ = [
     "MAX_RECORD_FILES",
     "MAX_SPLITS",
     "SPLIT_NAME",
+    "VERSIONS",
     "IndexFile",
     "Manifest",
     "RecordFile",
@@ -50,11 +52,14 @@ __all__ = [
     "read_manifest",
     "read_named",
     "read_tagged",
+    "version_path",
 ]
 
 MANIFEST = "manifest.json"
 INDEX = "index"  # the folder of the tables
 EDITS = "edits"  # the folder of the records of edits
+VERSIONS = "manifests"  # the folder of manifests that were replaced
+KEPT_VERSIONS = 10  # so many of them
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = _MOST_FILES = 200_000
@@ -293,12 +298,12 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         ) from None
 
 
-def parse_manifest(storage: Storage, data: bytes) -> Manifest:
+def parse_manifest(storage: Storage, data: bytes, path: str = MANIFEST) -> Manifest:
     """`Manifest.parse`; its errors name the file."""
     try:
         return Manifest.parse(data)
     except FormatError as error:
-        raise error.located(file=f"{storage.url}/{MANIFEST}") from error.__cause__
+        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
 
 
 def _what_is_there(storage: Storage) -> str:
@@ -325,6 +330,11 @@ def _what_is_there(storage: Storage) -> str:
         "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "
         "write, `seqrecord reindex` makes a lost manifest again"
     )
+
+
+def version_path(commit: str) -> str:
+    """Where the manifest of a commit is kept that was replaced."""
+    return f"{VERSIONS}/{commit}.json"
 
 
 def put_manifest(storage: Storage, manifest: Manifest, *, expected: str | None) -> None:

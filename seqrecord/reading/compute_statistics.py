@@ -29,7 +29,7 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True)
 class StatisticsProgress:
-    """Frames of features that have been looked at, of all."""
+    """Frames of which all features have been looked at, of all."""
 
     frames: int
     total_frames: int
@@ -62,7 +62,7 @@ def compute_statistics(
     check_integer("num_threads", threads, least=1)
     step = 1 if max_frames is None else max(1, dataset.num_frames // max_frames)
     names = [n for n, spec in dataset.features.items() if num_channels(spec) is not None]
-    total, done = len(names) * dataset.num_frames, 0
+    done = 0
     found: dict[str, Statistics] = {}
     collect = partial(_collect, dataset, step)
     with request_threads(threads, "statistics") as pool:
@@ -72,8 +72,8 @@ def compute_statistics(
             found[name] = found[name].merged(part) if name in found else part
             done += task.num_frames
             if progress is not None:
-                progress(StatisticsProgress(done, total))
-    features = {name: statistics[name] for name, statistics in found.items()}
+                progress(StatisticsProgress(done // len(names), dataset.num_frames))
+    features = {name: found[name][name] for name in names if name in found}
     return Statistics(dataset.num_frames, features)
 
 
@@ -90,12 +90,11 @@ def _tasks(dataset: Dataset, names: Sequence[str]) -> Iterator[_Task]:
     lengths = dataset.contents.index.num_frames.astype(np.int64)
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
-    for name in names:
-        spans = -(-lengths // _span_frames(dataset.features[name]))
-        first = 0
-        for a, b in pairwise(followed(same=number)):
-            yield _Task(name, range(a, b), int(lengths[a:b].sum()), first)
-            first += int(spans[a:b].sum())
+    first = dict.fromkeys(names, 0)
+    for a, b in pairwise(followed(same=number)):
+        for name in names:
+            yield _Task(name, range(a, b), int(lengths[a:b].sum()), first[name])
+            first[name] += int((-(-lengths[a:b] // _span_frames(dataset.features[name]))).sum())
 
 
 def _collect(dataset: Dataset, step: int, task: _Task) -> tuple[_Task, Statistics]:

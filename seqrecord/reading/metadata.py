@@ -110,14 +110,16 @@ def still_missing() -> Iterator[None]:
         ) from error
 
 
-def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:
-    """The index of a dataset as it was when `manifest` was its manifest, and was verified.
+def load_version(
+    storage: Storage, manifest: Manifest, *, verify: bool = False
+) -> tuple[Manifest, Index]:
+    """The index of a dataset as it was when `manifest` was its manifest; it was verified then.
 
     Writers keep record files, but drop an index that is old: then it is built anew from the footers
     of the record files. Raises `StateError` where these, too, are not what they were.
     """
     with contextlib.suppress(NotFoundError):
-        return manifest, load_index(storage, manifest, verify=False)
+        return manifest, load_index(storage, manifest, verify=verify)
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
         if current.fingerprint == manifest.fingerprint:

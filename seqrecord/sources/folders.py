@@ -16,7 +16,7 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory
-from seqrecord.sources.folders_frames import FRAME_NAME, FRAME_NUMBER, check_time_axis, read_frames
+from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_tree import (
     METADATA,
     EpisodeFolder,
@@ -24,14 +24,16 @@ from seqrecord.sources.folders_tree import (
     find_episodes,
     read_metadata,
 )
+from seqrecord.sources.frame_names import name_specs
 from seqrecord.sources.images import (
     IMAGE_FORMATS,
     image_header,
     load_imagecodecs,
     passthrough_codec,
+    passthrough_of_both,
 )
 from seqrecord.sources.originals import Originals, key_of
-from seqrecord.sources.specs import chosen_names, feature_spec, text_spec, widened
+from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
 
@@ -156,7 +158,8 @@ class Folders(Originals):
                 if codec is not None:
                     # Of an exported feature all files are known: one that is no image is enough.
                     gives_up = episode.is_exported and not codec
-                    codecs[name] = () if gives_up else codecs.get(name, codec)
+                    known = codecs.get(name, codec)
+                    codecs[name] = () if gives_up else passthrough_of_both(known, codec)
         for name in sorted(errors.keys() - specs.keys()):
             if name or not specs:
                 raise errors[name]
@@ -170,13 +173,12 @@ class Folders(Originals):
             return Schema([specs[name] for name in names])
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
-    def _told(self) -> Iterator[FeatureSpec]:
+    def _told(self) -> list[FeatureSpec]:
         """What frames have of their files' names, but for those of exported episodes."""
         plain = [episode for episode in self._episodes if not episode.is_exported]
-        if plain:
-            yield FeatureSpec(FRAME_NUMBER, np.dtype("<i8"), (), kind=FRAME_NUMBER)
-        if any(each.pattern is None for episode in plain for each in self._dense(episode)[:1]):
-            yield replace(text_spec(FRAME_NAME, self.path), kind=FRAME_NAME)
+        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        are_named = any(each.pattern is None for each in firsts)
+        return name_specs(self.path, are_named=are_named) if plain else []
 
     def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
         """The feature folders that have all of an episode's frames, those to read first."""
@@ -256,23 +258,26 @@ def _as_exported(
         return feature.spec, None
     if not folder.all_images:
         return feature.spec, ()
-    return feature.spec, passthrough_codec(image_header(episode.path / feature.path / folder.first))
+    header = image_header(episode.path / feature.path / folder.first)
+    return feature.spec, passthrough_codec(header, folder.endings)
 
 
 def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
     """The feature as the header of this episode's first file declares it."""
-    if name in episode.folders:
-        path = episode.path / episode.folders[name].folder / episode.folders[name].first
+    folder = episode.folders.get(name)
+    if folder is not None:
+        path = episode.path / folder.folder / folder.first
     else:
         path = episode.path / episode.arrays[name]
-    if path.suffix.lower() in IMAGE_FORMATS:
+    if folder is not None and path.suffix.lower() in IMAGE_FORMATS:
         image = image_header(path)
         if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
-        return feature_spec(name, image.dtype, image.shape, path), passthrough_codec(image)
+        codec = passthrough_codec(image, folder.endings)
+        return feature_spec(name, image.dtype, image.shape, path), codec
     header = array_header(path)
     shape = header.shape
-    if name in episode.arrays:
+    if folder is None:
         check_time_axis(shape, path)
         shape = shape[1:]
     said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}

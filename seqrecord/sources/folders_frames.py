@@ -23,18 +23,18 @@ from seqrecord.sources.folders_tree import (
     list_frames,
     read_metadata,
 )
-from seqrecord.sources.frame_names import FrameFiles, check_numbers, files_by_feature, frame_files
+from seqrecord.sources.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    FrameFiles,
+    check_numbers,
+    files_by_feature,
+    frame_files,
+)
 from seqrecord.sources.images import IMAGE_FORMATS, read_image_file
 from seqrecord.sources.specs import check_spec
 
-__all__ = ["FRAME_NAME", "FRAME_NUMBER", "check_time_axis", "read_frames"]
-
-
-FRAME_NUMBER = "frame_number"
-"""The feature, and its kind, of the numbers in files' names."""
-
-FRAME_NAME = "frame_name"
-"""The feature, and its kind, of files' names without ending, where numbers do not tell them."""
+__all__ = ["check_time_axis", "read_frames"]
 
 
 def read_frames(

@@ -14,15 +14,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from string import Formatter
 from typing import Any, NamedTuple
 
-from seqrecord.errors import SourceError
-from seqrecord.sources.originals import natural_order
+import numpy as np
 
-__all__ = ["FrameFiles", "check_numbers", "escaped", "files_by_feature", "frame_files"]
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.originals import natural_order
+from seqrecord.sources.specs import text_spec
+
+__all__ = [
+    "FRAME_NAME",
+    "FRAME_NUMBER",
+    "FrameFiles",
+    "check_numbers",
+    "escaped",
+    "files_by_feature",
+    "frame_files",
+    "name_specs",
+    "number_of",
+]
+
+FRAME_NUMBER = "frame_number"
+"""The feature, and its kind, of the numbers in files' names."""
+
+FRAME_NAME = "frame_name"
+"""The feature, and its kind, of files' names without ending, where numbers do not tell them."""
 
 _NUMBER = re.compile(r"(?<![^_.\- ])(\d+)(?![^_.\- ])", re.ASCII)
 _LAST = re.compile(r"(\d+)(?=\D*$)", re.ASCII)
@@ -90,25 +111,43 @@ def escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def check_numbers(numbers: Sequence[int | str], folder: Path) -> None:
+def number_of(pattern: str, name: str) -> int:
+    """The number of which a pattern makes this name."""
+    before, *after = (text for text, *_ in Formatter().parse(pattern))
+    return int(name.removeprefix(before).removesuffix("".join(after)))
+
+
+def check_numbers(
+    numbers: Sequence[int | str], folder: Path, *, num_frames: int | None = None
+) -> None:
     """Raises `SourceError` for a gap in the numbers of frames, which ascend by one and the same
     step. Names and times may be at any distance.
+
+    Of two frames the step is 1. The numbers may be some of the episode's `num_frames`.
     """
     steps = [
         later - one
         for one, later in pairwise(numbers)
         if isinstance(one, int) and isinstance(later, int)
     ]
-    step = min(steps, default=1) if len(steps) > 1 else 1
+    step = min(steps, default=1) if (num_frames or len(numbers)) > 2 else 1
     for one, found in zip(numbers, steps, strict=False):
-        if found != step and isinstance(one, int) and one < _FIRST_TIME:
+        if (found != step or found < 1) and isinstance(one, int) and one < _FIRST_TIME:
             raise SourceError(
                 "a gap in the numbers of the frames; with allow_gaps=true (--source-option) frames "
                 "around a gap become neighbours",
                 file=str(folder),
-                expected=f"frame {one + step} after {one}",
+                expected=f"frame {one + max(step, 1)} after {one}",
                 got=f"frame {one + found}",
             )
+
+
+def name_specs(root: Path, *, are_named: bool) -> list[FeatureSpec]:
+    """The features of files' names; of text only where the frames `are_named`."""
+    specs = [FeatureSpec(FRAME_NUMBER, np.dtype("<i8"), (), kind=FRAME_NUMBER)]
+    if are_named:
+        specs.append(replace(text_spec(FRAME_NAME, root), kind=FRAME_NAME))
+    return specs
 
 
 def _parsed(file: str) -> _Name:

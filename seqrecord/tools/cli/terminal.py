@@ -146,6 +146,8 @@ class ProgressBar:
             self._bar = self._make(total)
         self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
+        if done == total:  # whatever comes after it takes time, too
+            self._bar.refresh()
 
     def show_copied(self, progress: CopyProgress) -> None:
         """Move the bar to the bytes that are copied."""

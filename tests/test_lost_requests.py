@@ -1,6 +1,6 @@
-"""Commits whose answer is lost: done at once, done later, with and without another one on top.
+"""Commits whose answer is lost: done at once, later or never, with and without one on top.
 
-What commands do in the middle of each other is in test_simulation.py.
+What any two commands do in the midst of each other is in `test_simulation.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, errors
+from seqrecord import SeqRecordWriter
 from seqrecord.edit import (
     add_feature,
     clean,
@@ -25,7 +25,14 @@ from seqrecord.edit import (
     rewrite_files,
     split_dataset,
 )
-from seqrecord.format.manifest import read_manifest
+from seqrecord.errors import (
+    AccessError,
+    CommitUnknownError,
+    ConflictError,
+    NotFoundError,
+    SeqRecordError,
+)
+from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.writing.stored_statistics import add_statistics
@@ -125,6 +132,9 @@ def create(where: Any) -> None:
     append(where, 20, "create")
 
 
+LOST = ["append", "resume", "delete", "rename", "add", "split", "stats", "rewrite", "reindex"]
+
+
 @pytest.fixture
 def path(datasets: tuple[Path, Path, Path], tmp_path: Path) -> Path:
     return shutil.copytree(datasets[0], tmp_path / "set")
@@ -134,7 +144,7 @@ def retried(storage: Any) -> Any:
     return RetryingStorage(storage, retrier=Retrier(sleep=lambda _: None))
 
 
-@pytest.mark.parametrize("name", ["create", *COMMANDS])
+@pytest.mark.parametrize("name", ["create", *LOST])
 def test_a_lost_request_that_is_tried_again(path: Path, name: str, tmp_path: Path) -> None:
     """A refusal of the second would mean that the first was done, so nothing is lost or doubled."""
     where = tmp_path / "new" if name == "create" else path
@@ -147,7 +157,7 @@ def test_a_lost_request_that_is_tried_again(path: Path, name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("is_retried", [False, True])
 @pytest.mark.parametrize("on_top", [False, True])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LOST)
 def test_an_answer_that_is_lost_after_all_was_done(
     path: Path, name: str, on_top: bool, is_retried: bool
 ) -> None:
@@ -157,7 +167,7 @@ def test_an_answer_that_is_lost_after_all_was_done(
     if is_retried:
         storage = retried(storage)
     if name == "rewrite" and on_top:  # whose second commit the other one comes before
-        with pytest.raises(errors.ConflictError):
+        with pytest.raises(ConflictError):
             COMMANDS[name].do(storage)
     else:
         COMMANDS[name].do(storage)
@@ -169,17 +179,17 @@ def test_an_answer_that_is_lost_after_all_was_done(
 
 
 @pytest.mark.parametrize("is_retried", [False, True])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LOST)
 def test_a_lost_request_that_another_commit_has_overtaken(
     path: Path, name: str, is_retried: bool
 ) -> None:
     """It can never be done: that is certain, and what it wrote may go."""
     lost = LosesAnswer(LocalStorage(path), now=False, meanwhile=lambda: append(path, 30))
     storage: Any = retried(lost) if is_retried else lost
-    with pytest.raises(errors.ConflictError):
+    with pytest.raises(ConflictError):
         COMMANDS[name].do(storage)
     tables = {file.path for file in read_manifest(LocalStorage(path)).small_files}
-    with pytest.raises(errors.ConflictError):
+    with pytest.raises(ConflictError):
         lost.land()
     sound(path)
     there = {f"index/{each.name}" for each in (path / "index").iterdir()}
@@ -190,7 +200,7 @@ def test_a_lost_request_that_another_commit_has_overtaken(
 
 
 @pytest.mark.parametrize("raises", [None, KeyboardInterrupt, OSError])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LOST)
 def test_a_request_that_comes_late(
     path: Path, name: str, raises: type[BaseException] | None
 ) -> None:
@@ -198,14 +208,14 @@ def test_a_request_that_comes_late(
     before = values(path)
     kinds: dict[str, Any] = {} if raises is None else {"raises": raises}
     storage: Any = LosesAnswer(LocalStorage(path), now=False, **kinds)
-    with pytest.raises(raises or errors.CommitUnknownError) as found:
+    with pytest.raises(raises or CommitUnknownError) as found:
         COMMANDS[name].do(storage)
     assert values(path) == before
     assert clean(path, older_than=3600) == []
     sound(path)
     if raises is None:
-        assert isinstance(found.value, errors.SeqRecordError)
-        assert not isinstance(found.value, errors.ConflictError)
+        assert isinstance(found.value, SeqRecordError)
+        assert not isinstance(found.value, ConflictError)
         assert "seqrecord info --json" in found.value.message
     storage.land()
     sound(path)
@@ -219,13 +229,28 @@ def test_a_request_that_comes_late(
     assert COMMANDS[name].is_seen(path)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LOST)
+def test_a_late_request_without_conditions(path: Path, name: str) -> None:
+    """It overwrites what came in between: so nothing that it names may go."""
+    storage: Any = LosesAnswer(
+        LocalStorage(path), now=False, meanwhile=lambda: append(path, 30), has_conditions=False
+    )
+    with pytest.raises(CommitUnknownError):
+        COMMANDS[name].do(storage)
+    sound(path)
+    assert has("e30", 30)(path)
+    storage.land()
+    sound(path)
+    assert COMMANDS[name].is_seen(path)
+
+
+@pytest.mark.parametrize("name", LOST)
 def test_a_refusal_before_anything_was_sent(path: Path, name: str) -> None:
     """It is certain: the error is what it was, and nothing of the commit is left."""
     left = {each for folder in ("index", "edits") for each in (path / folder).iterdir()}
-    refused = errors.AccessError("access is refused")
-    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", error=refused))
-    with pytest.raises(errors.AccessError):
+    refused = AccessError("access is refused")
+    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", path=MANIFEST, error=refused))
+    with pytest.raises(AccessError):
         COMMANDS[name].do(storage)
     assert {each for folder in ("index", "edits") for each in (path / folder).iterdir()} == left
     sound(path)
@@ -238,9 +263,9 @@ def test_a_merge_whose_request_comes_late(
     _, a, b = datasets
     path = tmp_path / "made"
     storage: Any = LosesAnswer(LocalStorage(path), now=False)
-    with pytest.raises(errors.CommitUnknownError):
+    with pytest.raises(CommitUnknownError):
         merge_datasets([a, b], storage)
-    with pytest.raises(errors.NotFoundError):
+    with pytest.raises(NotFoundError):
         seqrecord.open(path)
     storage.land()
     expected = {**values(a), **values(b)}
@@ -256,16 +281,15 @@ def test_a_merge_whose_request_comes_late(
 
 
 @pytest.mark.slow  # a hundred commits
-def test_a_base_that_is_older_than_the_ids_kept(tmp_path: Path) -> None:
+def test_a_base_that_is_older_than_the_ids_kept(path: Path) -> None:
     """After more than a hundred commits nothing tells any more, so nothing is removed."""
-    path = write(tmp_path / "set", range(2))
 
     def many() -> None:
-        for _ in range(102):
-            seqrecord.reindex(path)
+        for number in range(102):
+            split_dataset(path, {"a": 0.5 if number % 2 else 1.0}, anew=True)
 
     storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=many)
-    with pytest.raises(errors.CommitUnknownError):
+    with pytest.raises(CommitUnknownError):
         delete_episodes(storage, "e1")
     sound(path)
     assert "e1" not in values(path)
