@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import seqrecord
 from seqrecord import SeqRecordWriter, convert, errors
@@ -20,7 +20,7 @@ from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.stored_statistics import add_statistics
-from tests.command_line import main
+from tests import command_line
 from tests.datasets import EPISODES, small_frames, small_schema, write_small
 from tests.made_source import MadeSource
 from tests.tiny import change_manifest
@@ -354,10 +354,7 @@ def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
 # `seqrecord stats`
 
 
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(main, ["stats", *map(str, arguments), "--quiet"])
-    assert result.exit_code == 0, result.output
-    return result
+run = partial(command_line.run, "stats", "--quiet")
 
 
 @pytest.fixture
