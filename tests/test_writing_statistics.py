@@ -13,9 +13,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter, convert, errors
 from seqrecord.checksum import crc32c
-from seqrecord.errors import (
-    SchemaError,
-)
+from seqrecord.errors import SchemaError
 from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -409,7 +407,7 @@ def test_an_edit_that_ends_them_says_so(
     for number in range(2):
         caplog.clear()
         write(tmp_path / "d", "xy"[number], mode="append", statistics=not number)
-        CliRunner().invoke(main, ["edit", command, str(tmp_path / "d"), "ab"[number]])
+        command_line.run("edit", command, tmp_path / "d", "ab"[number])
         assert ("`seqrecord stats" in caplog.text) == (number == 0)
 
 
@@ -467,9 +465,8 @@ def test_a_conversion_may_decode_what_it_keeps_encoded(tmp_path: Path) -> None:
         ("none", list(small_schema())),
     ):
         dst = tmp_path / statistics
-        command = ["write", "--src", str(tmp_path / "d"), "--dst", str(dst)]
-        done = CliRunner().invoke(main, [*command, "--statistics", statistics])
-        assert done.exit_code == 0, done.output
+        command = ("write", "--src", tmp_path / "d", "--dst", dst)
+        command_line.run(*command, "--statistics", statistics)
         with seqrecord.open(dst) as reader:
             assert reader.statistics.missing(reader.features) == missing
     before = statistics_of(tmp_path / "all")
