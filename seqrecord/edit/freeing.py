@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.edit.changes import read_existing
+from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
 from seqrecord.format import RECORDS, EpisodePart, Footer
 from seqrecord.format.manifest import (
@@ -55,7 +55,7 @@ from seqrecord.writing.own_files import (
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
 
-__all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "clean", "rewrite_files"]
+__all__ = ["LEAST_DEAD", "RewriteReport", "clean", "rewrite_files"]
 
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
@@ -83,14 +83,6 @@ class RewriteReport:
 
 
 @dataclass(frozen=True)
-class RewriteProgress:
-    """How far `rewrite_files` is: bytes that are copied, and those that will be in the end."""
-
-    copied_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True)
 class _Plan:
     """What is dead in a record file, and what is copied: bytes of its chunks, with padding."""
 
@@ -106,7 +98,7 @@ def rewrite_files(
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     commit_bytes: int | str = _COMMIT_BYTES,
     dry_run: bool = False,
-    progress: Callable[[RewriteProgress], None] | None = None,
+    progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
     """Write record files anew without episodes that were deleted and features that were dropped.
@@ -159,7 +151,7 @@ def rewrite_files(
                         files.copy(plan.path, footers[plan.path], some)
                         copied += sum(chunk.length for chunk in some)
                         if progress is not None:
-                            progress(RewriteProgress(copied, total))
+                            progress(CopyProgress(copied, total))
                 files.close()
                 gone = {plan.path for plan in batch}
                 manifest, new = dataset.commit(writer=files.writer, gone=gone)
@@ -170,7 +162,7 @@ def rewrite_files(
             files.abort()
             raise
         if written and progress is not None:
-            progress(RewriteProgress(total, total))  # with what pads the pages
+            progress(CopyProgress(total, total))  # with what pads the pages
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
 
