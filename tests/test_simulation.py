@@ -66,9 +66,16 @@ def test_all_pairs() -> None:
             check(drawn(seed, [one, other]))
 
 
-def test_a_resume_whose_files_go_with_the_commit_of_another_looks_again() -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(("resume", "discarding"), (30,), (), (0,) * 4 + (1,) * 9),
+        Case(("discarding", "reindex"), (30, 30), (), (0, 0, 1, 1, 1), has_conditions=False),
+    ],
+)
+def test_who_finds_that_files_went_with_the_commit_of_another_looks_again(case: Case) -> None:
     """Record files that hold nothing but what was discarded."""
-    check(Case(("resume", "discarding"), (30,), (), (0,) * 4 + (1,) * 9))
+    check(case)
 
 
 def found(commands: Sequence[str], said: str, most: int = 400) -> BrokenPromiseError:
