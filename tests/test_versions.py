@@ -15,6 +15,7 @@ from seqrecord import SeqRecordWriter
 from seqrecord.edit import (
     clean,
     delete_episodes,
+    list_versions,
     relabel_episodes,
     rename_episodes,
     rewrite_files,
@@ -71,7 +72,7 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
         assert content(path, version) == expected
     with seqrecord.open(path, version=seen[2][0]) as dataset:
         assert not dataset.splits
-    found = seqrecord.list_versions(path)
+    found = list_versions(path)
     assert [each.id for each in found] == [version for version, _ in reversed(seen)]
     assert [each.num_episodes for each in found] == [2, 2, 2, 2, 2, 3]
     assert all(each.is_whole for each in found)
@@ -96,7 +97,7 @@ def test_the_last_ten_are_kept(path: Path) -> None:
     for number in range(12):
         relabel_episodes(path, None, {"x": number})
         versions.append(version_of(path))
-    assert [each.id for each in seqrecord.list_versions(path)] == versions[:1:-1]
+    assert [each.id for each in list_versions(path)] == versions[:1:-1]
     assert len(list((path / "manifests").iterdir())) == 10
     for version in (versions[0], "0" * 32, "../manifest", ""):
         with pytest.raises(NotFoundError, match="info --versions") as caught:
@@ -121,10 +122,10 @@ def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) 
             with pytest.raises(NotFoundError, match="keep-versions") as caught:
                 seqrecord.open(path, version=versions[name])
             assert caught.value.got == versions[name]
-    whole = {each.id: each.is_whole for each in seqrecord.list_versions(path)}
+    whole = {each.id: each.is_whole for each in list_versions(path)}
     assert {name for name in ("all", "-b") if whole[versions[name]]} == set(left)
     clean(path, older_than=-1)
-    whole = {each.id: each.is_whole for each in seqrecord.list_versions(path)}
+    whole = {each.id: each.is_whole for each in list_versions(path)}
     assert not whole[versions["all"]]
     assert not whole[versions["-b"]]
     assert seqrecord.verify(path).ok

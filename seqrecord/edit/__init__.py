@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from seqrecord.edit.freeing import RewriteReport, clean, rewrite_files
     from seqrecord.edit.merging import MergeReport, merge_datasets
+    from seqrecord.reading.versions import list_versions
 
 __all__ = [
     "CopyProgress",
@@ -39,6 +40,7 @@ __all__ = [
     "delete_episodes",
     "drop_features",
     "keep_episodes",
+    "list_versions",
     "merge_datasets",
     "relabel_episodes",
     "relabel_text",
@@ -56,6 +58,7 @@ if not TYPE_CHECKING:
         {
             **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
             "CopyProgress": "changes",
+            "list_versions": "seqrecord.reading.versions",
             **dict.fromkeys(["RewriteReport", "rewrite_files"], "freeing"),
             **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
             "relabel_text": "features",

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import seqrecord
-from seqrecord.edit import clean
+from seqrecord.edit import clean, list_versions
 from seqrecord.errors import (
     CommitUnknownError,
     ConflictError,
@@ -350,7 +350,7 @@ class _Run:
         if self.manifest is None and "merge" in case.commands:
             return
         if self.manifest is not None and not self._may_forget:
-            for version in seqrecord.list_versions(view)[: KEPT + 1]:
+            for version in list_versions(view)[: KEPT + 1]:
                 if version.id in self.versions:
                     now = read(view, version.id)
                     assert now == self.versions[version.id], f"version {version} is {now}"
