@@ -46,6 +46,7 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import counted, repr_of
 from seqrecord.units import format_size, parse_size
 
@@ -225,6 +226,13 @@ class ClipSelection:
         # No loop in Python: it would take as long again.
         rows = zip(*values.values(), strict=True)
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
+
+    def compute_statistics(self, **options: Any) -> Statistics:
+        """Of all frames of the selected episodes, after `frame_transform`."""
+        episodes = self.selected.tolist()
+        return self.dataset.compute_statistics(
+            episodes=episodes, frame_transform=self.frame_transform, **options
+        )
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""

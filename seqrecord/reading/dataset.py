@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,10 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import repr_of
 from seqrecord.units import format_size
+
+if TYPE_CHECKING:
+    from seqrecord.reading.compute_statistics import StatisticsProgress
+    from seqrecord.reading.frames import FrameTransform
 
 __all__ = [
     "Dataset",
@@ -292,6 +296,47 @@ class Dataset:
         Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
         """
         return self.contents.find_episodes(episodes, split)
+
+    def compute_statistics(
+        self,
+        *,
+        episodes: EpisodeFilter = None,
+        split: str | None = None,
+        frame_transform: FrameTransform | None = None,
+        max_frames: int | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[StatisticsProgress], None] | None = None,
+    ) -> Statistics:
+        """The statistics of its frames, which are read; `seqrecord.add_statistics` stores them.
+
+        They are those that `SeqRecordWriter` makes of the same frames, but for rounding, and that a
+        quantile may be another within its bound.
+
+        Args:
+            episodes: keys, numbers, a glob or a function, as for the loaders; all by default.
+            split: only episodes of the split of this name.
+            frame_transform: as for the loaders: statistics are of the arrays that it makes of
+                frames that lack no feature.
+            max_frames: look at about so many frames of each feature, spread evenly; at all by
+                default.
+            num_threads: threads; one for each core by default. Each holds 32 MiB of frames,
+                decoded, or one frame.
+            progress: called from this thread.
+
+        Raises `ClipError` for another number of frames or threads than 1 or more, and for episodes
+        or a split that are not there; what reading raises, and what `frame_transform` does.
+        """
+        from seqrecord.reading.compute_statistics import compute_statistics  # which imports this
+
+        return compute_statistics(
+            self,
+            episodes=episodes,
+            split=split,
+            frame_transform=frame_transform,
+            max_frames=max_frames,
+            num_threads=num_threads,
+            progress=progress,
+        )
 
     def close(self) -> None:
         """Close the dataset's files."""

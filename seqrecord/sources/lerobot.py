@@ -27,11 +27,13 @@ from seqrecord.sources.lerobot_layout import (
     read_texts,
 )
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
+from seqrecord.sources.lerobot_stats import own_statistics
 from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
 from seqrecord.sources.originals import FirstError, Originals, find_files
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, text_spec
 from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.statistics.by_feature import Statistics
 
 __all__ = ["FORMAT", "LeRobot"]
 
@@ -81,6 +83,12 @@ class LeRobot(Originals):
 
     def schema(self) -> Schema:
         return self._schema
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those that the dataset has itself, without quantiles; `SourceError` where it has none."""
+        num_frames = sum(info.num_frames for info in self.episodes())
+        return own_statistics(self.path, self._info, self.schema(), num_frames)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         if not self._episodes:

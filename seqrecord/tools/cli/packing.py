@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,10 @@ from seqrecord.units import format_size
 from seqrecord.writing.commits import reindex as rebuild
 from seqrecord.writing.convert import ConvertReport, Progress, convert
 from seqrecord.writing.destination import WriteMode
+from seqrecord.writing.stored_statistics import add_statistics
+
+if TYPE_CHECKING:
+    from seqrecord.reading.compute_statistics import StatisticsProgress
 
 __all__ = ["index", "reindex", "write"]
 
@@ -111,7 +115,12 @@ __all__ = ["index", "reindex", "write"]
     "--record-size", "record_bytes", type=ByteSize(), default="1GiB", help="Size of a record file."
 )
 @click.option(
-    "--no-statistics", is_flag=True, help="Keep no mean, deviation and quantiles of the features."
+    "--statistics",
+    type=click.Choice(["passing", "all", "source", "none"]),
+    default="passing",
+    help="Of which features to keep mean, deviation and quantiles: passing, of those that are not "
+    "kept encoded; all, and then video and images that are kept encoded are decoded for it; "
+    "source, those that LeRobot's meta/ has, in place of these.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and bad episodes.")
 @common
@@ -128,7 +137,7 @@ def write(
     places: tuple[str, ...],
     source_options: tuple[str, ...],
     keep_encoded: bool,
-    no_statistics: bool,
+    statistics: str,
     quiet: bool,
     storage_options: dict[str, Any] | None,
     **options: Any,
@@ -155,6 +164,10 @@ def write(
         **named,
         **others,
     )
+    given = getattr(source, "statistics", None) if statistics == "source" else None
+    if statistics == "source" and given is None:
+        raise click.UsageError("--statistics source: this source has none of its own")
+    destined = storage_options if is_url(destination) or not is_url(src) else None
     # A preset for all others does not undo --keep-encoded: those have a codec already.
     chosen = parse_codecs(
         codecs, lambda: [spec.name for spec in source.schema().values() if not spec.codec]
@@ -174,9 +187,9 @@ def write(
                 destination,
                 codecs=chosen,
                 mode=mode,
-                statistics=not no_statistics,
+                statistics=statistics != "none",
                 progress=show,
-                storage_options=storage_options if is_url(destination) or not is_url(src) else None,
+                storage_options=destined,
                 **options,
             )
         except KeyboardInterrupt:
@@ -184,6 +197,17 @@ def write(
                 "interrupted; the same command with --resume continues after the finished episodes"
             ) from None
         took = f"{bar.seconds:.1f} s ({bar.speed(last.raw_bytes)})"
+    if statistics == "source":
+        add_statistics(destination, given=given, storage_options=destined)
+    if statistics == "all":
+        with ProgressBar("frames", quiet=quiet) as bar:
+
+            def show_read(progress: StatisticsProgress) -> None:
+                bar.show(progress.frames, progress.total_frames, "read for statistics")
+
+            add_statistics(
+                destination, only_lacking=True, progress=show_read, storage_options=destined
+            )
     _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
 
 
