@@ -208,14 +208,17 @@ def _array(group: Any, name: str) -> Any:
     metadata.pop("attributes", None)
     if _unpickles(metadata):
         raise SourceError(f"{name} is stored as pickled objects, which are never loaded")
-    chunk_bytes = array.dtype.itemsize * math.prod(array.chunks)
+    chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
     if chunk_bytes > _MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
         raise SourceError(
             f"{name} has chunks that are too large",
             expected=f"at most {_MAX_CHUNK_BYTES} bytes",
             got=f"{chunk_bytes} bytes",
         )
-    return array
+    from seqrecord.sources.zarr_bounds import bounded
+
+    with located(SourceError, feature=name):
+        return bounded(array)
 
 
 def _spec(name: str, array: Any, path: Path) -> FeatureSpec:
