@@ -64,7 +64,8 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     groups = dict.fromkeys(FEATURES, 0)
     if request.param == "several":
         groups |= {"flow": 1, "action": 2, "note": 2, "imu": 3, "gps": 4}
-    features = {name: {"group": group} for name, group in groups.items()}
+    features: dict[str, Any] = {name: {"group": group} for name, group in groups.items()}
+    features["imu"]["shape"] = (None, 6)
     codecs = {"flow": "raw", "action": "raw", "id": "raw"}
     with SeqRecordWriter(
         folder, features=features, codecs=codecs, chunk_frames=5, record_bytes=40_000
