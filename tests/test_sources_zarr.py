@@ -179,8 +179,6 @@ CODECS: dict[str, tuple[int, Any]] = {
     "blosc": (2, numcodecs.Blosc()),
     "zlib": (2, numcodecs.Zlib()),
     "gzip": (2, numcodecs.GZip()),
-    "bz2": (2, numcodecs.BZ2()),
-    "lzma": (2, numcodecs.LZMA()),
     "lz4": (2, numcodecs.LZ4()),
     "zstd": (2, numcodecs.Zstd()),
     "blosc of 3": (3, zarr.codecs.BloscCodec()),
@@ -189,15 +187,15 @@ CODECS: dict[str, tuple[int, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_sharded"),
+    [*((name, False) for name in CODECS), ("blosc of 3", True), ("zstd of 3", True)],
+)
 def test_no_chunk_decodes_to_more_than_its_array_declares(
     tmp_path: Path, name: str, is_sharded: bool
 ) -> None:
-    """One of 12 MiB stands where one of 32 bytes should, or three of 4 MiB in a shard."""
+    """One of 3 MiB stands where one of 32 bytes should, or three of 1 MiB in a shard."""
     zarr_format, codec = CODECS[name]
-    if is_sharded and zarr_format == 2:
-        pytest.skip("Zarr 3 alone has shards")
     path, wanted = tmp_path / "a.zarr", np.arange(12.0).reshape(3, 4)
     shards: Any = {"shards": (3, 4)} if is_sharded else {}
     group = zarr.open_group(path, zarr_format=zarr_format)
@@ -206,8 +204,8 @@ def test_no_chunk_decodes_to_more_than_its_array_declares(
     data.create_array("action", data=wanted, chunks=(1, 4), compressors=codec, **shards)
     source = ZarrBuffers(path)
     np.testing.assert_array_equal([frame["action"] for frame in frames_of(source)], wanted)
-    big = np.ones((3 << 17, 4))
-    chunks = (1 << 17, 4) if is_sharded else big.shape
+    big = np.ones((3 << 15, 4))
+    chunks = (1 << 15, 4) if is_sharded else big.shape
     shards = {"shards": big.shape} if is_sharded else {}
     data.create_array("big", data=big, chunks=chunks, compressors=codec, **shards)
     key = "c/0/0" if zarr_format == 3 else "0.0"
@@ -219,16 +217,14 @@ def test_no_chunk_decodes_to_more_than_its_array_declares(
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (caught.value.episode, caught.value.feature) == ("a/000000", "action")
-    assert peak < 10 << 20  # the dictionary of LZMA has 8 MiB
+    assert peak < 2 << 20
 
 
 def test_codecs_that_nobody_knows_are_refused(tmp_path: Path) -> None:
     write_buffer(tmp_path / "a.zarr")
     file = tmp_path / "a.zarr" / "data" / "action" / ".zarray"
-    array = json.loads(file.read_text())
-    file.write_text(
-        json.dumps(array | {"filters": [{"id": "categorize", "labels": [], "dtype": "O"}]})
-    )
+    filters = [{"id": "categorize", "labels": [], "dtype": "O"}]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"filters": filters}))
     with pytest.raises(SourceError) as caught:
         frames_of(ZarrBuffers(tmp_path))
     assert (caught.value.feature, caught.value.got) == ("data/action", "categorize")

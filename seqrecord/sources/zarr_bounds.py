@@ -1,4 +1,5 @@
-"""Zarr arrays whose chunks decode to no more than their array declares. Importing this imports zarr.
+"""Zarr arrays whose chunks decode to no more than their array declares. Importing this imports
+zarr.
 
 Codecs of zarr allocate what the stored bytes say. So compressors are replaced by those of
 `seqrecord.codecs`, which are given a limit, and an array with any other codec is refused, but for
@@ -25,15 +26,16 @@ from seqrecord.codecs.lz4 import Lz4
 from seqrecord.codecs.streams import Bz2, Lzma, Zlib
 from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import SourceError
+from seqrecord.sources.limits import MAX_TEXT_CHUNK_BYTES
 
 __all__ = ["bounded"]
 
-_MAX_TEXT_BYTES = 256 << 20  # of a chunk of text, whose size nothing declares
 _MOST_GROWTH, _EXTRA = 8, 64 << 10  # of values that filters have encoded, and what stands beside
 _IMAGES = "imagecodecs_"
-_GROW_LITTLE = frozenset(
-    "adler32 astype bitround bytes crc32 crc32c delta fixedscaleoffset fletcher32 jenkins_lookup3 "
-    "json2 msgpack2 packbits quantize shuffle transpose".split()
+_GROW_LITTLE = (
+    *("adler32", "astype", "bitround", "bytes", "crc32", "crc32c", "delta", "fixedscaleoffset"),
+    *("fletcher32", "jenkins_lookup3", "json2", "msgpack2", "packbits", "quantize", "shuffle"),
+    "transpose",
 )
 
 
@@ -53,7 +55,7 @@ def bounded(array: Any) -> Any:
     """The same array; raises `SourceError` for a codec whose output cannot be bounded."""
     metadata, chunk = array.metadata, array.shards or array.chunks
     if array.dtype.kind in "OT":
-        limit = _MAX_TEXT_BYTES
+        limit = MAX_TEXT_CHUNK_BYTES
     else:
         limit = _MOST_GROWTH * array.dtype.itemsize * math.prod(chunk) + _EXTRA
     if metadata.zarr_format == 2:
