@@ -178,6 +178,18 @@ def test_episodes_of_other_sizes(path: Path, name: str, device: str | None) -> N
     assert len(crops) > (8 if "random" in name else 1 if "center" in name else 2)
 
 
+DRAWN = [[4, 7, 15, 16], [10, 16, 8, 7], [3, 12, 16, 13]]
+"""As a loop over single numbers computes them, by the formulas of the docstring."""
+
+
+def test_what_a_seed_draws_is_the_same_in_every_version(path: Path) -> None:
+    step = RandomResizedCrop(4, (0.05, 0.5))
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=9, clip_transform=step, episodes="set/0")
+    (batch,) = pipe
+    found = dict(zip(batch["start"].tolist(), batch["crop"].tolist(), strict=True))
+    assert [found[start] for start in range(3)] == DRAWN
+
+
 def test_by_number_and_for_functions(path: Path) -> None:
     transform, size, shape = CHAINS["flip, random, resize"]
     seen_shapes = set()

@@ -196,6 +196,21 @@ def test_parts_workers_and_mixes_share_them(path: Path) -> None:
                 assert batch["id"][i, t].tolist() == [key, frame]
 
 
+def test_goes_on_with_other_ranks(path: Path) -> None:
+    weights = [3, 1, 1, 2, 1, 1, 2, 1]
+    settings: dict[str, Any] = {"clips": {**TABLE, "weight": weights}, "batch_size": 2, "seed": 3}
+    ranks = [make(path, **settings, rank=i, world_size=2) for i in range(2)]
+    found, states = [], []
+    for pipe in ranks:
+        found += found_in(next(iter(pipe)))
+        states.append(pipe.state_dict())
+    rest = make(path, **settings)
+    rest.load_state_dict(states[0])
+    found += [clip for batch in rest for clip in found_in(batch)]
+    pairs = [pair for pair, weight in zip(PAIRS, weights, strict=True) for _ in range(weight)]
+    assert Counter(found) == listed(pairs)
+
+
 MANY = [(f"set/{e}", [s, s + g]) for e, n in enumerate(LENGTHS) for g in (0, 1, 2, 5, 9, 20)
         for s in range(n - g)]  # fmt: skip
 
