@@ -242,6 +242,29 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
         make(path, **more, memory_limit=nbytes)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+@pytest.mark.parametrize("more", [{}, {"drop_last": True}, {"equal": False}, {"shuffle": False}])
+def test_ranks_cut_episodes_only_where_their_parts_begin(
+    path: Path, ranks: int, more: dict[str, Any]
+) -> None:
+    clips = {"episode": [key for key, _ in MANY], "frames": [frames for _, frames in MANY]}
+    settings: dict[str, Any] = {"features": ["id"], "clips": clips, "batch_size": 4, **more}
+    found, counts, decoded = Counter[Listed](), [], 0
+    for rank in range(ranks):
+        pipe = make(path, **settings, rank=rank, world_size=ranks)
+        clips_of_rank = [c for batch in pipe for c in found_in(batch, ("id",))]
+        found.update(clips_of_rank)
+        counts.append(len(clips_of_rank))
+        decoded += pipe.stats()["frames_decoded"]
+    assert max(counts) - min(counts) <= ("equal" in more)
+    repeated = found - listed(MANY)
+    missing = listed(MANY) - found
+    assert sum(repeated.values()) == (0 if "equal" in more or "drop_last" in more else
+                                      sum(counts) - len(MANY))  # fmt: skip
+    assert sum(missing.values()) == (len(MANY) - sum(counts) if "drop_last" in more else 0)
+    assert decoded <= sum(LENGTHS) + (ranks - 1) * max(LENGTHS)
+
+
 @given(st.data())
 def test_any_list(path: Path, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 4))
