@@ -14,7 +14,7 @@ from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
-from seqrecord.format.references import ReferencedGop
+from seqrecord.format.references import ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
@@ -128,7 +128,7 @@ class RecordFileWriter(RecordFiles):
         for group in self._groups:
             self._write_chunks(group)
 
-    def append_video(self, name: str, video: Gop | PassthroughPage | ReferencedGop) -> None:
+    def append_video(self, name: str, video: Gop | PassthroughPage | ReferencedGops) -> None:
         """Keep the next frames of a video feature as they are encoded.
 
         They are those of the frames that `append` gets without this feature, in the same order,
