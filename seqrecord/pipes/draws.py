@@ -64,6 +64,10 @@ class EpisodeFacts:
         """The rows of episodes in the index, int64[n]."""
         return episode if self._excerpts is None else self._excerpts.episode[episode]
 
+    def key(self, row: int) -> str:
+        """That of the episode in this row of the index."""
+        return self._dataset.contents.index.key(row)
+
     def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
         """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
         return None if self._excerpts is None else self._excerpts.frames_of(episode, start)
@@ -122,7 +126,6 @@ class ClipDraws:
         episode: IntArray,
     ) -> None:
         self._facts, self._url, self.made = facts, dataset.url, arrays
-        self._key = dataset.contents.index.key
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
@@ -229,7 +232,7 @@ class ClipDraws:
                         raise ClipError(
                             "frames of an episode differ in size, and clips have one window",
                             file=self._url,
-                            episode=self._key(row),
+                            episode=self._facts.key(row),
                             feature=name,
                             expected="{} x {} pixels, as of its other frames and features".format(
                                 *known[row].tolist()
@@ -249,7 +252,9 @@ class ClipDraws:
         except ClipError as error:
             if sizes is not None:
                 least = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
-                error.located(file=self._url, episode=self._key(least), feature=min(crops.features))
+                error.located(
+                    file=self._url, episode=self._facts.key(least), feature=min(crops.features)
+                )
             raise
 
     def _warn_of_pairs(self) -> None:
