@@ -34,11 +34,7 @@ def write_exr(path: Path, channels: dict[str, Array], **more: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "want"),
-    [
-        ("flow.flo", values()[..., :2]),
-        ("depth.pfm", values()[..., 0]),
-        ("normals.pfm", values()),
-    ],
+    [("flow.flo", values()[..., :2]), ("depth.pfm", values()[..., 0]), ("normals.pfm", values())],
 )
 def test_files_of_opencv(name: str, want: Array) -> None:
     header = array_header(FOLDER / name)

@@ -247,9 +247,11 @@ class LeRobotMeta:
 
         self._flush()
         self._file.close()
-        folder, videos = self._root / "meta", [each for each in self._columns if each.is_video]
+        folder = self._root / "meta"
         pq.write_table(self._task_table(), folder / "tasks.parquet")
-        more = {each.name: known[each.feature] for each in videos if each.feature in known}
+        videos = {each.name: each.feature for each in self._columns if each.is_video}
+        more = {name: known[n] for name, n in videos.items() if n in known}
+        more = {n: one for n, one in more.items() if np.isfinite(one.quantile(_QUANTILES)).all()}
         every = Statistics(self._statistics.num_frames, {**self._statistics, **more})
         _write_json(folder / "stats.json", self._stats(every))
         keys = [episode.key for episode in self._episodes]
