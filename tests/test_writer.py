@@ -58,6 +58,18 @@ def test_a_finished_dataset_is_not_written_over(tmp_path: Path) -> None:
     assert write(tmp_path, {}, mode="append") == before
 
 
+def test_the_log_says_when_a_commit_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of many episodes it takes long."""
+    with caplog.at_level("INFO"), SeqRecordWriter(tmp_path / "records") as writer:
+        for key in "ab":
+            with writer.episode(key) as episode:
+                episode.append({"x": np.float32(0)})
+        assert "committing" not in caplog.text
+    assert "records: committing 2 episodes" in caplog.text
+
+
 def test_append_needs_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(errors.DestinationError, match="no dataset to append to"):
         SeqRecordWriter(tmp_path / "none", mode="append")
