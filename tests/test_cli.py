@@ -71,7 +71,7 @@ def test_write(tree: Path) -> None:
     assert f"{destination}: wrote 2 episodes, 6 frames in" in result.stdout
     assert "the dataset: 2 episodes, 6 frames in 1 record file" in result.stdout
     assert "6/6 frames" in result.stderr
-    assert "MB/s" in result.stderr
+    assert "MB/s, committing" in result.stderr
     with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
         frame = make_frames(1, 3)[2]
@@ -305,10 +305,16 @@ def test_export(dataset: Path, tmp_path: Path) -> None:
     command = ["export", dataset, "alpha/Easy/P000", tmp_path, "--features", "step,mask"]
     result = run(*command, "--frames", "-4::2")
     folder = tmp_path / "alpha" / "Easy" / "P000"
-    assert result.stdout == f"{folder}: 5 files\n"
+    assert result.stdout == f"{tmp_path}: 1 episode\n"
+    assert "2/2 frames" in result.stderr
     assert np.load(folder / "step.npy").tolist() == [7, 9]
     assert sorted(path.name for path in (folder / "mask").iterdir()) == ["000007.png", "000009.png"]
     assert "not empty" in fail(*command)
+    result = run("export", dataset, "alpha/*", tmp_path / "all", "--frames", "1:3", "--quiet")
+    assert (result.stdout, result.stderr) == (f"{tmp_path}/all: 2 episodes\n", "")
+    run("write", "--src", tmp_path / "all", "--dst", tmp_path / "again", "--workers", 1)
+    with seqrecord.open(tmp_path / "again") as found:
+        assert [len(episode) for episode in found.episodes.values()] == [2, 2]
 
 
 def test_view(dataset: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path
     out = tmp_path / "out"
     command = ["export", str(records), "*[02]", str(out), "--format", "lerobot"]
     result = run(*command, "--features", f"{VIDEO},action,task")
-    assert (result.exit_code, result.output) == (0, f"{out}: 2 episodes\n")
+    assert (result.exit_code, result.stdout) == (0, f"{out}: 2 episodes\n")
     source = open_source(out)
     assert [each.num_frames for each in source.episodes()] == [5, 7]
     assert set(source.schema()) == {VIDEO, "action", "timestamp", "task"}

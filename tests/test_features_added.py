@@ -18,6 +18,8 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     drop_features,
+    relabel_episodes,
+    relabel_text,
     values_of_dataset,
     values_of_files,
 )
@@ -331,3 +333,66 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
     drop_features(path, ["t"])
     assert least() == [8.0]
     assert not seqrecord.verify(path).problems
+
+
+def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    with pytest.raises(SchemaError, match="has the feature already"):
+        add_feature(path, "y", some("y"))
+    add_feature(path, "y", some("y", 3.0), overwrite=True)
+    changed = with_feature(without(model, "y"), "y", 3.0)
+    with seqrecord.open(path) as found:
+        assert list(found.features) == ["x", "s", "y"]
+        assert set(found.statistics) == {"x", "s", "y"}
+        assert found.statistics["y"].num_frames == sum(n - n // 3 for n in LENGTHS.values())
+    check(path, changed)
+
+    def doubled(episode: Episode) -> Iterator[Any]:  # of what it comes in the place of
+        frames = (episode[i] for i in range(len(episode)))
+        return (frame["y"] * 2 if "y" in frame else None for frame in frames)
+
+    with pytest.raises(FrameError):
+        add_feature(path, "y", lambda _: [np.zeros(4)], overwrite=True)
+    add_feature(path, "y", doubled, overwrite=True)
+    check(path, with_feature(changed, "y", 6.0))
+    add_feature(path, "new", some("new"), overwrite=True)  # there is none to replace
+
+
+def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    with SeqRecordWriter(path) as writer:
+        for key in "abc":
+            with writer.episode(key, metadata={"tasks": ["old"]}) as episode:
+                for i in range(4):
+                    frame = {"x": np.float32(i), "task": "old" if i % 2 else "older"}
+                    episode.append(frame if (key, i) != ("c", 3) else {"x": np.float32(i)})
+
+    def texts() -> dict[str, list[Any]]:
+        with seqrecord.open(path) as found:
+            assert list(found.statistics) == ["x"]
+            return {k: [e[i].get("task") for i in range(4)] for k, e in found.episodes.items()}
+
+    before = texts()
+    assert relabel_text(path, ["a", "c"], "task", "neu ä", dry_run=True) == ["a", "c"]
+    assert texts() == before
+    assert relabel_text(path, "[ab]", "task", "old") == ["a", "b"]
+    command = ["edit", "relabel", str(path), "c", "a", "--text", "task=neu = ä"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert "2 episodes relabelled" in result.stdout
+    assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
+    assert relabel_text(path, "*", "task", "old") == ["a", "c"]
+    assert relabel_text(path, "*", "task", "old") == []
+    for batch in seqrecord.SeqRecordPipe(path, clip_len=4, batch_size=3, shuffle=False):
+        assert batch["task"] == [["old"] * 4] * 3
+    check_files = (path / "manifest.json").read_bytes()
+    for name, error in (("x", SchemaError), ("nothing", SchemaError)):
+        with pytest.raises(error) as caught:
+            relabel_text(path, ["a"], name, "text")
+    with pytest.raises(SchemaError) as caught:
+        relabel_episodes(path, ["a"], {"task": "new"})
+    assert caught.value.feature == "task"
+    for words in (["--text", "task"], ["--text", "task=a", "--set", "x=2"]):
+        assert CliRunner().invoke(main, [*command[:4], *words]).exit_code == 2
+    assert (path / "manifest.json").read_bytes() == check_files
+    assert not seqrecord.verify(path, deep=True).problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
 from seqrecord.edit import (
-    RewriteProgress,
+    CopyProgress,
     add_feature,
     clean,
     delete_episodes,
@@ -34,6 +35,7 @@ from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 from tests.killed_at import killed_at
+from tests.storage_doubles import DamagesOnce
 from tests.test_features_added import (
     WIDTHS,
     Model,
@@ -178,6 +180,19 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
     assert paths_in(path) == before
 
 
+def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    """Of another place than a local disk, whichever read of pages it was."""
+    path, model = dataset
+    delete_episodes(path, "e0")
+    for number in itertools.count(3 * len(named(path))):  # three reads of each footer
+        place = shutil.copytree(path, tmp_path / str(number))
+        storage = DamagesOnce(LocalStorage(place), number=number)
+        assert rewrite_files(storage, least_dead=0.001).written  # type: ignore[arg-type]
+        if storage.left >= 0:  # there are no more reads
+            break
+        check(place, kept(model, "e0"))
+
+
 def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     delete_episodes(path, "e1")  # one file has a few of its chunks, another one nothing else
@@ -230,9 +245,9 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     model = without(model, "y")
     total = set(rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
     assert len(total) > 3
-    seen: list[RewriteProgress] = []
+    seen: list[CopyProgress] = []
 
-    def show(progress: RewriteProgress) -> None:
+    def show(progress: CopyProgress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))

@@ -154,14 +154,6 @@ def test_codec_text() -> None:
     assert codec_text(chain) == "delta(-1) + zstd(3)"
 
 
-def test_no_gap_at_all(tmp_path: Path) -> None:
-    write_small(tmp_path, missing=False)
-    summary = summarize(seqrecord.open(tmp_path), clip=ClipSpec(5))
-    assert np.all([feature.num_missing == 0 for feature in summary.features])
-    assert summary.clips is not None
-    assert summary.clips.num_incomplete == 0
-
-
 def test_an_episode_against_its_frames(tmp_path: Path) -> None:
     written = write_small(tmp_path)
     dataset = seqrecord.open(tmp_path)

@@ -11,16 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import seqrecord
-from seqrecord import SeqRecordWriter, convert
+from seqrecord import SeqRecordWriter, convert, errors
 from seqrecord.checksum import crc32c
-from seqrecord.errors import (
-    ChecksumError,
-    ClipError,
-    FormatError,
-    FrameError,
-    NotFoundError,
-    SchemaError,
-)
 from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -79,13 +71,6 @@ def test_a_writer_keeps_what_its_frames_are_like(tmp_path: Path) -> None:
     assert_alike(got, Statistics(expected.num_frames, {n: expected[n] for n in got}))
 
 
-def test_it_may_be_told_not_to(tmp_path: Path) -> None:
-    write(tmp_path / "d", "ab", statistics=False)
-    with seqrecord.open(tmp_path / "d") as reader:
-        assert not reader.statistics
-    assert not list((tmp_path / "d" / "index").glob("*.json"))
-
-
 def test_an_append_merges(tmp_path: Path) -> None:
     write(tmp_path / "d", "ab")
     old = file_of(tmp_path / "d")
@@ -140,7 +125,7 @@ def test_an_episode_that_was_given_up_is_not_in_them(tmp_path: Path) -> None:
             episode.append({"x": np.zeros(3)})
         episode = writer.episode("b")
         episode.append({"x": np.full(3, 100.0)})
-        with pytest.raises(FrameError):
+        with pytest.raises(errors.FrameError):
             episode.append({"x": np.full(4, 100.0)})
         with writer.episode("c") as episode:
             episode.append({"x": np.ones(3)})
@@ -155,7 +140,7 @@ def test_what_was_flushed_is_in_them(tmp_path: Path) -> None:
         episode.append({"x": np.zeros(3)})
         episode.flush()
         episode.append({"x": np.full(3, 100.0)})
-        with pytest.raises(FrameError):
+        with pytest.raises(errors.FrameError):
             episode.append({"x": np.full(4, 100.0)})
         with writer.episode("c") as episode:
             for number in range(5):
@@ -205,16 +190,16 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     write(tmp_path / "d", "ab")
     path = file_of(tmp_path / "d")
     data = bytearray(path.read_bytes())
-    error: type[Exception] = FormatError
+    error: type[Exception] = errors.FormatError
     if damage == "cut":
         path.write_bytes(data[:-1])
     elif damage == "flipped":
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-        error = ChecksumError
+        error = errors.ChecksumError
     else:
         path.unlink()
-        error = NotFoundError
+        error = errors.NotFoundError
     with seqrecord.open(tmp_path / "d") as reader, pytest.raises(error, match=path.name):
         _ = reader.statistics
 
@@ -240,12 +225,12 @@ def test_a_file_that_breaks_a_rule_is_refused(
     path.write_bytes(data)
     crc = f"{crc32c(data):08x}"
     change_manifest(tmp_path / "d", lambda value: value["statistics"].update(crc32c=crc))
-    with seqrecord.open(tmp_path / "d") as reader, pytest.raises(FormatError, match=match):
+    with seqrecord.open(tmp_path / "d") as reader, pytest.raises(errors.FormatError, match=match):
         _ = reader.statistics
 
 
 def test_there_is_no_dataset_to_compute_them_for(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no dataset"):
+    with pytest.raises(errors.NotFoundError, match="no dataset"):
         add_statistics(tmp_path)
 
 
@@ -309,7 +294,7 @@ def test_those_of_some_frames(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"max_frames": 0}, {"num_threads": 0}])
 def test_wrong_arguments_are_refused(small: Path, wrong: dict[str, Any]) -> None:
-    with seqrecord.open(small) as reader, pytest.raises(ClipError, match="at least 1"):
+    with seqrecord.open(small) as reader, pytest.raises(errors.ClipError, match="at least 1"):
         reader.compute_statistics(**wrong)
 
 
@@ -354,12 +339,12 @@ def test_a_transform_skips_frames_that_lack_a_feature(small: Path) -> None:
 def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
     write(tmp_path / "d", "ab")
     dataset = seqrecord.open(tmp_path / "d")
-    with pytest.raises(ClipError) as caught:
+    with pytest.raises(errors.ClipError) as caught:
         dataset.compute_statistics(
             frame_transform=lambda frame: {"x": frame["x"][: 3 - (frame["x"][0] == ord("b"))]}
         )
     assert (caught.value.episode, caught.value.frame) == ("a", 1)
-    with pytest.raises(ClipError, match="no such split"):
+    with pytest.raises(errors.ClipError, match="no such split"):
         dataset.compute_statistics(split="nope")
 
 
@@ -433,7 +418,7 @@ def test_those_of_other_numbers_are_not_merged(tmp_path: Path) -> None:
         with SeqRecordWriter(tmp_path / name) as writer, writer.episode("a") as episode:
             episode.append({"x": value, name: value})
     six, seven, single = (statistics_of(tmp_path / name) for name in ("six", "seven", "f4"))
-    with pytest.raises(SchemaError) as caught:
+    with pytest.raises(errors.SchemaError) as caught:
         six["x"].merged(seven["x"])
     assert (caught.value.expected, caught.value.got) == ("6 channels", "7 channels")
     assert list(six.merged(seven)) == []

@@ -25,7 +25,7 @@ from seqrecord.writing.committing import Base, looked_at
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
 
-__all__ = ["Change", "Opened", "edit_dataset", "opened_to_edit", "read_existing"]
+__all__ = ["Change", "CopyProgress", "Opened", "edit_dataset", "opened_to_edit", "read_existing"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -98,6 +98,14 @@ class Opened:
             self.index, self.manifest.splits, episodes, url=self.storage.url
         ).tolist()
         return found
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """Bytes of record files that are copied or linked, and those that will be in the end."""
+
+    copied_bytes: int
+    total_bytes: int
 
 
 Change: TypeAlias = tuple[Sequence[int], list[Edit]]

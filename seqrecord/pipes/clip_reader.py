@@ -142,7 +142,6 @@ class ClipReader:
         """The features, as a batch has them, and what tells the columns that it has beside."""
         selection, count = self._selection, len(episode)
         frames = selection.drawn_frames(seed, 0)
-        drawn = selection.draws.draw(seed, 0, episode, start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), _Threads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
@@ -176,6 +175,7 @@ class ClipReader:
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), found))
         if not selection.draws.is_any:
             threads = _Threads(1)  # what is only copied takes less time than to start others
+        drawn = selection.draws.draw(seed, 0, episode, start, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls)

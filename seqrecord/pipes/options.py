@@ -191,21 +191,25 @@ class ClipOptions:
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
             names of features of them. It is called from several threads, and once for the first
             frame when the loader is made.
-        clip_transform: `RandomCrop`, `CenterCrop`, `HorizontalFlip`, a function, or a list of
-            these, one after the other. A clip has one window for all of its frames, and only the
-            window is copied. The window is drawn from seed, epoch and clip (`SeqRecordDataset`
-            draws it from torch's global generator). `crop` says which it is: top, left, height and
-            width in pixels of the stored frame, int64 [4], and `flipped` whether it is mirrored.
-            `intrinsics` are fx, fy, cx and cy of what is seen, float64 [4], where an episode's
-            metadata has them as `camera`. These three stay on the host.
+        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
+            a function, or a list of these, one after the other. A clip has one window for all of
+            its frames, and only the window is copied, or resized. The window is drawn from seed,
+            epoch and clip (`SeqRecordDataset` draws it from torch's global generator). `crop` says
+            which it is: top, left, height and width in pixels of the stored frame, int64 [4], and
+            `flipped` whether it is mirrored. `intrinsics` are fx, fy, cx and cy of what is seen,
+            float64 [4], where an episode's metadata has them as `camera`. These three stay on the
+            host. A dict has steps for each of several features, such as cameras of different sizes:
+            `{"front": RandomCrop(224), "wrist": Resize(224)}`; the three are then `front_crop` and
+            so on. Where frames of episodes differ in size, each window lies in those of its own.
 
             Functions come after crops and flips. One is called for each clip with a dict of
             read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
             feature with a variable shape), and a `numpy.random.Generator`, drawn from seed, epoch
-            and clip. It returns the arrays that batches are made of, with one axis at least; their
-            dtypes and shapes must be the same for every clip. Of features of texts it gets and may
-            give lists of these. It is called from several threads, and once for the first clip when
-            the loader is made. Not with a `device`.
+            and clip; one that draws from torch's global generator is refused. It returns the arrays
+            that batches are made of, with one axis at least; their dtypes and shapes must be the
+            same for every clip. Of features of texts it gets and may give lists of these. It is
+            called from several threads, and once for the first clip when the loader is made. Not
+            with a `device`.
         ragged: what clips have of features whose shape varies from frame to frame, but for texts.
             "list": a list of tensors, one for each frame. "pad": a tensor as large as the largest
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
@@ -515,7 +519,7 @@ class LoaderOptions(ClipOptions):
         refuse(
             self.batch_size is None,
             'order="sequences" needs a batch_size',
-            "how many rows batches have",
+            "how many rows batches have; a mix has no sequences",
         )
         given = {
             "clips": self.clips,

@@ -130,8 +130,8 @@ class ClipSelection:
                 expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
             )
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
-        steps, functions = ((), ()) if transform is None else chain_of(transform)
-        wanted = (*metadata, "camera") if steps else metadata
+        cameras, functions = ((), ()) if transform is None else chain_of(transform)
+        wanted = (*metadata, "camera") if cameras else metadata
         self._facts = EpisodeFacts(self.dataset, wanted)
         if options.has_drawn_steps:
             several = uses if len(uses) > 1 else []
@@ -146,7 +146,7 @@ class ClipSelection:
         self.episodes = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
         if self.frame_transform is not None:  # needs whole frames: loads of that group bring all
             self.episodes = EpisodeTable(self.episodes.num_frames, (self.episodes.lead,))
-        self.draws = ClipDraws(steps, self.arrays, self.dataset, self._facts, first[0])
+        self.draws = ClipDraws(cameras, self.arrays, self.dataset, self._facts, first[0])
         self.made, self.lengths = self.draws.made, self.windows.frames.lengths
         if functions:
             self._call(functions, *first)
@@ -176,7 +176,7 @@ class ClipSelection:
         """
         facts, windows = self._facts.of(episode), self.windows
         told = {"episode": [one.key for one in facts], "start": torch.from_numpy(start)}
-        told |= self.draws.told(drawn, facts)
+        told |= self.draws.told(drawn, facts, episode)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
             found = frames.find(name, episode, start)
             if name in windows.padded:

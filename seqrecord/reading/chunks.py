@@ -21,7 +21,7 @@ from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, forget_cached
+from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
@@ -201,8 +201,11 @@ class ChunkReader:
         assert page.sums is not None, "not a raw page"
         actual = slice_sums(self.features[page.feature], data)
         stored = np.empty_like(actual)
-        item = ByteRange(page.sums, page.sums + stored.nbytes)
-        self._storage.read_ranges(page.chunk.path, [item], [stored.view(np.uint8).data])
+        path, item = page.chunk.path, ByteRange(page.sums, page.sums + stored.nbytes)
+        self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
+        is_wrong = not np.array_equal(stored, actual)
+        if is_wrong and worth_rereading(self._storage, path, [item]):
+            self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
         if not np.array_equal(stored, actual):
             at = int(np.argmin(stored == actual))
             error = ChecksumError(
@@ -245,8 +248,7 @@ class ChunkReader:
 
     def _verify(self, page: Page, data: memoryview) -> None:
         actual, place = crc32c(data), ByteRange(page.start, page.stop)
-        # A cache may hold the page as it was damaged on its way: then it is read anew.
-        if actual != page.crc32c and forget_cached(self._storage, page.chunk.path, [place]):
+        if actual != page.crc32c and worth_rereading(self._storage, page.chunk.path, [place]):
             self._storage.read_ranges(page.chunk.path, [place], [data])
             actual = crc32c(data)
         if actual != page.crc32c:

@@ -29,6 +29,7 @@ from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
+from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
@@ -60,6 +61,7 @@ def open_dataset(
     location: StorageLike,
     *,
     features: Sequence[str] | None = None,
+    version: str | None = None,
     verify: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
@@ -72,6 +74,8 @@ def open_dataset(
     Args:
         location: local path or URL.
         features: names of the features to read; all by default. No bytes of others are read.
+        version: the id of an earlier version, as `Dataset.version` or `seqrecord info --versions`
+            has it; by default the dataset as it is.
         verify: check every page that is read against its checksum. Without it, single frames are
             read alone instead of with their page.
         storage_options: for the filesystem that serves `location`.
@@ -80,12 +84,12 @@ def open_dataset(
         cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
             not used for the longest time is removed first. Needed with `cache_dir`.
 
-    Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
-    `SchemaError` for a feature that it does not have.
+    Raises `NotFoundError` where there is no dataset, no such version, or not all of its files,
+    `FormatError` for a broken one and `SchemaError` for a feature that it does not have.
     """
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
-        manifest, index = load(storage)
+        manifest, index = load(storage) if version is None else open_version(storage, version)
         return Dataset(storage, manifest, index, features=features, verify=verify)
     except BaseException:
         storage.close()
@@ -265,6 +269,11 @@ class Dataset:
     def fingerprint(self) -> str:
         """SHA-256 of the content; equal datasets have the same, however they were written."""
         return self.contents.manifest.fingerprint
+
+    @property
+    def version(self) -> str:
+        """The id of this version, by which `seqrecord.open` opens it again."""
+        return self.contents.manifest.commit
 
     def select(self, features: Sequence[str] | None) -> Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""

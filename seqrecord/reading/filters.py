@@ -65,6 +65,8 @@ def find_episodes(
             )
         inside = index.split == splits.index(split)
     numbers: Iterable[int] = np.flatnonzero(inside).tolist()
+    if isinstance(episodes, str) and not set(episodes) & set("*?["):
+        episodes = [episodes]
     if isinstance(episodes, str):
         match = fnmatch.fnmatchcase
         numbers = (i for key, i in index.positions.items() if match(key, episodes))

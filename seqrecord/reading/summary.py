@@ -22,6 +22,7 @@ from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
 from seqrecord.reading.dataset import Dataset, DatasetLike, opened
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.verified import Verified, read_verified
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
@@ -121,7 +122,7 @@ class Summary(_WithFeatures):
     """What a dataset holds. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of the commit that made it so, `earlier_commits` are those of the last ones
-    before, newest first.
+    before, newest first. `verified` is when `verify` last found no problem, if that is known.
     """
 
     url: str
@@ -142,6 +143,7 @@ class Summary(_WithFeatures):
     clips: ClipSummary | None
     commit: str
     earlier_commits: tuple[str, ...]
+    verified: Verified | None
 
     @property
     def raw_bytes(self) -> int | None:
@@ -162,6 +164,7 @@ class Summary(_WithFeatures):
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
             "clips": None if self.clips is None else vars(self.clips),
+            "verified": self.verified and self.verified.to_json(),
         }
 
     def __str__(self) -> str:
@@ -181,6 +184,7 @@ class Summary(_WithFeatures):
             ("index", format_size(self.index_bytes)),
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
+            ("verified", None if self.verified is None else self.verified.shown(self.commit)),
         ]
         rows = _table(
             self.features,
@@ -240,6 +244,7 @@ def summarize(
             clips=None if clip is None else _count_clips(reader, clip),
             commit=manifest.commit,
             earlier_commits=manifest.earlier_commits,
+            verified=read_verified(reader.contents.storage),
         )
 
 

@@ -36,6 +36,7 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
+from seqrecord.reading.verified import Verified, read_verified, record_verified
 from seqrecord.storage import Storage, open_storage, request_threads
 from seqrecord.text import counted
 from seqrecord.units import format_size
@@ -54,7 +55,11 @@ class VerifyProgress:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` has read and found. `notes` are no problems."""
+    """What `verify` has read and found. `notes` are no problems.
+
+    `version` is the id of what it has read, empty where no manifest says it, and `last_passed` when
+    a `verify` before this one found no problem, if that is known.
+    """
 
     url: str
     deep: bool
@@ -65,6 +70,8 @@ class VerifyReport:
     page_bytes: int
     problems: tuple[SeqRecordError, ...]
     notes: tuple[str, ...]
+    version: str
+    last_passed: Verified | None
 
     @property
     def ok(self) -> bool:
@@ -75,9 +82,11 @@ class VerifyReport:
         found = counted(len(self.problems), "problem") if self.problems else "no problem"
         decoded = f", {counted(self.num_frames, 'array')} decoded" if self.deep else ""
         pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
+        last = self.last_passed
+        passed = "" if last is None else f"; last passed {last.shown(self.version)}"
         return (
             f"{self.url}: {found} found; {counted(self.num_record_files, 'record file')}, "
-            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
+            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}{passed}"
         )
 
 
@@ -96,6 +105,9 @@ def verify(
     what the record files say, so that their pages are checked all the same. Memory: the index, the
     same index built from the record files, and a chunk per thread.
 
+    That there was no problem is recorded in `verified.json` beside the manifest, if that can be
+    written; `summarize` and the next `verify` say when it was. Nothing else is written.
+
     Args:
         dataset: local path or URL, or an open dataset, of which what lies there now is read too,
             through its cache if it has one.
@@ -105,7 +117,8 @@ def verify(
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
-    read; what is wrong beyond that is in the report, in an order that does not depend on threads.
+    read, or the storage does not answer any more; what is wrong beyond that is in the report, in an
+    order that does not depend on threads.
     """
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", storage_options=storage_options)
@@ -121,7 +134,7 @@ def _verify(
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
         stored = _stored(storage)  # a writer may have committed meanwhile
     files, index, problems = stored.record_files, stored.index, stored.problems
-    notes = _notes(storage, files)
+    notes, last_passed = _notes(storage, files), read_verified(storage)
     ahead = 2 * num_threads + 1
     with request_threads(num_threads, "verify") as threads:
         found = list(threads.map(partial(_check_file, storage, index), files, ahead))
@@ -142,21 +155,30 @@ def _verify(
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
+    if stored.version and not problems:
+        try:
+            record_verified(storage, stored.version, deep=deep)
+        except StorageError as error:
+            notes.append(f"{storage.url}: that it passed cannot be recorded: {error.message}")
     return VerifyReport(
         url=storage.url,
         deep=deep,
         num_record_files=len(files) - len(gone),
         problems=tuple(problems),
         notes=tuple(notes),
+        version=stored.version,
+        last_passed=last_passed,
         **counts,
     )
 
 
 @contextmanager
 def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
-    """An error in the block is a problem, and ends the block."""
+    """An error in the block is a problem, and ends the block; but where nothing answers."""
     try:
         yield
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(**place))
 
@@ -176,6 +198,7 @@ class _Stored:
     edits: Edits | None = field(default_factory=Edits)
     index: Index | None = None
     problems: list[SeqRecordError] = field(default_factory=list)
+    version: str = ""
 
 
 def _stored(storage: Storage) -> _Stored:
@@ -189,6 +212,7 @@ def _stored(storage: Storage) -> _Stored:
         sizes = record_sizes(storage).items()
         return _Stored([RecordFile(*item, "") for item in sizes], problems=[error])
     found = _Stored(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
+    found.version = manifest.commit
     with _noting(found.problems):
         found.edits = read_edits(storage, manifest.edits)
     broken: list[SeqRecordError] = []
@@ -310,6 +334,8 @@ def _check_chunk(
         for page in pages:  # one by one, for more than one may be broken
             with _noting(problems):
                 sound += [(page, data) for data in reader.read([page])]
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:

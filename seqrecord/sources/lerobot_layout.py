@@ -19,9 +19,8 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import is_file, open_file, read_bytes, unreadable
+from seqrecord.sources.files import is_file, openable, read_bytes, unreadable
 from seqrecord.sources.originals import find_files
-from seqrecord.sources.remote import remote_files
 from seqrecord.text import repr_of
 
 __all__ = [
@@ -32,6 +31,7 @@ __all__ = [
     "LeRobotVideo",
     "ParquetTable",
     "number_columns",
+    "plain",
     "read_episodes",
     "read_info",
     "read_stats",
@@ -232,7 +232,7 @@ class ParquetTable:
 
         self._path = path
         try:
-            self._file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
+            self._file = pq.ParquetFile(openable(path))
         except OSError as error:  # also a footer that is damaged
             raise unreadable(path, error) from error
         except (pa.ArrowException, ValueError) as error:
@@ -279,6 +279,16 @@ class ParquetTable:
                 skipped = max(skipped - batch.num_rows, 0)
         except (pa.ArrowException, OSError) as error:
             raise _parquet_error("a damaged parquet file", self._path, error) from error
+
+
+def plain(values: pa.RecordBatch | pa.Array) -> list[Any]:
+    """The values as Python has them; raises `SourceError` for text that is not UTF-8, which pyarrow
+    does not check."""
+    try:
+        found: list[Any] = values.to_pylist()
+        return found
+    except UnicodeDecodeError as error:
+        raise SourceError("text that is not UTF-8", got=repr(error.object[:80])) from error
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
@@ -398,7 +408,8 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
         raise SourceError("no table of episodes")
     for path in paths:
         for batch in ParquetTable(path).batches(columns):
-            yield from batch.to_pylist()
+            with located(SourceError, file=str(path)):
+                yield from plain(batch)
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

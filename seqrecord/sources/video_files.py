@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqrecord.codecs.video.packages import pyav
-from seqrecord.errors import SourceError
-from seqrecord.sources.files import open_file, unreadable
-from seqrecord.sources.remote import remote_files
+from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.errors import SourceError, located
+from seqrecord.processes.forks import cached_property
+from seqrecord.sources.files import openable, unreadable
 from seqrecord.sources.video_packets import PASSTHROUGH, Start, packet_format
+from seqrecord.sources.video_turns import UPRIGHT, Turn
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
 
@@ -54,7 +55,9 @@ class VideoFile:
 
         codec, extradata    FFmpeg's name, and what the container says of the codec beside it
         tick                seconds
-        size                height and width in pixels
+        coded_size          height and width in pixels
+    turn                how players turn its frames
+    size                height and width of frames that are turned so
         pixel_format        as FFmpeg calls it; None if the container does not say
         matrix              the number (H.273) of the matrix from YUV to RGB, or None
         color_range         "limited" or "full", or None
@@ -65,12 +68,13 @@ class VideoFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_unread = True
         self._open()
         context = self._stream.codec_context
         self.codec: str = context.codec.canonical_name
         self.extradata = bytes(context.extradata or b"")
         self.tick = float(self._stream.time_base)
-        self.size: tuple[int, int] = (context.height, context.width)
+        self.coded_size: tuple[int, int] = (context.height, context.width)
         self.pixel_format: str | None = context.pix_fmt
         matrix, rate = int(context.colorspace), self._stream.average_rate
         self.matrix = None if matrix == _UNKNOWN_MATRIX else matrix
@@ -93,6 +97,27 @@ class VideoFile:
         self._file.close()
         if self._remote is not None:
             self._remote.close()
+
+    @cached_property
+    def turn(self) -> Turn:
+        """Decodes the first frame: PyAV tells it of no other.
+
+        Raises `SourceError` for a turn that is not by quarters.
+        """
+        self._from_start()
+        context = self._stream.codec_context
+        context.thread_count, context.thread_type = 1, "NONE"
+        for packet in islice(self._file.demux(self._stream), _MAX_LEADING):
+            with suppress(*video_errors()):  # who reads the frames says what is wrong with them
+                for frame in packet.decode():
+                    matrix = frame.side_data.get("DISPLAYMATRIX")
+                    with located(SourceError, file=str(self.path)):
+                        return UPRIGHT if matrix is None else Turn.of(bytes(matrix))
+        return UPRIGHT
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.turn.size(*self.coded_size)
 
     def ticks(self) -> list[int]:
         """When each frame is shown, ascending, in units of `tick`. Reads the whole file."""
@@ -132,19 +157,24 @@ class VideoFile:
                 return chain([head], packets)
             # Containers are sought by decoding times, which may be earlier.
             target = min(target, head.tick) - second * 4**attempt
+        self._from_start()
+        return self._demux()
+
+    def _from_start(self) -> None:
         if not self._is_unread:
             self.close()
             self._open()
-        return self._demux()
+        self._is_unread = False
 
     def _open(self) -> None:
         try:
-            self._remote = None if remote_files(self.path) is None else open_file(self.path)
+            where = openable(self.path)
         except OSError as error:
             raise unreadable(self.path, error) from error
+        self._remote = None if isinstance(where, Path) else where
         with self._errors("not a video that can be read"):
             self._file: Any = pyav().open(
-                self._remote or str(self.path),
+                str(where) if isinstance(where, Path) else where,
                 metadata_errors="ignore",
                 buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
@@ -162,10 +192,10 @@ class VideoFile:
             self._file.seek(tick, stream=self._stream)
         except pyav().FFmpegError:
             return iter(())
+        self._is_unread = False
         return self._demux()
 
     def _demux(self) -> Iterator[VideoPacket]:
-        self._is_unread = False
         with self._errors("a damaged or truncated video"):
             for packet in self._file.demux(self._stream):
                 if not packet.size:

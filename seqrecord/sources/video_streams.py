@@ -6,6 +6,7 @@ stay in it and are not shown: those before an episode's first frame, those that 
 those between the rows of a slower table. So what is kept decodes to the same bits. What no `Gop`
 can hold is re-encoded, with a warning: more than 256 frames between two such places, as where
 groups of pictures are open (their frames refer to those before the keyframe), and other codecs.
+So is video that players turn, as portrait video of phones: packets say nothing of that.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
 from seqrecord.sources.video_packets import PASSTHROUGH
+from seqrecord.sources.video_turns import UPRIGHT
 
 __all__ = ["TOLERANCE", "check_file", "read_frames", "read_gops", "stored_codec", "video_spec"]
 
@@ -40,6 +42,7 @@ TOLERANCE = 1e-4
 
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
+_TURNED = "players turn or mirror them, so they are turned"
 _OTHERS = "h264"  # what videos of a codec that is not kept become
 _LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png")
 
@@ -65,13 +68,14 @@ def read_gops(
     a file that is truncated, damaged, or does not begin with a keyframe.
     """
     with located(SourceError, file=str(file.path)):
+        is_turned = file.turn != UPRIGHT  # asked before the walk over the file
         rows = _Rows(file, times, tolerance)
         for group in _groups(_packets(file, rows)):
             held: list[_Wanted] = []
             reason = ""
             for each in group:
                 held.append(each)
-                if reason := _why_not(file, held):
+                if reason := _TURNED if is_turned else _why_not(file, held):
                     break
             if not reason:
                 yield from _passed_through(file, held, rows)
@@ -284,7 +288,7 @@ def _encoded_anew(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> I
         return
     config = _config(file, first)
     frames = (
-        frame.reformat(format="rgb24", **colours(frame)).to_ndarray()
+        file.turn.frame(frame.reformat(format="rgb24", **colours(frame)).to_ndarray())
         for frame in chain((first,), decoded)
     )
     while some := list(islice(frames, config.gop)):
@@ -300,7 +304,7 @@ def _config(file: VideoFile, frame: Any) -> VideoConfig:
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
     with _source_errors():
         config = VideoConfig(codec, pixels, file.matrix, file.color_range)
-        return config.encoding(frame.height, frame.width)
+        return config.encoding(*file.size)
 
 
 def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterator[Any]:
@@ -309,7 +313,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
     with _source_errors():
         context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
         if file.codec not in PASSTHROUGH:
-            context.height, context.width = file.size
+            context.height, context.width = file.coded_size
             if file.extradata:
                 context.extradata = file.extradata
         if file.codec == "h264":

@@ -35,8 +35,9 @@ class Videos(Originals):
 
     Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
     `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
-    where there are several, which must have as many frames. Frames are not turned, whatever the
-    file says of that. All videos of a feature have one codec, pixel format and size.
+    where there are several, which must have as many frames. Video that players turn, as portrait
+    video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
+    codec, pixel format and size.
     """
 
     by_folder: bool = False

@@ -12,7 +12,13 @@ from seqrecord.storage.base import (
     Upload,
     entries_of,
 )
-from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
+from seqrecord.storage.cache import (
+    CachedStorage,
+    CacheInfo,
+    cache_info,
+    clear_cache,
+    worth_rereading,
+)
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
@@ -43,18 +49,18 @@ __all__ = [
     "clear_cache",
     "copy_on_server",
     "entries_of",
-    "forget_cached",
     "local_path",
     "map_files",
     "open_storage",
     "parse_location",
     "request_threads",
     "unwanted_if",
+    "worth_rereading",
 ]
 
 
 if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "FsspecStorage": "remote",

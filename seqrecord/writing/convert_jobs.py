@@ -23,11 +23,13 @@ from seqrecord.errors import (
     ResourceError,
     SeqRecordError,
     SourceError,
+    located,
 )
 from seqrecord.format.text import encode_metadata
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -181,6 +183,8 @@ def _write_frames(
     advance: Callable[[int], None],
 ) -> None:
     count = 0
+    with located(SourceError, episode=info.key):
+        check_frames(info.num_frames)
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
     with _misfits():
@@ -225,7 +229,7 @@ _POOL_THREADS = 2  # of a pool of processes, which waits for ever for one that c
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion is. `total_frames` is what the source lists, bad episodes included."""
+    """How far a conversion or an export is. `total_frames` counts those of bad episodes too."""
 
     frames: int
     total_frames: int

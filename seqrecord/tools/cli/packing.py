@@ -177,7 +177,8 @@ def write(
         def show(progress: Progress) -> None:
             nonlocal last
             last = progress
-            bar.show(progress.frames, progress.total_frames, bar.speed(progress.raw_bytes))
+            done, total = progress.frames, progress.total_frames
+            bar.show(done, total, bar.speed(progress.raw_bytes) + ", committing" * (done == total))
 
         try:
             report = convert(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import click
 
-from seqrecord.edit import RewriteProgress, rewrite_files, split_dataset
 from seqrecord.edit import clean as remove_old
+from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.freeing import LEAST_DEAD
+from seqrecord.format.manifest import KEPT_VERSIONS
 from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.reading.dataset import open_dataset
 from seqrecord.storage import cache_info, clear_cache, parse_location
@@ -57,6 +59,13 @@ def clear(folder: str, location: str | None) -> None:
     help="Keep files whose writer wrote anything since: 30m, 12h, 7d.",
 )
 @click.option(
+    "--keep-versions",
+    type=click.IntRange(0, KEPT_VERSIONS),
+    default=0,
+    metavar="N",
+    help="Keep what the last N earlier versions need.",
+)
+@click.option(
     "--min-dead",
     type=click.FloatRange(0, 1, min_open=True),
     default=LEAST_DEAD,
@@ -73,6 +82,7 @@ def clean(
     /,
     path: str,
     older_than: float,
+    keep_versions: int,
     min_dead: float,
     no_rewrite: bool,
     quiet: bool,
@@ -81,25 +91,24 @@ def clean(
     """Free what a dataset does not need: leftovers, and bytes of what was deleted.
 
     Removes files that interrupted writes left behind (no --resume can add them then), and record
-    files that the dataset had until so long ago. Copies what lives in record files of which much
-    was deleted or dropped into new ones; the old ones are removed when they are old enough.
+    files that the dataset had until so long ago, unless --keep-versions keeps them. Copies what
+    lives in record files of which much was deleted or dropped into new ones; the old ones are
+    removed when they are old enough.
     """
     if no_rewrite and is_given(context, "min_dead"):
         raise click.UsageError("--min-dead says what is rewritten, and --no-rewrite nothing")
     would = "would be " if options["dry_run"] else ""
     shown = parse_location(path).shown
-    removed = remove_old(path, older_than=older_than, **options)
-    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-
-        def show(progress: RewriteProgress) -> None:
-            done = progress.copied_bytes
-            bar.show(done, progress.total_bytes, bar.speed(done))
-
-        report = None
-        if not no_rewrite:
-            report = rewrite_files(path, least_dead=min_dead, progress=show, **options)
+    remove = partial(
+        remove_old, path, older_than=older_than, keep_versions=keep_versions, **options
+    )
+    removed = remove()
+    report = None
+    if not no_rewrite:
+        with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+            report = rewrite_files(path, least_dead=min_dead, progress=bar.show_copied, **options)
     if report is not None and report.rewritten and not options["dry_run"]:
-        removed += remove_old(path, older_than=older_than, **options)
+        removed += remove()
     for name in removed:
         click.echo(name)
     if report is not None and report.rewritten:

@@ -1,12 +1,10 @@
-"""Two writers, step by step: whatever one does in the middle of another, nothing is lost.
+"""Commits whose answer is lost: done at once, later or never, with and without one on top.
 
-Before each single step of one command another one runs, from its begin to its end. And commits
-whose answer is lost: done at once, done later, with and without another commit on top.
+What any two commands do in the midst of each other is in `test_simulation.py`.
 """
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,16 +29,15 @@ from seqrecord.errors import (
     AccessError,
     CommitUnknownError,
     ConflictError,
-    DestinationError,
     NotFoundError,
     SeqRecordError,
 )
-from seqrecord.format.manifest import read_manifest
+from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon, abandonable
-from tests.storage_doubles import Between, FailAt, FaultyStorage, LosesAnswer
+from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
 from tests.test_edits import write
 
 Content = dict[str, list[float]]
@@ -102,8 +99,6 @@ COMMANDS = {
         lambda where: rewrite_files(where, least_dead=0.01, commit_bytes=1), lambda path: True
     ),
     "reindex": Command(lambda where: seqrecord.reindex(where), lambda path: True),
-    "clean": Command(lambda where: clean(where, older_than=0), lambda path: True),
-    "clean old": Command(lambda where: clean(where, older_than=3600), lambda path: True),
 }
 
 
@@ -133,143 +128,8 @@ def sound(path: Path) -> None:
     assert not seqrecord.verify(path).problems
 
 
-REFUSED = (ConflictError, DestinationError)
-
-
-def done(
-    command: Callable[[Any], object],
-    where: Any,
-    refused: tuple[type[SeqRecordError], ...] = REFUSED,
-) -> bool:
-    """Whether it was acknowledged; else it has raised what was promised."""
-    try:
-        command(where)
-    except refused:
-        return False
-    return True
-
-
-def interleaved(
-    path: Path,
-    number: int,
-    one: Callable[[Any], object],
-    other: Callable[[Any], object],
-    refused: tuple[type[SeqRecordError], ...] = REFUSED,
-) -> tuple[bool, list[bool]]:
-    """Do `other` before step `number` of `one`; which were acknowledged, the first one first.
-
-    One is all there is where `one` has fewer steps.
-    """
-    seen: list[bool] = []
-    storage = Between(LocalStorage(path), number, lambda: seen.append(done(other, path, refused)))
-    first = done(one, storage, refused)
-    assert len(seen) == storage.came
-    return first, seen
-
-
-PAIRS = [
-    *(("append", other) for other in ("append", "resume", "delete", "rewrite", "reindex", "add")),
-    *(("resume", other) for other in ("append", "resume", "delete", "rewrite")),
-    *(("delete", other) for other in ("append", "rename", "split", "rewrite", "stats")),
-    *(("add", other) for other in ("append", "add", "rewrite", "rename")),
-    *(("rewrite", other) for other in ("append", "rename", "rewrite", "add", "resume")),
-    *(("split", other) for other in ("append", "split")),
-    *(("stats", other) for other in ("append", "delete")),
-    *(("reindex", other) for other in ("append", "delete")),
-    *((one, "clean") for one in COMMANDS if one != "clean old"),
-    *(("clean", other) for other in ("append", "resume", "delete", "rewrite", "add", "rename")),
-    *(("clean old", other) for other in ("append", "resume", "rewrite")),
-]
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_one_in_the_middle_of_another(
-    datasets: tuple[Path, Path, Path], tmp_path: Path, one: str, other: str, thorough: bool
-) -> None:
-    """Before steps that the names draw: many, or some."""
-    rng = random.Random(f"{one} {other} {thorough}")
-    number, came = rng.randrange(4), True
-    while came:
-        path = shutil.copytree(datasets[0], tmp_path / "set")
-        before = values(path)
-        # One whose own files are removed by `clean --older-than 0s` finds that they are gone; and
-        # what was done already cannot be done again.
-        refused = (SeqRecordError,) if other in ("clean", one) else REFUSED
-        first, seen = interleaved(path, number, COMMANDS[one].do, COMMANDS[other].do, refused)
-        came = bool(seen)
-        acknowledged = [
-            COMMANDS[name] for name, was in ((one, first), (other, seen == [True])) if was
-        ]
-        assert acknowledged, "one of two always goes through"
-        for _ in range(2):
-            sound(path)
-            for command in acknowledged:
-                assert command.is_seen(path), (number, first, seen)
-            now = values(path)
-            for key, item in before.items():
-                assert now.get({"e2": "two"}.get(key, key), now.get(key)) == item or (
-                    key == "e1" and "delete" in (one, other)
-                )
-            if "clean" not in (one, other):
-                # What was refused is not lost.
-                with SeqRecordWriter(path, mode="resume"):
-                    pass
-                for name in {one, other if seen else one} & {"append", "resume"}:
-                    assert COMMANDS[name].is_seen(path)
-            clean(path, older_than=0)
-        shutil.rmtree(path)
-        number += rng.randrange(1, 5) if thorough else rng.randrange(8, 18)
-    assert number > 8
-
-
 def create(where: Any) -> None:
     append(where, 20, "create")
-
-
-def resume(where: Any) -> None:
-    append(where, 21, "resume")
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("other", ["merge", "create", "resume"])
-@pytest.mark.parametrize("one", ["merge", "create", "resume"])
-def test_merges_and_writers_in_one_place(
-    datasets: tuple[Path, Path, Path], tmp_path: Path, one: str, other: str, thorough: bool
-) -> None:
-    """In an empty place the first to commit wins, and half a merge is no dataset."""
-    _, a, b = datasets
-    merged = {**values(a), **values(b)}
-    commands: dict[str, Callable[[Any], object]] = {
-        "merge": lambda where: merge_datasets([a, b], where),
-        "create": create,
-        "resume": resume,
-    }
-    if "merge" not in (one, other):
-        pytest.skip("of writers alone: see test_two_writers.py")
-    wanted: dict[str, Content] = {
-        "merge": merged,
-        "create": {"e20": frames(20)},
-        "resume": {"e21": frames(21)},
-    }
-    rng = random.Random(f"{one} {other}")
-    number, came = 0, True
-    while came:
-        path = tmp_path / "made"
-        first, seen = interleaved(path, number, commands[one], commands[other])
-        came = bool(seen)
-        acknowledged = [name for name, was in ((one, first), (other, seen == [True])) if was]
-        assert acknowledged
-        expected: Content = {}
-        for name in acknowledged:
-            expected |= wanted[name]
-        for _ in range(2):
-            sound(path)
-            assert values(path) == expected, (number, acknowledged)
-            clean(path, older_than=0)
-        shutil.rmtree(path)
-        number += 1 if thorough else rng.randrange(3, 7)
-    assert number > 8
 
 
 LOST = ["append", "resume", "delete", "rename", "add", "split", "stats", "rewrite", "reindex"]
@@ -389,7 +249,7 @@ def test_a_refusal_before_anything_was_sent(path: Path, name: str) -> None:
     """It is certain: the error is what it was, and nothing of the commit is left."""
     left = {each for folder in ("index", "edits") for each in (path / folder).iterdir()}
     refused = AccessError("access is refused")
-    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", error=refused))
+    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", path=MANIFEST, error=refused))
     with pytest.raises(AccessError):
         COMMANDS[name].do(storage)
     assert {each for folder in ("index", "edits") for each in (path / folder).iterdir()} == left
@@ -420,6 +280,7 @@ def test_a_merge_whose_request_comes_late(
     assert values(path).keys() == {*expected, "e7", "e8"}
 
 
+@pytest.mark.slow  # a hundred commits
 def test_a_base_that_is_older_than_the_ids_kept(path: Path) -> None:
     """After more than a hundred commits nothing tells any more, so nothing is removed."""
 
