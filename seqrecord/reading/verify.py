@@ -14,6 +14,7 @@ import numpy as np
 from seqrecord.errors import (
     ChecksumError,
     FormatError,
+    MissingPackageError,
     NotFoundError,
     SeqRecordError,
     StorageError,
@@ -150,8 +151,14 @@ def _verify(
         if index is not None:
             reader = ChunkReader(storage, [file.path for file in files], index, index.schema)
             check = partial(_check_chunk, reader, index, deep)
+        lacking: set[str] = set()  # what was said of packages
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
-            problems += some
+            for problem in some:
+                if isinstance(problem, MissingPackageError):
+                    if str(problem) in lacking:
+                        continue
+                    lacking.add(str(problem))
+                problems.append(problem)
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
@@ -343,10 +350,9 @@ def _check_chunk(
             with _noting(problems):
                 reader.check_slices(page, data)
     for page, data in sound:
-        num_frames += page.num_present if deep else 0
         with _noting(problems):
             if deep:
-                _decode(reader, page, data, problems)
+                num_frames += _decode(reader, page, data, problems)
             elif page.largest is not None:
                 reader.shapes(page, data)
     nbytes = sum(page.stop - page.start for page in pages)
@@ -357,15 +363,21 @@ def _check_chunk(
 
 def _decode(
     reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
-) -> None:
+) -> int:
+    """How many frames were tried: none where a package is missing, which is a single problem."""
     there = filter(page.has, range(page.chunk.num_frames))
     out = np.empty(0, reader.features[page.feature].dtype)
     for frame, shape in zip(there, reader.shapes(page, data), strict=True):
         if out.shape != shape:
             out = np.empty(shape, out.dtype)
         with _noting(problems, frame=page.chunk.first_frame + frame):
-            reader.decode(page, data, [frame], [out])
+            try:
+                reader.decode(page, data, [frame], [out])
+            except MissingPackageError as error:
+                problems.append(MissingPackageError(error.message, feature=page.feature))
+                return 0
             reader.value(page, out, frame)
+    return page.num_present
 
 
 def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:

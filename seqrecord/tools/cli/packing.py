@@ -231,10 +231,10 @@ def _print_written(
             f"{destination}: wrote {counted(len(report.written), 'episode')}, "
             f"{counted(frames, 'frame')} in {took}{there}"
         )
-        click.echo(
-            f"the dataset: {_contents(manifest)}, "
-            f"{format_size(raw)} raw in {format_size(stored)} ({raw / stored:.2f}x)"
-        )
+        size = format_size(stored)
+        if all(spec.is_fixed for spec in manifest.schema.values()):  # else raw is not known
+            size = f"{format_size(raw)} raw in {size} ({raw / stored:.2f}x)"
+        click.echo(f"the dataset: {_contents(manifest)}, {size}")
     if report.bad:
         click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:
