@@ -6,8 +6,9 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ class ReadContract:
 
 
 class StorageContract(ReadContract):
-    """Inherit it and give a fixture `storage`: an empty one.
+    """Inherit it and give `make`, which makes an empty one in a folder, or a fixture `storage`.
 
     `is_atomic` says that of several writers at once one comes first, whatever they do;
     `is_shared` that another process sees the same files; `has_gaps` that a file which is being
@@ -211,6 +212,16 @@ class StorageContract(ReadContract):
     is_atomic = True
     has_gaps = False
     is_shared = True
+
+    @staticmethod
+    def make(folder: Path, /) -> Storage:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = self.make(tmp_path / "set")
+        yield storage
+        storage.close()
 
     @pytest.fixture
     def add(self, storage: Storage) -> Add:

@@ -18,11 +18,11 @@ from seqrecord import errors
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.storage.objects.azure import AzureContainer
 from tests.canned_server import Canned, CannedServer, answer
+from tests.command_line import fail, run
 from tests.obstore_runtime import obstore_is
 from tests.places import Place
 from tests.services import Azurite
 from tests.storage_contract import get
-from tests.test_cli import fail, run
 from tests.trees import make_frames, write_v1
 
 Make: TypeAlias = Callable[..., Storage]

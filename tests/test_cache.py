@@ -109,13 +109,9 @@ class TestCachedMemoryStorage(StorageContract):
 
 
 class TestCachedCountingStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = CachedStorage(
-            CountingStorage(LocalStorage(tmp_path / "d")), tmp_path / "c", "1MiB"
-        )
-        yield storage
-        storage.close()
+    @staticmethod
+    def make(folder: Path) -> Storage:
+        return CachedStorage(CountingStorage(LocalStorage(folder / "d")), folder / "c", "1MiB")
 
 
 # What is served

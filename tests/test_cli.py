@@ -19,36 +19,18 @@ import click
 import fsspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordError
 from seqrecord.tools.cli.terminal import Commands
-from tests.command_line import COMMAND, main
+from tests.command_line import COMMAND, fail, run
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    """Run a command in this process; it must exit with `code`."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, (SystemExit, type(None))), result.exception
-    return result
-
-
-def fail(*arguments: object, code: int = 1) -> str:
-    """The error line of a command that must fail, and print nothing else."""
-    result = run(*arguments, code=code)
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    assert line.startswith("seqrecord: error: ")
-    assert "Traceback" not in line
-    return line.removeprefix("seqrecord: error: ")
 
 
 @pytest.fixture

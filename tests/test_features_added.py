@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter
@@ -26,7 +25,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
-from tests.command_line import main
+from tests.command_line import run
 
 Model = dict[str, list[dict[str, list[float]]]]
 """Frames of each episode: feature name to the first numbers of its array."""
@@ -208,13 +207,10 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
     add_feature(other, "z", some("z"), kind="depth", codec="fast")
     with seqrecord.open(other) as source:
         stored = source.features["z"]
-    result = CliRunner().invoke(
-        main, ["edit", "add", str(path), "w", "--from", str(other), "--feature", "z", "--dry-run"]
-    )
-    assert result.output == f"{path}: w: float32 [4] would be added\n"
+    command = ["edit", "add", path, "w", "--from", other, "--feature", "z"]
+    assert run(*command, "--dry-run").output == f"{path}: w: float32 [4] would be added\n"
     assert content(path) == model
-    command = ["edit", "add", str(path), "w", "--from", str(other), "--feature", "z"]
-    assert CliRunner().invoke(main, command).output == f"{path}: w: float32 [4] added\n"
+    assert run(*command).output == f"{path}: w: float32 [4] added\n"
     with seqrecord.open(path) as reader:
         spec = reader.features["w"]
         assert (spec.codec, spec.kind) == (stored.codec, "depth")
@@ -226,8 +222,7 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
         for key, frames in with_feature(model, "z").items()
     }
     check(path, expected)
-    text = CliRunner().invoke(main, ["edit", "drop", str(path), "w", "s"]).output
-    assert text == f"{path}: w, s dropped\n"
+    assert run("edit", "drop", path, "w", "s").output == f"{path}: w, s dropped\n"
     check(path, without(model, "s"))
     delete_episodes(other, ["e1"])
     with seqrecord.open(other) as source, pytest.raises(NotFoundError, match=r"lacks.*e1"):
@@ -255,8 +250,8 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     np.savez(folder / "e2.npz", f=arrays["e2"], g=np.zeros(3))
     np.savez(tmp_path / "all.npz", e0=arrays["e0"], e1=arrays["e1"], e2=arrays["e2"])
     add_feature(path, "f", values_of_files(folder, "f"))
-    command = ["edit", "add", str(path), "g", "--files", str(tmp_path / "all.npz"), "--unit", "m"]
-    assert CliRunner().invoke(main, command).output == f"{path}: g: float64 [2, 2] added\n"
+    command = ["edit", "add", path, "g", "--files", tmp_path / "all.npz", "--unit", "m"]
+    assert run(*command).output == f"{path}: g: float64 [2, 2] added\n"
     expected = {
         key: [
             {**frame, "f": [hash_of(key, "f", i)], "g": [hash_of(key, "f", i)]}
@@ -272,7 +267,7 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
         ["add", str(path), "h"],
         ["add", str(path), "h", "--files", "x", "--feature", "y"],
     ):
-        assert CliRunner().invoke(main, ["edit", *words]).exit_code == 2
+        run("edit", *words, code=2)
 
 
 def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_path: Path) -> None:
@@ -377,9 +372,7 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
     assert texts() == before
     assert relabel_text(path, "[ab]", "task", "old") == ["a", "b"]
     command = ["edit", "relabel", str(path), "c", "a", "--text", "task=neu = ä"]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 0, result.output
-    assert "2 episodes relabelled" in result.stdout
+    assert "2 episodes relabelled" in run(*command).stdout
     assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
     assert relabel_text(path, "*", "task", "old") == ["a", "c"]
     assert relabel_text(path, "*", "task", "old") == []
@@ -393,6 +386,6 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
         relabel_episodes(path, ["a"], {"task": "new"})
     assert caught.value.feature == "task"
     for words in (["--text", "task"], ["--text", "task=a", "--set", "x=2"]):
-        assert CliRunner().invoke(main, [*command[:4], *words]).exit_code == 2
+        run(*command[:4], *words, code=2)
     assert (path / "manifest.json").read_bytes() == check_files
     assert not seqrecord.verify(path, deep=True).problems

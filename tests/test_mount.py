@@ -35,19 +35,11 @@ MakeMount = Callable[..., Mount]
 
 
 class TestAFolderSaidToBeAMount(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = MountStorage(tmp_path / "dataset")
-        yield storage
-        storage.close()
+    make = staticmethod(MountStorage)
 
 
 class TestFewHandles(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = MountStorage(tmp_path / "dataset", max_handles=1)
-        yield storage
-        storage.close()
+    make = staticmethod(partial(MountStorage, max_handles=1))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -46,11 +46,7 @@ def small(inner: Storage, **settings: int) -> ParallelStorage:
 
 
 class TestParallelStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = small(LocalStorage(tmp_path / "dataset"), max_requests=4)
-        yield storage
-        storage.close()
+    make = staticmethod(lambda folder: small(LocalStorage(folder), max_requests=4))
 
 
 # Which requests

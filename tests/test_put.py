@@ -76,12 +76,9 @@ def names(storage: LocalStorage) -> list[str]:
     return sorted(path.name for path in storage.root.iterdir())
 
 
+@pytest.mark.usefixtures("no_locks")
 class TestWithoutLocks(StorageContract):
-    @pytest.fixture
-    def storage(self, no_locks: None, tmp_path: Path) -> Iterator[LocalStorage]:
-        storage = LocalStorage(tmp_path / "set")
-        yield storage
-        storage.close()
+    make = staticmethod(LocalStorage)
 
 
 def test_whoever_looks_at_a_name_does_not_cost_it(

@@ -97,27 +97,17 @@ def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
 
 
 class TestRetryingLocalStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = RetryingStorage(LocalStorage(tmp_path / "dataset"))
-        yield storage
-        storage.close()
+    make = staticmethod(lambda folder: RetryingStorage(LocalStorage(folder)))
 
 
 class TestFailingStorage(StorageContract):
     """Every third request fails the first time, and nobody notices."""
 
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+    @staticmethod
+    def make(folder: Path) -> Storage:
         fault = FailTransiently(1, 0.34, ("read", "size", "list", "remove", "create"))
-        retrier = Retrier(sleep=_do_nothing)
-        storage = RetryingStorage(faulty(tmp_path / "dataset", fault), retrier=retrier)
-        yield ParallelStorage(storage)
-        storage.close()
-
-
-def _do_nothing(seconds: float) -> None:
-    pass
+        retrier = Retrier(sleep=lambda _: None)
+        return ParallelStorage(RetryingStorage(faulty(folder, fault), retrier=retrier))
 
 
 # Waiting

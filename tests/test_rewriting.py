@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +32,7 @@ from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
-from tests.command_line import main
+from tests import command_line
 from tests.killed_at import killed_at
 from tests.storage_doubles import DamagesOnce
 from tests.test_features_added import (
@@ -463,10 +462,8 @@ def test_rewritten_files_are_merged(dataset: tuple[Path, Model], tmp_path: Path)
 def test_the_command(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
 
-    def run(*words: object) -> str:
-        result = CliRunner().invoke(main, ["clean", str(path), *map(str, words)])
-        assert result.exit_code == 0, result.output
-        return result.stdout
+    def run(*words: object, code: int = 0) -> str:
+        return command_line.run("clean", path, *words, code=code).stdout
 
     assert run("--older-than", "0s") == f"{path}: 0 files removed\n"
     delete_episodes(path, "e3")
@@ -489,4 +486,4 @@ def test_the_command(dataset: tuple[Path, Model]) -> None:
     assert set(planned.rewritten) <= set(run("--older-than", "0s").splitlines())
     check(path, kept(model, "e3"))
     for words in (["--min-dead", "0"], ["--min-dead", "1.1"]):
-        assert CliRunner().invoke(main, ["clean", str(path), *words]).exit_code == 2
+        run(*words, code=2)

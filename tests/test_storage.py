@@ -58,11 +58,7 @@ def _open_fds() -> int:
 
 
 class TestLocalStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = LocalStorage(tmp_path / "dataset")
-        yield storage
-        storage.close()
+    make = staticmethod(LocalStorage)
 
 
 class TestMemoryStorage(StorageContract):
@@ -76,21 +72,15 @@ class TestMemoryStorage(StorageContract):
 class TestFsspecOverLocalFiles(StorageContract):
     is_atomic = False
 
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = FsspecStorage("local", str(tmp_path / "dataset"), shown="local://dataset")
-        yield storage
-        storage.close()
+    @staticmethod
+    def make(folder: Path) -> Storage:
+        return FsspecStorage("local", str(folder), shown="local://dataset")
 
 
 class TestWrappedLocalStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = StorageWrapper(
-            CountingStorage(FaultyStorage(LocalStorage(tmp_path / "d"), Slow(0.0)))
-        )
-        yield storage
-        storage.close()
+    @staticmethod
+    def make(folder: Path) -> Storage:
+        return StorageWrapper(CountingStorage(FaultyStorage(LocalStorage(folder), Slow(0.0))))
 
 
 class TestWrappedMemoryStorage(StorageContract):

@@ -1,4 +1,4 @@
-"""`seqrecord write` and `reindex`."""
+"""`seqrecord write`, `index` and `reindex`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from seqrecord.codecs import CODEC_NAMES
+from seqrecord.errors import SourceError
 from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
 from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
@@ -35,7 +36,7 @@ from seqrecord.writing.stored_statistics import add_statistics
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
 
-__all__ = ["reindex", "write"]
+__all__ = ["index", "reindex", "write"]
 
 
 @click.command()
@@ -208,6 +209,70 @@ def write(
                 destination, only_lacking=True, progress=show_read, storage_options=destined
             )
     _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
+
+
+@click.command()
+@click.argument("src")
+@click.option(
+    "-o",
+    "--dst",
+    metavar="PATH",
+    help="The index, a dataset. [in the folder SEQRECORD_HOME, where everything that reads SRC "
+    "finds it]",
+)
+@click.option("--append", is_flag=True, help="Add the episodes that the index does not have yet.")
+@click.option(
+    "--checksums", is_flag=True, help="Read all video, and keep checksums of what is referred to."
+)
+@feature_names("Names of the features to index.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@common
+def index(
+    src: str,
+    dst: str | None,
+    append: bool,
+    checksums: bool,
+    features: list[str] | None,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Index a LeRobot dataset, or a folder of video, which is then read where it lies.
+
+    Video is not copied, other features are. Loaders and commands that are given SRC itself do this
+    by themselves.
+    """
+    # Here, for `write` does without it.
+    from seqrecord.indexing.originals import find_index, index_source
+
+    if dst is None:
+        if append or checksums or features:
+            raise click.UsageError("--append, --checksums and --features need --dst")
+        if (folder := find_index(src, storage_options)) is None:
+            raise SourceError(
+                "nothing here that is indexed; `seqrecord write --src` packs originals",
+                file=parse_location(src).shown,
+                expected="a LeRobot dataset, or a folder of nothing but video",
+            )
+        click.echo(str(folder))
+        return
+    source = open_source(
+        src, features=features, storage_options=storage_options if is_url(src) else None
+    )
+    with ProgressBar("frames", quiet=quiet) as bar:
+        report = index_source(
+            source,
+            dst,
+            append=append,
+            checksums=checksums,
+            progress=lambda at: bar.show(at.frames, at.total_frames, ""),
+            storage_options=storage_options if is_url(dst) or not is_url(src) else None,
+        )
+        took = f"{bar.seconds:.1f} s"
+    if not quiet:
+        click.echo(
+            f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
+            f"{took}; it refers to {parse_location(src).shown}"
+        )
 
 
 def _default_destination(src: str) -> str:
