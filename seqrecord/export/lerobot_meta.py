@@ -284,14 +284,15 @@ def _of_drawn(feature: str, episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def _of_known(known: FeatureStatistics, scale: float, shape: tuple[int, ...]) -> dict[str, Any]:
-    found = [known.min, known.max, known.mean, known.std, *known.quantile(_QUANTILES)]
+    quantiles = known.quantile(_QUANTILES) if known.num_drawn.all() else ()
+    found = [known.min, known.max, known.mean, known.std, *quantiles]
     return _as_json([value / scale for value in found], shape, known.num_frames)
 
 
 def _as_json(values: Sequence[Any], shape: tuple[int, ...], count: int) -> dict[str, Any]:
     names = ["min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES)]
     found = (np.asarray(value).reshape(shape).tolist() for value in values)
-    return {**dict(zip(names, found, strict=True)), "count": [count]}
+    return {**dict(zip(names, found, strict=False)), "count": [count]}
 
 
 def _write_json(path: Path, value: Any) -> None:
