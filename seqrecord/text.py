@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "table_lines",
 ]
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/).*", re.DOTALL)
 _LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 
@@ -64,14 +66,15 @@ def repr_of(value: object, limit: int = 200) -> str:
     """The first `limit` characters of the `repr` of a value that somebody has given.
 
     Of a long list or text no more than that is made into text. A long integer is shown by its
-    length, and an object whose `repr` fails by its type.
+    length, and an object whose `repr` fails by its type. Of a URL, which may hold a password, only
+    the scheme is shown, and nothing after it.
     """
     text = ""
     for part in _parts(value, limit):
         text += part
         if len(text) >= limit:
             break
-    return text[:limit].encode("utf-8", "backslashreplace").decode()
+    return _URL.sub(r"\1…", text)[:limit].encode("utf-8", "backslashreplace").decode()
 
 
 def shape_text(shape: Sequence[int | None]) -> str:

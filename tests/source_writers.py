@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["Frames", "write_buffer", "write_euroc", "write_kitti", "write_tum"]
+from tests.source_faults import encoded
+
+__all__ = [
+    "Frames",
+    "write_buffer",
+    "write_euroc",
+    "write_kitti",
+    "write_samples",
+    "write_tar",
+    "write_tum",
+]
 
 Array = npt.NDArray[Any]
 Frames = list[dict[str, Any]]
@@ -105,6 +117,41 @@ def write_euroc(folder: Path, seed: int = 0, *, state: bool = True) -> Frames:
         frames[i]["pose"] = row[[0, 1, 2, 4, 5, 6, 3]]
         if state:
             frames[i] |= {"velocity": row[7:10], "imu_bias": row[10:16]}
+    return frames
+
+
+def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def write_samples(path: Path, seed: int = 0, folder: str = "", count: int = 3) -> Frames:
+    """A tar file of WebDataset, of as many samples, and its frames."""
+    rng = np.random.default_rng(seed)
+    frames: Frames = []
+    files: dict[str, bytes] = {}
+    for number in range(count):
+        frame = {
+            "rgb": rng.integers(0, 256, (16, 16, 3), np.uint8),
+            "seg": rng.integers(0, 9, (16, 16), np.uint8),
+            "pose": rng.normal(size=(3, 4)),
+            "cls": np.int64(number * 7 - 3),
+            "json": f'{{"task": "pick {number}"}}',
+        }
+        stem = f"{folder}{number + 4:06d}"
+        for name in ("rgb", "seg"):
+            files[f"{stem}.{name}.png"] = encoded(frame[name])
+        stream = io.BytesIO()
+        np.save(stream, frame["pose"])
+        files[f"{stem}.pose.npy"] = stream.getvalue()
+        files[f"{stem}.cls"] = b"%d\n" % frame["cls"]
+        files[f"{stem}.json"] = str(frame["json"]).encode()
+        frames.append({**frame, "frame_number": np.int64(number + 4)})
+    write_tar(path, files)
     return frames
 
 

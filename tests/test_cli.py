@@ -19,36 +19,18 @@ import click
 import fsspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordError
 from seqrecord.tools.cli.terminal import Commands
-from tests.command_line import COMMAND, main
+from tests.command_line import COMMAND, fail, run
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    """Run a command in this process; it must exit with `code`."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, (SystemExit, type(None))), result.exception
-    return result
-
-
-def fail(*arguments: object, code: int = 1) -> str:
-    """The error line of a command that must fail, and print nothing else."""
-    result = run(*arguments, code=code)
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    assert line.startswith("seqrecord: error: ")
-    assert "Traceback" not in line
-    return line.removeprefix("seqrecord: error: ")
 
 
 @pytest.fixture
@@ -71,7 +53,7 @@ def test_write(tree: Path) -> None:
     assert f"{destination}: wrote 2 episodes, 6 frames in" in result.stdout
     assert "the dataset: 2 episodes, 6 frames in 1 record file" in result.stdout
     assert "6/6 frames" in result.stderr
-    assert "MB/s" in result.stderr
+    assert "MB/s, committing" in result.stderr
     with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
         frame = make_frames(1, 3)[2]
@@ -305,10 +287,16 @@ def test_export(dataset: Path, tmp_path: Path) -> None:
     command = ["export", dataset, "alpha/Easy/P000", tmp_path, "--features", "step,mask"]
     result = run(*command, "--frames", "-4::2")
     folder = tmp_path / "alpha" / "Easy" / "P000"
-    assert result.stdout == f"{folder}: 5 files\n"
+    assert result.stdout == f"{tmp_path}: 1 episode\n"
+    assert "2/2 frames" in result.stderr
     assert np.load(folder / "step.npy").tolist() == [7, 9]
     assert sorted(path.name for path in (folder / "mask").iterdir()) == ["000007.png", "000009.png"]
     assert "not empty" in fail(*command)
+    result = run("export", dataset, "alpha/*", tmp_path / "all", "--frames", "1:3", "--quiet")
+    assert (result.stdout, result.stderr) == (f"{tmp_path}/all: 2 episodes\n", "")
+    run("write", "--src", tmp_path / "all", "--dst", tmp_path / "again", "--workers", 1)
+    with seqrecord.open(tmp_path / "again") as found:
+        assert [len(episode) for episode in found.episodes.values()] == [2, 2]
 
 
 def test_view(dataset: Path, tmp_path: Path) -> None:

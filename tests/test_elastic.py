@@ -271,7 +271,13 @@ def test_other_numbers_of_workers(
         # Near the end a last batch is not full: the state is right, or refused.
         *(
             pytest.param(None, 2, 5, steps, found, marks=pytest.mark.slow)
-            for steps, found in ((14, None), (15, None), (16, None), (17, "refused"), (18, "refused"))
+            for steps, found in (
+                (14, None),
+                (15, None),
+                (16, None),
+                (17, "refused"),
+                (18, "refused"),
+            )
         ),
     ],
 )

@@ -32,7 +32,7 @@ from seqrecord.errors import (
     NotFoundError,
     SeqRecordError,
 )
-from seqrecord.format.manifest import read_manifest
+from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from seqrecord.writing.stored_statistics import add_statistics
@@ -249,7 +249,7 @@ def test_a_refusal_before_anything_was_sent(path: Path, name: str) -> None:
     """It is certain: the error is what it was, and nothing of the commit is left."""
     left = {each for folder in ("index", "edits") for each in (path / folder).iterdir()}
     refused = AccessError("access is refused")
-    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", error=refused))
+    storage: Any = FaultyStorage(LocalStorage(path), FailAt("put", path=MANIFEST, error=refused))
     with pytest.raises(AccessError):
         COMMANDS[name].do(storage)
     assert {each for folder in ("index", "edits") for each in (path / folder).iterdir()} == left

@@ -519,6 +519,9 @@ def test_a_mix_of_mixes_is_one_of_all_datasets(root: Path) -> None:
     flat.load_state_dict(mix.state_dict())
     assert digests(flat) == digests(iterator)
     wrong = SeqRecordMix(streams(root, "a"), batch_size=1, seed=1)
+    rows = SeqRecordStream(root / "a", clip_len=2, order="sequences", batch_size=2)
+    with pytest.raises(ClipError, match="source 'x' of a mix gives sequences"):
+        SeqRecordMix({"x": rows}, batch_size=2)
     with pytest.raises(ClipError, match="source 'x' of a mix sets what belongs to the mix"):
         SeqRecordMix({"x": wrong}, batch_size=2)
     until = SeqRecordMix(streams(root, "a"), batch_size=1, stop=3)

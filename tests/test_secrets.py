@@ -78,13 +78,7 @@ def _forms(text: str) -> tuple[str, ...]:
     return tuple({text, quote(text, safe=""), unquote(text), MARK})
 
 
-def given(
-    kind: str,
-    service: Azurite,
-    container: str,
-    *,
-    endpoint: str | None = None,
-) -> Given:
+def given(kind: str, service: Azurite, container: str, *, endpoint: str | None = None) -> Given:
     """A credential of a kind, right or wrong, for a service or another place that passes for it."""
     endpoint = endpoint or service.endpoint
     az, wrong_key = f"az://{container}/set", base64.b64encode((MARK * 5).encode()).decode()
@@ -232,10 +226,7 @@ def test_a_service_that_refuses(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", ["nobody", "reset", "403", "404", "500", "503", "short"])
 def test_a_service_that_fails(
-    service: Azurite,
-    caplog: pytest.LogCaptureFixture,
-    backend: str,
-    fault: str,
+    service: Azurite, caplog: pytest.LogCaptureFixture, backend: str, fault: str
 ) -> None:
     container = service.new_container()
     service.put(container, "set/records/a.seqrec", bytes(3 << 20))
@@ -282,8 +273,7 @@ def test_what_client_libraries_log_is_without_secrets(
 
 @pytest.mark.service
 @pytest.mark.parametrize(
-    ("kind", "backend"),
-    [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "urllib3")],
+    ("kind", "backend"), [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "urllib3")]
 )
 def test_a_dataset_that_works(
     service: Azurite,
@@ -380,6 +370,21 @@ def test_what_commands_print(
         (f"blobfile+az://acme/box/path?sig={MARK}", {}),
         (f"http://u:{MARK}@ho\u2100st/path", {}),
         (f"http://user:{MARK}@127.0.0.1:9/path", {}),
+        (f"ftp://user:{MARK}/x@host/path", {}),
+        (f"ftp://user:x/{MARK}@host/path", {}),
+        (f"http://user:1/{MARK}@127.0.0.1:9/path", {}),
+        (f"http://user:{MARK}?x@127.0.0.1:9/path", {}),
+        (f"http://user:x#{MARK}@127.0.0.1:9/path", {}),
+        (f"http://user:x@y/{MARK}@127.0.0.1:9/path", {}),
+        (f"zip://a::http://user:{MARK}@host/path", {}),
+        (f"simplecache::http://user:{MARK}@host/path", {}),
+        (f"s3://KEY:{MARK}@bucket", {}),
+        (f"s3://KEY:x/{MARK}@bucket/path", {}),
+        (f"gs://{MARK}@bucket/path", {}),
+        ([f"s3://KEY:{MARK}@bucket"], {}),
+        (f"s3://KEY:{MARK}@bucket".encode(), {}),
+        ({"url": (f"https:/acme.blob.core.windows.net/box?sig='{MARK}",)}, {}),
+        (f"http://user:{MARK}@host/\0", {}),
         (f"s3://bucket/path?token={MARK}", {}),
         ("memory://box/path", {"token": MARK}),
         ("az://box/path", {"connection_string": f"AccountKey={MARK}"}),
@@ -393,7 +398,7 @@ def test_what_commands_print(
     ],
 )
 def test_locations_and_options_that_are_wrong(
-    url: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    url: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     if url != "records":
         options = {**options, **QUICK}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -31,7 +32,7 @@ from seqrecord.sources import Source, format_names, open_source
 from seqrecord.sources.base import EpisodeInfo
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
-from tests.source_writers import write_euroc, write_kitti, write_tum
+from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
 from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
 from tests.test_sources_mcap import CAMERA, recording
 from tests.trees import make_frames, write_v1, write_v2
@@ -145,6 +146,11 @@ def folders(folder: Path) -> None:
         (episode / "metadata.json").write_text('{"task": "pick", "ok": true}')
 
 
+def tars(folder: Path) -> None:
+    write_samples(folder / "a.tar")
+    write_samples(folder / "more" / "b.tar", 1, "run_2/", 4)
+
+
 def sequences(folder: Path, write: Callable[..., object]) -> None:
     for number, name in enumerate("ab"):
         write(folder / name, number)
@@ -224,6 +230,14 @@ SETS: dict[str, Set] = {
         keeps_images=True,
     ),
     "folders": damaged("Folders", folders, "there/b", "rgb/2.png", keeps_images=True),
+    "webdataset": Set(
+        "WebDataset",
+        tars,
+        lambda root: cut(root / "more/b.tar"),
+        "more/b/run_2",
+        "more/b.tar",
+        keeps_images=True,
+    ),
     "tum": damaged(
         *("Tum", functools.partial(sequences, write=write_tum), "b"),
         "rgb/1305031102.033000.png",
@@ -407,6 +421,19 @@ def test_a_broken_episode_is_left_out_and_packed_later(case: Set, root: Path) ->
     source = opened(case, root)
     report = seqrecord.convert(source, root.parent / "records", workers=1, mode="append")
     assert (report.written, report.skipped) == ((case.bad,), others)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(case: Set, root: Path) -> None:
+    (root / case.file).unlink()
+    os.mkfifo(root / case.file)
+
+    def read() -> None:
+        source = opened(case, root)
+        read_all(source, next(info for info in source.episodes() if info.key == case.bad))
+
+    with pytest.raises(SourceError) as caught:
+        read()
+    assert caught.value.file in (str(root / case.file), str(root))
 
 
 def test_two_processes_pack_what_the_source_gives(case: Set, root: Path) -> None:

@@ -356,6 +356,13 @@ def _no_frames(file: Any) -> None:
         _replace(name, data=np.zeros((0, 14), "<f4"))(file)
 
 
+def _empty_rows(file: Any) -> None:
+    """2^27 frames of which nothing is stored."""
+    del file["observations"]
+    for name in ("action", "observations/qpos"):
+        _replace(name, shape=(1 << 27, 14), dtype="<f4", chunks=(1024, 14))(file)
+
+
 def _long_text(file: Any) -> None:
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     kind = h5py.h5t.C_S1.copy()
@@ -376,6 +383,7 @@ OUTSIDE = {"shape": (5, 14), "dtype": "<f4", "external": [("episode_0.hdf5", 0, 
 HUGE = {"shape": (5, 1 << 40), "dtype": "u1", "chunks": (1, 1 << 20)}  # nothing of it is there
 
 BROKEN: dict[str, tuple[Callable[[Any], None], str]] = {
+    "empty rows": (_empty_rows, "declares far more than it stores; .*of 0 stored"),
     "few rows": (
         _replace(QPOS, data=np.zeros((4, 14), "<f4")),
         "rows disagree .*qpos; expected: 5 rows; got: 4 rows",

@@ -170,6 +170,20 @@ def test_every_kind_of_lists(tmp_path: Path, kind: str) -> None:
 # --- ways to be broken -----------------------------------------------------------------------
 
 
+def not_utf8(name: str, *, is_lost: bool = False) -> Callable[[pa.Table], pa.Table]:
+    """Texts, or images' names, of bytes that are no UTF-8; of row 6 the image `is_lost`."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        place, values = table.column_names.index(name), table[name].to_pylist()
+        array = pa.array([b"\xff\xfe"] * len(values)).view(pa.string())
+        if isinstance(values[0], dict):
+            data = [None if is_lost and i == 6 else v["bytes"] for i, v in enumerate(values)]
+            array = pa.StructArray.from_arrays([pa.array(data), array], ["bytes", "path"])
+        return table.set_column(place, name, array)
+
+    return changed
+
+
 def column(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[pa.Table], pa.Table]:
     def changed(table: pa.Table) -> pa.Table:
         place = table.column_names.index(name)
@@ -215,6 +229,8 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (lambda t: t.set_column(1, "action", t["action"].cast(pa.list_(pa.float32()))),
      "feature: action; .*got: float32"),
     (column("note", at(6, None)), r"declares it; .*feature: note; .*string, 1 of them missing"),
+    (not_utf8("note"), r"not UTF-8; .*xff"),
+    (not_utf8("observation.image", is_lost=True), r"not UTF-8; .*feature: observ.*frame: 1; .*xff"),
     (column("task_index", at(6, 7)), r"a task without a name; .*one of 2 texts; got: task_index 7"),
     (column("episode_index", at(6, 0)), "(missing or out of order|rows of other episodes)"),
     (lambda t: t.set_column(t.column_names.index("episode_index"), "episode_index",
@@ -234,6 +250,12 @@ def test_broken_rows(tmp_path: Path, number: int) -> None:
         frames_of(open_source(root), "episode_000001")
     assert caught.value.episode == "episode_000001"
     assert caught.value.file == str(path)
+
+
+def test_the_name_of_an_image_does_not_matter(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    rewrite(root / ROWS, not_utf8("observation.image"))
+    check(open_source(root))
 
 
 @pytest.mark.parametrize("wrong", [{"length": "many"}, {"tasks": 3}])

@@ -13,7 +13,15 @@ import seqrecord
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.sources import open_source
-from tests.video_file_data import HEIGHT, WIDTH, decoded, of_gops, pictures, write_video
+from tests.video_file_data import (
+    HEIGHT,
+    WIDTH,
+    decoded,
+    of_gops,
+    pictures,
+    with_matrix,
+    write_video,
+)
 
 
 def images_of(source: Any, number: int, name: str = "image") -> npt.NDArray[np.uint8]:
@@ -40,6 +48,50 @@ def test_a_file_is_an_episode(tmp_path: Path) -> None:
     np.testing.assert_allclose(times, np.array(ms) / 1000, atol=1e-9)
     alone = open_source(tmp_path, features=["image"])
     assert list(alone.frames(found[1])) == [{}] * 5
+
+
+@pytest.mark.parametrize(
+    ("matrix", "show"),
+    [
+        ((0, 1, -1, 0), lambda image: np.rot90(image, -1)),  # a quarter to the right
+        ((0, -1, 1, 0), np.rot90),
+        ((-1, 0, 0, -1), lambda image: np.rot90(image, 2)),
+        ((-1, 0, 0, 1), np.fliplr),
+        ((0, 1, 1, 0), lambda image: image.transpose(1, 0, 2)),
+    ],
+)
+def test_frames_are_turned_as_players_turn_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, matrix: Any, show: Any
+) -> None:
+    (tmp_path / "videos").mkdir()
+    path = write_video(tmp_path / "videos/phone.mp4", pictures(9), options={"g": "4"})
+    images = decoded(with_matrix(path, *matrix))[1]
+    source = open_source(tmp_path / "videos")
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    assert "phone.mp4: 4 frames were re-encoded: players turn" in caplog.text
+    wanted = np.stack([show(image) for image in images])
+    with seqrecord.open(tmp_path / "records") as dataset:
+        found = dataset.episodes["phone"][:]["image"]
+    assert found.shape == wanted.shape
+    assert np.abs(found.astype(int) - wanted).mean() < 3  # it is encoded anew
+    seqrecord.export.to_lerobot(tmp_path / "records", tmp_path / "lerobot")
+    [exported] = (tmp_path / "lerobot").rglob("*.mp4")
+    np.testing.assert_array_equal(decoded(exported)[1], found)
+
+
+@pytest.mark.parametrize(
+    ("codec", "pixels"), [("libx264", "yuvj420p"), ("libx265", "yuv420p10le"), ("mpeg4", "yuv420p")]
+)
+def test_turned_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: str) -> None:
+    path = write_video(tmp_path / "phone.mp4", pictures(3), codec, pixels=pixels)
+    upright = images_of(open_source(path), 0)
+    found = images_of(open_source(with_matrix(path, 0, 1, -1, 0)), 0)
+    wanted = np.rot90(upright, -1, (1, 2)).astype(int)
+    assert np.abs(found - wanted).mean() < 3
+    with_matrix(path, 1, 1, -1, 1)
+    with pytest.raises(SourceError) as caught:
+        open_source(path).schema()
+    assert (caught.value.file, caught.value.expected) == (str(path), "a turn by quarters")
 
 
 @pytest.mark.parametrize("appends", [False, True])

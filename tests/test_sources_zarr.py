@@ -137,6 +137,14 @@ def _ends(values: Any) -> Callable[[Path], None]:
     return write
 
 
+def _fills(path: Path) -> None:
+    """Nearly all frames are fill values, of which nothing is stored."""
+    for file in (path / "data").glob("*/.zarray"):
+        array = json.loads(file.read_text())
+        file.write_text(json.dumps(array | {"shape": [1 << 40, *array["shape"][1:]]}))
+    _ends(np.array([4, 6, 1 << 40]))(path)
+
+
 @pytest.mark.parametrize(
     ("breaks", "bad", "message"),
     [
@@ -146,6 +154,7 @@ def _ends(values: Any) -> Callable[[Path], None]:
         (_ends(np.array([-4, 3, 9])), [0, 1], "episode_ends that do not rise"),
         (_ends(np.array([4, 4, 9])), [1], "episode_ends that do not rise"),
         (_ends(np.array([4, 6, 1 << 60])), [2], "ends before the episode does"),
+        (_fills, [2], "an episode of too many frames"),
     ],
 )  # fmt: skip
 def test_a_broken_episode_is_refused_by_name(

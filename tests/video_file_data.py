@@ -27,6 +27,7 @@ __all__ = [
     "of_file",
     "of_gops",
     "pictures",
+    "with_matrix",
     "write_video",
 ]
 
@@ -122,6 +123,15 @@ def in_fragments(whole: Path, path: Path) -> Path:
             if packet.size:
                 packet.stream = stream
                 target.mux(packet)
+    return path
+
+
+def with_matrix(path: Path, a: int, b: int, c: int, d: int) -> Path:
+    """Let the display matrix of an MP4's first track be this one."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"tkhd") + 44
+    struct.pack_into(">9i", data, at, *(n << 16 for n in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
+    path.write_bytes(data)
     return path
 
 

@@ -12,7 +12,7 @@ The layout is that of lerobot 0.4.4, see https://huggingface.co/docs/lerobot/ler
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from os import PathLike
@@ -39,11 +39,13 @@ from seqrecord.export.lerobot_meta import (
     plan_columns,
 )
 from seqrecord.format.video_pages import parse_video_page
-from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.indexing.opening import opened
+from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage import local_path
+from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource
 
 __all__ = ["to_lerobot"]
@@ -62,6 +64,7 @@ def to_lerobot(
     episodes: EpisodeFilter = None,
     features: Sequence[str] | None = None,
     fps: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
@@ -81,6 +84,7 @@ def to_lerobot(
             the dataset's order, and their keys are in `meta/seqrecord.json`.
         features: names of the features, all by default.
         fps: frames a second, for a dataset whose episodes do not say it.
+        progress: called from this thread, several times a second.
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `DestinationError` for a destination that holds something, `SchemaError` for a feature
@@ -91,7 +95,7 @@ def to_lerobot(
         numbers = reader.find_episodes(episodes).tolist()
         chosen = reader.select(features)
         keys = list(chosen.episodes)
-        writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps)
+        writer = _Writer(chosen, [chosen.episodes[keys[n]] for n in numbers], fps, progress)
         root = local_path(destination, "destination")
         with disk_errors("the dataset", root):
             make_empty(root, "the folder")
@@ -100,11 +104,18 @@ def to_lerobot(
 
 
 class _Writer:
-    def __init__(self, reader: Dataset, episodes: Sequence[Episode], fps: float | None) -> None:
+    def __init__(
+        self,
+        reader: Dataset,
+        episodes: Sequence[Episode],
+        fps: float | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
         self._columns = [*plan_columns(reader.features, self._keeps_times())]
         self._meta = LeRobotMeta(self._columns, episodes, self._fps)
+        self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
         self._read = [each.feature for each in self._columns if not each.is_video]
         for episode in episodes:
             for name in reader.features:
@@ -129,6 +140,7 @@ class _Writer:
             first += len(episode)
         file.close()
         self._meta.write(root, self._reader.statistics)
+        self._meter.report()
 
     def _write_rows(self, file: _RowFile, episode: Episode, number: int, first: int) -> list[str]:
         """The rows of an episode, from row `first` on; returns its tasks in their order."""
@@ -156,6 +168,7 @@ class _Writer:
                 "task_index": pa.array([*map(self._meta.task_number, texts)], pa.int64()),
             }
             file.write(pa.table(columns))
+            self._meter.add(len(numbers))
         return list(tasks)
 
     def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +30,11 @@ __all__ = [
     "list_folder",
     "on_disk",
     "open_file",
+    "openable",
     "opened",
     "read_bytes",
     "read_values",
+    "regular",
     "size_of",
     "unreadable",
 ]
@@ -139,12 +143,28 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
     """The open file, of which a read gives all that was asked for, but at the end.
 
     Not `buffered`, it is read anew each time: what was cut meanwhile is noticed. Raises `OSError`
-    where there is none. Of a URL, at most 32 MiB are in memory at a time.
+    where there is no file. Of a URL, at most 32 MiB are in memory at a time.
     """
     if (files := remote_files(path)) is None:
-        return path.open("rb", buffering=-1 if buffered else 0)
+        return regular(path).open("rb", buffering=-1 if buffered else 0)
     file = files.open(path)
     return io.BufferedReader(file) if buffered else cast("BinaryIO", file)
+
+
+def openable(path: Path) -> Path | BinaryIO:
+    """What a library opens: the path of a disk's file, or the open file of a URL, to be closed.
+
+    Raises `OSError` where there is no file.
+    """
+    return regular(path) if remote_files(path) is None else open_file(path)
+
+
+def regular(path: Path) -> Path:
+    """The path of a file on a disk. Raises `OSError` where there is none, and for a pipe or a
+    device, of which opening or reading may never end."""
+    if not path.is_file() and not stat.S_ISDIR(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "a pipe or a device")
+    return path
 
 
 @contextmanager
@@ -168,7 +188,7 @@ def on_disk(path: Path) -> Iterator[Path]:
     """
     files = remote_files(path)
     copy = None if files is None else files.local_copy(path)
-    yield path if copy is None else copy.path
+    yield regular(path) if copy is None else copy.path
 
 
 def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:

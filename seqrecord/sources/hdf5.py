@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from seqrecord.sources.hdf5_files import (
 )
 from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
 from seqrecord.sources.images import image_format
+from seqrecord.sources.limits import check_decoded, check_frames
 from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.video_files import VideoFile
@@ -179,7 +181,7 @@ class Hdf5(ScannedSource):
         return order == "bgr" and image_format(data, path) == "jpeg"
 
     def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
-        num_frames = _num_frames(one)
+        num_frames, declared, stored = _num_frames(one), 0, 0
         readers: dict[str, Iterator[Any]] = {}
         there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema
         for name, spec in self.schema().items():
@@ -192,7 +194,11 @@ class Hdf5(ScannedSource):
                         expected=f"{num_frames} rows",
                         got=f"{dataset.shape[0] if dataset.shape else 'no'} rows",
                     )
+                declared += dataset.dtype.itemsize * math.prod(dataset.shape)
+                stored += dataset.id.get_storage_size()
                 readers[name] = self._values(dataset, spec, one, path, num_frames)
+        check_frames(num_frames)
+        check_decoded(declared, stored)
         if not (readers or one.videos) or not num_frames:
             raise SourceError("an episode without frames of the features")
         for _ in range(num_frames):

@@ -19,8 +19,7 @@ from seqrecord.errors import SeqRecordError, SourceError, located
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.embedded import read_rows
-from seqrecord.sources.files import first_line, open_file
-from seqrecord.sources.remote import remote_files
+from seqrecord.sources.files import first_line, openable
 
 __all__ = [
     "attributes",
@@ -59,15 +58,17 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     What h5py raises while the file is read becomes one too. Each that the block raises names it.
     """
     h5py = load_h5py()
-    remote = None if remote_files(path) is None else open_file(path)
     try:
+        where = openable(path)
+        remote = nullcontext() if isinstance(where, Path) else where
         # Read-only mounts refuse locks.
-        file = h5py.File(path, "r", locking=False) if remote is None else h5py.File(remote, "r")
+        more = {"locking": False} if isinstance(where, Path) else {}
+        file = h5py.File(where, "r", **more)
     except OSError as error:
         raise SourceError(
             "not an HDF5 file that can be read", file=str(path), got=first_line(error)
         ) from error
-    with remote or nullcontext(), reading_hdf5(path), file:
+    with remote, reading_hdf5(path), file:
         yield file
 
 

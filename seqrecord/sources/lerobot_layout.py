@@ -19,9 +19,8 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import is_file, open_file, read_bytes, unreadable
+from seqrecord.sources.files import is_file, openable, read_bytes, unreadable
 from seqrecord.sources.originals import find_files
-from seqrecord.sources.remote import remote_files
 from seqrecord.text import repr_of
 
 __all__ = [
@@ -32,8 +31,10 @@ __all__ = [
     "LeRobotVideo",
     "ParquetTable",
     "number_columns",
+    "plain",
     "read_episodes",
     "read_info",
+    "read_stats",
     "read_texts",
 ]
 
@@ -41,6 +42,7 @@ INFO = "meta/info.json"
 
 _EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
 _TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
+_STATS, _EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
 _SUBTASKS = "meta/subtasks.parquet"
 _MODALITY = "meta/modality.json"  # GR00T's alone
 _ANNOTATION = "annotation."
@@ -214,6 +216,14 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
         return texts
 
 
+def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, Any]]]:
+    """The file of statistics by feature, and those in it: of all, or in v2.1 of each episode."""
+    if info.version == 2 and is_file(by_episode := root / _EPISODES_STATS):
+        rows = (row.get("stats") for row in _rows(by_episode))
+        return by_episode, (row for row in rows if isinstance(row, dict))
+    return root / _STATS, iter([_object(read_bytes(root / _STATS, _MAX_LINES_BYTES))])
+
+
 class ParquetTable:
     """An open parquet file; raises `SourceError` for what is none."""
 
@@ -222,7 +232,7 @@ class ParquetTable:
 
         self._path = path
         try:
-            self._file = pq.ParquetFile(path if remote_files(path) is None else open_file(path))
+            self._file = pq.ParquetFile(openable(path))
         except OSError as error:  # also a footer that is damaged
             raise unreadable(path, error) from error
         except (pa.ArrowException, ValueError) as error:
@@ -269,6 +279,16 @@ class ParquetTable:
                 skipped = max(skipped - batch.num_rows, 0)
         except (pa.ArrowException, OSError) as error:
             raise _parquet_error("a damaged parquet file", self._path, error) from error
+
+
+def plain(values: pa.RecordBatch | pa.Array) -> list[Any]:
+    """The values as Python has them; raises `SourceError` for text that is not UTF-8, which pyarrow
+    does not check."""
+    try:
+        found: list[Any] = values.to_pylist()
+        return found
+    except UnicodeDecodeError as error:
+        raise SourceError("text that is not UTF-8", got=repr(error.object[:80])) from error
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
@@ -388,7 +408,8 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
         raise SourceError("no table of episodes")
     for path in paths:
         for batch in ParquetTable(path).batches(columns):
-            yield from batch.to_pylist()
+            with located(SourceError, file=str(path)):
+                yield from plain(batch)
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, plain
 from seqrecord.text import repr_of
 
 __all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes"]
@@ -92,7 +92,7 @@ class EpisodeRows:
                     frame[name] = column[row]
                     continue
                 with located(SourceError, feature=name, frame=first + row):
-                    frame[name] = embedded_value(_image(column[row]), self._schema[name], path)
+                    frame[name] = embedded_value(_image(column, row), self._schema[name], path)
             yield frame
 
     def _rows(self, path: Path, begin: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -173,20 +173,19 @@ def image_bytes(path: Path, name: str) -> bytes:
     """The first image of a column."""
     with located(SourceError, file=str(path)):
         for batch in ParquetTable(path).batches([name], rows=1):
-            return _image(batch.column(0)[0])
+            return _image(batch.column(0), 0)
         raise SourceError("a parquet file without rows")
 
 
-def _image(value: pa.Scalar) -> bytes:
-    """The encoded image of one row."""
-    data = value.as_py()
-    if isinstance(data, dict):
-        data = data.get("bytes")
+def _image(column: pa.Array, row: int) -> bytes:
+    """The encoded image of one row, whatever its name is."""
+    is_struct = pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+    [data] = plain((column.field("bytes") if is_struct else column).slice(row, 1))
     if not isinstance(data, bytes):
         raise SourceError(
             "an image that is not in the parquet file",
             expected="the bytes of a PNG or JPEG",
-            got=repr_of(value.as_py(), 100),
+            got=repr_of(plain(column.slice(row, 1)), 100),
         )
     return data
 
@@ -258,8 +257,7 @@ def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if column.null_count or not is_text:
         raise _misshapen(spec, f"{column.type}, {column.null_count} of them missing")
-    values: list[str] = column.to_pylist()
-    return values
+    return plain(column)
 
 
 def _misshapen(spec: FeatureSpec, got: str) -> SourceError:

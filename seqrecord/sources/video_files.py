@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqrecord.codecs.video.packages import pyav
-from seqrecord.errors import SourceError
-from seqrecord.sources.files import open_file, unreadable
-from seqrecord.sources.remote import remote_files
-from seqrecord.sources.video_packets import PASSTHROUGH, Start, packet_format
+from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
+from seqrecord.errors import SourceError, located
+from seqrecord.processes.forks import cached_property
+from seqrecord.sources.files import open_file, openable, unreadable
+from seqrecord.sources.video_turns import UPRIGHT, Turn
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
 
@@ -22,6 +24,7 @@ VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 _CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as playlists do
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
+_MOST_BEFORE = 64  # bytes of a container between a packet's place and the packet
 _MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
@@ -37,6 +40,8 @@ class VideoPacket(NamedTuple):
         is_key: whether the container calls it a keyframe.
         is_shown: whether its frame is shown; an edit list hides frames.
         is_cut: whether a decoder can begin with it.
+        place: its first byte in the file and how many there are, where they are asked for; then
+            `data` may be empty.
     """
 
     data: bytes
@@ -45,6 +50,7 @@ class VideoPacket(NamedTuple):
     is_key: bool
     is_shown: bool
     is_cut: bool = False
+    place: tuple[int, int] | None = None
 
 
 class VideoFile:
@@ -54,23 +60,32 @@ class VideoFile:
 
         codec, extradata    FFmpeg's name, and what the container says of the codec beside it
         tick                seconds
-        size                height and width in pixels
+        coded_size          height and width in pixels
+    turn                how players turn its frames
+    size                height and width of frames that are turned so
         pixel_format        as FFmpeg calls it; None if the container does not say
         matrix              the number (H.273) of the matrix from YUV to RGB, or None
         color_range         "limited" or "full", or None
         fps                 frames a second, on average, or None
 
+    With `with_places` packets say where they lie: from the tables of an MP4, and then no packet is
+    read, where nothing of the packets need be known; else each packet is read, and looked for.
+
     Raises `SourceError` for a file that is none of these, or has no video.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, with_places: bool = False) -> None:
         self.path = path
+        self.with_places = with_places
+        self._entries: list[Any] | None = None
+        self._raw: Any = None
+        self._is_unread = True
         self._open()
         context = self._stream.codec_context
         self.codec: str = context.codec.canonical_name
         self.extradata = bytes(context.extradata or b"")
         self.tick = float(self._stream.time_base)
-        self.size: tuple[int, int] = (context.height, context.width)
+        self.coded_size: tuple[int, int] = (context.height, context.width)
         self.pixel_format: str | None = context.pix_fmt
         matrix, rate = int(context.colorspace), self._stream.average_rate
         self.matrix = None if matrix == _UNKNOWN_MATRIX else matrix
@@ -91,8 +106,32 @@ class VideoFile:
 
     def close(self) -> None:
         self._file.close()
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
         if self._remote is not None:
             self._remote.close()
+
+    @cached_property
+    def turn(self) -> Turn:
+        """Decodes the first frame: PyAV tells it of no other.
+
+        Raises `SourceError` for a turn that is not by quarters.
+        """
+        self._from_start()
+        context = self._stream.codec_context
+        context.thread_count, context.thread_type = 1, "NONE"
+        for packet in islice(self._file.demux(self._stream), _MAX_LEADING):
+            with suppress(*video_errors()):  # who reads the frames says what is wrong with them
+                for frame in packet.decode():
+                    matrix = frame.side_data.get("DISPLAYMATRIX")
+                    with located(SourceError, file=str(self.path)):
+                        return UPRIGHT if matrix is None else Turn.of(bytes(matrix))
+        return UPRIGHT
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.turn.size(*self.coded_size)
 
     def ticks(self) -> list[int]:
         """When each frame is shown, ascending, in units of `tick`. Reads the whole file."""
@@ -100,13 +139,19 @@ class VideoFile:
 
     def count(self) -> int:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
+        if entries := self._tables():
+            return sum(not entry.is_discard for entry in entries)
+        return len(self.ticks())
+
+    def _tables(self) -> Any:
+        """What the tables of an MP4 say of its packets; nothing where they do not tell all."""
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
             with self._errors("a damaged video"):
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
                 # The tables of a file of fragments are those of the fragments that were looked at.
                 if 0 < len(entries) <= self._stream.frames:
-                    return sum(not entry.is_discard for entry in entries)
-        return len(self.ticks())
+                    return entries
+        return ()
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         """A packet as a decoder takes it: without a container, where its codec is kept."""
@@ -118,7 +163,25 @@ class VideoFile:
 
         The first packet is a cut, unless no decoder can begin even there. One walk at a time.
         """
+        if self.with_places and not self._stream.codec_context.has_b_frames:  # or decoding times
+            if self._entries is None:
+                self._entries = list(self._tables())
+            if self._entries:
+                return _marked(self._tabled(self._entries, first))
         return _marked(self._from(first))
+
+    def _tabled(self, entries: list[Any], first: int | None) -> Iterator[VideoPacket]:
+        """The packets without their bytes, from the last keyframe up to `first` on."""
+        begin = 0
+        if first is not None:
+            begin = bisect_right(entries, first, key=lambda entry: entry.timestamp)
+            begin = max(begin - 1, 0)
+            while begin and not entries[begin].is_keyframe:
+                begin -= 1
+        for entry in entries[begin:]:
+            is_key, start = entry.is_keyframe, Start(is_closed=entry.is_keyframe)
+            place, shown = (entry.pos, entry.size), not entry.is_discard
+            yield VideoPacket(b"", entry.timestamp, start, is_key, shown, place=place)
 
     def _from(self, first: int | None) -> Iterator[VideoPacket]:
         second = max(1, round(1 / self.tick))
@@ -132,19 +195,24 @@ class VideoFile:
                 return chain([head], packets)
             # Containers are sought by decoding times, which may be earlier.
             target = min(target, head.tick) - second * 4**attempt
+        self._from_start()
+        return self._demux()
+
+    def _from_start(self) -> None:
         if not self._is_unread:
             self.close()
             self._open()
-        return self._demux()
+        self._is_unread = False
 
     def _open(self) -> None:
         try:
-            self._remote = None if remote_files(self.path) is None else open_file(self.path)
+            where = openable(self.path)
         except OSError as error:
             raise unreadable(self.path, error) from error
+        self._remote = None if isinstance(where, Path) else where
         with self._errors("not a video that can be read"):
             self._file: Any = pyav().open(
-                self._remote or str(self.path),
+                str(where) if isinstance(where, Path) else where,
                 metadata_errors="ignore",
                 buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
@@ -162,10 +230,10 @@ class VideoFile:
             self._file.seek(tick, stream=self._stream)
         except pyav().FFmpegError:
             return iter(())
+        self._is_unread = False
         return self._demux()
 
     def _demux(self) -> Iterator[VideoPacket]:
-        self._is_unread = False
         with self._errors("a damaged or truncated video"):
             for packet in self._file.demux(self._stream):
                 if not packet.size:
@@ -177,7 +245,23 @@ class VideoFile:
                     raise SourceError("a video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
                 shown = not (packet.is_discard or start.is_hidden)
-                yield VideoPacket(data, packet.pts, start, packet.is_keyframe, shown)
+                place = self._place_of(packet.pos, data) if self.with_places else None
+                key = packet.is_keyframe
+                yield VideoPacket(data, packet.pts, start, key, shown, place=place)
+
+    def _place_of(self, pos: int | None, data: bytes) -> tuple[int, int]:
+        """Where a packet's bytes lie: at `pos`, or behind what its container puts before them."""
+        if self._raw is None:
+            self._raw = open_file(self.path)
+        self._raw.seek(pos or 0)
+        at = self._raw.read(len(data) + _MOST_BEFORE).find(data)
+        if pos is None or at < 0:
+            raise SourceError(
+                "a packet that the file does not have as it is, so that nothing can refer to it",
+                file=str(self.path),
+                offset=pos,
+            )
+        return pos + at, len(data)
 
     @contextmanager
     def _errors(self, message: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ stay in it and are not shown: those before an episode's first frame, those that 
 those between the rows of a slower table. So what is kept decodes to the same bits. What no `Gop`
 can hold is re-encoded, with a warning: more than 256 frames between two such places, as where
 groups of pictures are open (their frames refer to those before the keyframe), and other codecs.
+So is video that players turn, as portrait video of phones: packets say nothing of that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, groupby, islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,23 @@ from seqrecord.codecs.video.decoding import describe
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, pyav, video_errors
+from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
+from seqrecord.format.references import ReferencedGop
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
-from seqrecord.sources.video_packets import PASSTHROUGH
+from seqrecord.sources.video_turns import UPRIGHT
 
-__all__ = ["TOLERANCE", "check_file", "read_frames", "read_gops", "stored_codec", "video_spec"]
+__all__ = [
+    "TOLERANCE",
+    "check_file",
+    "read_frames",
+    "read_gops",
+    "read_references",
+    "stored_codec",
+    "video_spec",
+]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -40,6 +51,7 @@ TOLERANCE = 1e-4
 
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
+_TURNED = "players turn or mirror them, so they are turned"
 _OTHERS = "h264"  # what videos of a codec that is not kept become
 _LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png")
 
@@ -64,18 +76,39 @@ def read_gops(
     Raises `SourceError` for rows that have no frame or share one, for times that go back, and for
     a file that is truncated, damaged, or does not begin with a keyframe.
     """
+    assert not file.with_places, "for `read_references`"
+    return cast("Iterator[Gop]", _read(file, times, tolerance))
+
+
+def read_references(
+    file: VideoFile, times: npt.NDArray[np.float64] | None = None, *, tolerance: float = TOLERANCE
+) -> Iterator[ReferencedGop]:
+    """The same frames of a file opened `with_places`, as GOPs that stay where they are.
+
+    Raises `SourceError` also for what would have to be encoded anew.
+    """
+    assert file.with_places, "a file whose packets do not say where they lie"
+    return cast("Iterator[ReferencedGop]", _read(file, times, tolerance))
+
+
+def _read(
+    file: VideoFile, times: npt.NDArray[np.float64] | None, tolerance: float
+) -> Iterator[Gop | ReferencedGop]:
     with located(SourceError, file=str(file.path)):
+        is_turned = file.turn != UPRIGHT  # asked before the walk over the file
         rows = _Rows(file, times, tolerance)
         for group in _groups(_packets(file, rows)):
             held: list[_Wanted] = []
             reason = ""
             for each in group:
                 held.append(each)
-                if reason := _why_not(file, held):
+                if reason := _TURNED if is_turned else _why_not(file, held):
                     break
             if not reason:
                 yield from _passed_through(file, held, rows)
                 continue
+            if file.with_places:
+                raise SourceError(f"a video that nothing can refer to, but be converted: {reason}")
             before = rows.taken
             yield from _encoded_anew(file, chain(held, group), rows)
             if count := rows.taken - before:
@@ -262,7 +295,9 @@ def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
     return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
 
 
-def _passed_through(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Iterator[Gop]:
+def _passed_through(
+    file: VideoFile, group: list[_Wanted], rows: _Rows
+) -> Iterator[Gop | ReferencedGop]:
     """The packets of a GOP as they are, if any of its frames is wanted."""
     shown = sorted((packet.tick, i) for i, (packet, wanted) in enumerate(group) if wanted)
     if not shown:
@@ -272,6 +307,14 @@ def _passed_through(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Itera
         rows.take(tick)
         order[i] = number
     stop = max(i for _, i in shown) + 1  # no frame refers to a packet that comes later
+    if file.with_places:
+        places = np.array([packet.place for packet, _ in group[:stop]], np.int64)
+        if (np.diff(places[:, 0]) < places[:-1, 1]).any():
+            raise SourceError("packets out of order in their file, to which nothing can refer")
+        starts, sizes = places.T
+        shows = np.array(order[:stop], np.int64)
+        yield ReferencedGop(str(file.path), file.extradata, starts, sizes, shows)
+        return
     packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
     yield Gop(tuple(packets), tuple(order[:stop]))
 
@@ -284,7 +327,7 @@ def _encoded_anew(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> I
         return
     config = _config(file, first)
     frames = (
-        frame.reformat(format="rgb24", **colours(frame)).to_ndarray()
+        file.turn.frame(frame.reformat(format="rgb24", **colours(frame)).to_ndarray())
         for frame in chain((first,), decoded)
     )
     while some := list(islice(frames, config.gop)):
@@ -300,7 +343,7 @@ def _config(file: VideoFile, frame: Any) -> VideoConfig:
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
     with _source_errors():
         config = VideoConfig(codec, pixels, file.matrix, file.color_range)
-        return config.encoding(frame.height, frame.width)
+        return config.encoding(*file.size)
 
 
 def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterator[Any]:
@@ -309,7 +352,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
     with _source_errors():
         context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
         if file.codec not in PASSTHROUGH:
-            context.height, context.width = file.size
+            context.height, context.width = file.coded_size
             if file.extradata:
                 context.extradata = file.extradata
         if file.codec == "h264":

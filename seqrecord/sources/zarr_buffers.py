@@ -27,6 +27,7 @@ from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
+from seqrecord.sources.limits import check_frames
 from seqrecord.sources.originals import Scan, ScannedSource, natural_order
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
@@ -123,6 +124,7 @@ class ZarrBuffers(ScannedSource):
                     readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
                 raise SourceError("an episode without frames of the features")
+            check_frames(stop - start)
             for _ in range(start, stop):
                 yield {feature: next(values) for feature, values in readers.items()}
 
@@ -156,7 +158,7 @@ def _name(path: Path) -> str:
 def _open(path: Path) -> Iterator[Any]:
     try:
         import zarr
-        from zarr.storage import LocalStore, ZipStore
+        from zarr.storage import ZipStore
     except ImportError as error:
         raise MissingPackageError(
             "Zarr buffers are read by zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
@@ -164,13 +166,13 @@ def _open(path: Path) -> Iterator[Any]:
     _register_image_codecs()
     store: Any = None
     try:
+        from seqrecord.sources.zarr_stores import LocalFiles, RemoteStore, RemoteZip
+
         files, is_zip = remote_files(path), is_file(path)
         if files is not None:
-            from seqrecord.sources.zarr_stores import RemoteStore, RemoteZip  # which need zarr
-
             store = RemoteZip(path) if is_zip else RemoteStore(files, path)
         else:
-            store = ZipStore(path, mode="r") if is_zip else LocalStore(path, read_only=True)
+            store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
         group = zarr.open_group(store, mode="r")
     except StorageError:
         raise

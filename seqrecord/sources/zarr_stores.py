@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,28 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import ZipStore
+from zarr.storage import LocalStore, ZipStore
 
 from seqrecord.errors import NotFoundError
-from seqrecord.sources.files import open_file
+from seqrecord.sources.files import open_file, regular
 from seqrecord.sources.remote import RemoteFiles
 from seqrecord.storage import ByteRange
 
-__all__ = ["MAX_VALUE_BYTES", "RemoteStore", "RemoteZip"]
+__all__ = ["MAX_VALUE_BYTES", "LocalFiles", "RemoteStore", "RemoteZip"]
 
 MAX_VALUE_BYTES = (1 << 31) + (1 << 20)
 """More than a chunk may have that is read: what a server sends beyond it is not taken."""
+
+
+class LocalFiles(LocalStore):  # type: ignore[misc, unused-ignore]  # where zarr is not installed
+    """The files below a folder of a disk, of which none is a pipe. Nothing can be changed."""
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            regular(self.root / key)
+        return await super().get(key, prototype, byte_range)
 
 
 class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is not installed

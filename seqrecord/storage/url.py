@@ -44,6 +44,8 @@ _ANY_HOST = re.compile(rf".*\.{_CLOUD}", re.IGNORECASE)
 _HTTPS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH"
 _ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
 _BLOBFILE = "blobfile+az"
+_BUCKETS = ("s3", "s3a", "gs", "gcs")
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _SCHEME = re.compile(r"(?<![^/])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more
 
 
@@ -84,12 +86,19 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         _refuse_broken_url(location, text)
         return _local(text)
     scheme = text.split("://", 1)[0].lower()
+    found = _URL.fullmatch(scheme + text[len(scheme) :])
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(text) if found else None
     except ValueError:
         parts = None
-    if parts is None:  # the error of urlsplit may hold a password, so it is not even the context
-        raise LocationError("not a URL", expected=f"{scheme}://HOST/PATH")
+    if found is None or parts is None:  # the error of urlsplit may hold a password, as context too
+        raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
+    if ":" in re.sub(r"\[.*?\]", "", found["authority"]) and "@" in found["rest"]:
+        raise LocationError(
+            "a URL that may have a password with / in it",
+            expected="in names and passwords %2F for /, and in paths %40 for @",
+            got=f"{scheme}://…",
+        )
     host = parts.netloc.rpartition("@")[2]
     shown = f"{scheme}://{host}{parts.path}"
     if scheme == "file":
@@ -105,6 +114,12 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     if parts.query or parts.fragment:
         raise LocationError(
             "a URL with ? or # cannot be a folder's", expected=shown, got=f"{shown}?…"
+        )
+    if scheme in _BUCKETS and "@" in parts.netloc:
+        raise LocationError(
+            "a bucket's URL with a user or a password",
+            expected=f"{scheme}://BUCKET/PATH, with the credential in storage_options",
+            got=f"{scheme}://…@{host}{parts.path}",
         )
     if scheme == _BLOBFILE or (scheme == "az" and backend == "blobfile"):
         return _blobfile(parts, shown)
