@@ -41,6 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
         "windows": {n: Latest(max_age=age) for n, age in {"gps": 6, "say": 40, "force": 2}.items()},
     },
     "zeros": {"clip_len": 3, "windows": dict.fromkeys(SPARSE, Latest(max_age=2, unknown="zeros"))},
+    "zeros where frames do not stay": {
+        "clip_len": 3,
+        "features": [*SPARSE, "id"],
+        "windows": dict.fromkeys(SPARSE, Latest(max_age=1, unknown="zeros")),
+        "ragged": "pad",
+        "memory_limit": "least",
+    },
     "strict beside": {"clip_len": 2, "windows": {"gps": Latest(), "say": Latest()}},
     "of one frame": {
         "windows": {"gps": Latest(max_age=2, unknown="zeros"), "say": Latest(max_age=9)},
@@ -179,7 +186,8 @@ def test_episodes_of_several_rates(records: Path, seed: int) -> None:
         (name, kind)
         for name in CASES
         for kind in KINDS
-        if kind == "pipe" or (kind not in ("stream", "node") and "order" not in CASES[name])
+        if kind == "pipe"
+        or not (kind in ("stream", "node") or {"order", "memory_limit"} & CASES[name].keys())
     ],
 )
 def test_named(records: Path, name: str, kind: str) -> None:
