@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shlex
 import signal
@@ -148,6 +149,16 @@ def test_write_appends(tree: Path) -> None:
     assert "2 were there already" in result.stdout
     with seqrecord.open(tree.with_name("originals-records")) as dataset:
         assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
+
+
+def test_write_compares_no_sizes_where_some_are_unknown(dataset: Path, tmp_path: Path) -> None:
+    def sizes(*names: str) -> str:
+        folder = tmp_path / "-".join(names)
+        words = ["--dst", folder, "--features", ",".join(names), "--workers", 1]
+        return run("write", "--src", dataset, *words).stdout.splitlines()[1]
+
+    assert re.search(r" record file, \S+ \S+ raw in \S+ \S+ \(\S+x\)$", sizes("step", "pose"))
+    assert re.search(r" record file, \S+ \S+$", sizes("step", "range"))
 
 
 def test_write_packs_both_layouts_and_folders(tmp_path: Path) -> None:

@@ -312,7 +312,8 @@ def appended(path: Path) -> None:
 
 def test_a_state_is_of_episodes_wherever_they_are(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    with SeqRecordWriter(other, chunk_frames=4, features={"image": {"group": 0}}) as writer:
+    said: Any = {"image": {"group": 0}, "note": {"shape": (None,)}}
+    with SeqRecordWriter(other, chunk_frames=4, features=said) as writer:
         for key, number in (("more/0", 1), ("set/0", 0), ("more/1", 2), ("set/3", 3)):
             with writer.episode(key) as episode:
                 for frame in range(LENGTHS[number]):

@@ -129,7 +129,7 @@ def verify(
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
-    if stored.version and not problems:
+    if stored.version and not problems and storage.has_conditions:  # of fsspec a put may be more
         try:
             record_verified(storage, stored.version, deep=deep)
         except StorageError as error:
