@@ -359,7 +359,8 @@ def test_an_edit_that_ends_them_says_so(
     for number in range(2):
         caplog.clear()
         write(tmp_path / "d", "xy"[number], mode="append", statistics=not number)
-        CliRunner().invoke(main, ["edit", command, str(tmp_path / "d"), "ab"[number]])
+        key = "b" if command == "delete" and number else "a"
+        command_line.run("edit", command, tmp_path / "d", key)
         assert ("`seqrecord stats" in caplog.text) == (number == 0)
 
 
