@@ -67,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # with the run, after the folder that multiprocessing removes at -100.
     if not hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
+        os.environ["SEQRECORD_HOME"] = f"{tempfile.tempdir}/home"
         Finalize(None, shutil.rmtree, (os.environ["TMPDIR"], True), exitpriority=-200)
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

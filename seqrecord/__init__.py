@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     )
     from seqrecord.clips.windows import Latest, Seconds
     from seqrecord.engine.device.prefetch import prefetch_to_device
+    from seqrecord.indexing.opening import open_dataset as open  # noqa: A004 - as `gzip.open`
+    from seqrecord.indexing.opening import summarize, verify
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
         SeqRecordDataset,
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import EngineOptions, LoaderOptions
     from seqrecord.reading.dataset import Dataset, Episode
-    from seqrecord.reading.dataset import open_dataset as open  # noqa: A004 - as `gzip.open`
-    from seqrecord.reading.summary import summarize
-    from seqrecord.reading.verify import verify
     from seqrecord.reading.versions import list_versions
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
@@ -147,12 +146,12 @@ _IMPORTED_LATER = {
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
     "list_versions": "reading.versions",
-    "open": "reading.dataset:open_dataset",
+    "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",
     "prefetch_to_device": "engine.device.prefetch",
     "reindex": "writing.commits",
-    "summarize": "reading.summary",
-    "verify": "reading.verify",
+    "summarize": "indexing.opening",
+    "verify": "indexing.opening",
     "view": "tools.drawing",
     "view_rerun": "tools.drawing",
 }

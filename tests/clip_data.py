@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,7 @@ STRAIGHT = (420, 418, 3)
 """Of which one frame is large enough to be loaded straight into a batch, without an arena."""
 
 Frame = dict[str, "npt.NDArray[Any]"]
+_Loader = TypeVar("_Loader")
 
 
 @lru_cache(128)
@@ -101,9 +102,9 @@ def digests(loader: Any, epochs: int = 1) -> list[Any]:
     return [digest(item) for _ in range(epochs) for item in loader]
 
 
-def resumed(loader: Any, state: dict[str, Any]) -> Any:
+def resumed(loader: _Loader, state: Any) -> _Loader:
     """The loader, once it has loaded the state."""
-    loader.load_state_dict(state)
+    loader.load_state_dict(state)  # type: ignore[attr-defined]
     return loader
 
 

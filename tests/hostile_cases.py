@@ -506,7 +506,7 @@ _CHUNKS = [
     Case("chunk twice", _chunk(1, "first_frame", 0), "does not follow"),
     Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), "beyond the end"),
     Case("first chunk is missing", _record(_without_first), "no complete episode"),
-    Case("reserved bytes", _chunk(0, "reserved", 1), "reserved"),
+    Case("a reference of no video", _chunk(0, "external", 1), "no video"),
     Case("chunk not aligned", _chunk(0, "offset", 65), "wrong offset"),
     Case("chunk in the header", _chunk(0, "offset", 0), "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), "outside its file"),

@@ -20,7 +20,6 @@ from seqrecord.engine.pools import can_share
 from tests.clip_data import (
     LARGE,
     check,
-    digest,
     digests,
     leaves_nothing,
     names,
@@ -317,7 +316,7 @@ def test_clips_of_a_call_are_those_of_single_calls(path: Path, more: dict[str, A
     asked += [rng.integers(0, len(dataset), 7) for _ in range(20)]
     for numbers in asked:
         found = dataset.__getitems__(numbers)
-        assert [digest(clip) for clip in found] == [expected[number] for number in numbers]
+        assert digests(found) == [expected[number] for number in numbers]
 
 
 def test_numbers_that_are_not_there(path: Path) -> None:

@@ -86,6 +86,38 @@ def test_statistics(tmp_path: Path, records: Path) -> None:
     np.testing.assert_allclose(got, pixels.mean((0, 1, 2)), atol=0.03)
 
 
+def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path) -> None:
+    """Those of the version that is exported, and of version 2.1, which has them by episode."""
+    out = to_lerobot(records, tmp_path / "out")
+    with seqrecord.open(records) as dataset:
+        want = dataset.statistics
+    changed = json.loads((out / "meta/stats.json").read_text())
+    changed["action"]["mean"] = [0.5, 0.25]
+    (out / "meta/stats.json").write_text(json.dumps(changed))
+    old = unpack(tmp_path, "v21")
+    rows = [[frame["action"] for frame in episode] for episode in lerobot_episodes()]
+    with (old / "meta/episodes_stats.jsonl").open("w") as file:
+        for number, actions in enumerate(map(np.stack, rows)):
+            said = {n: getattr(actions, n)(0).tolist() for n in ("mean", "std", "min", "max")}
+            said["count"] = [len(actions)]
+            print(json.dumps({"episode_index": number, "stats": {"action": said}}), file=file)
+    for source, mean in ((out, [0.5, 0.25]), (old, want["action"].mean)):
+        dst = tmp_path / f"{source.name}-records"
+        done = run("write", "--src", str(source), "--dst", str(dst), "--statistics", "source")
+        assert done.exit_code == 0, done.output
+        with seqrecord.open(dst) as dataset:
+            got = dataset.statistics
+        np.testing.assert_allclose(got["action"].mean, mean)
+        np.testing.assert_allclose(got["action"].std, want["action"].std)
+        np.testing.assert_array_equal(got["action"].max, want["action"].max)
+        assert np.isnan(got["action"].quantile(0.5)).all()
+        assert (VIDEO in got) == (source == out)
+    (old / "meta/episodes_stats.jsonl").write_text('{"stats": {"action": {"mean": [1, 2]}}}')
+    wrong = run("write", "--src", str(old), "--dst", str(tmp_path / "x"), "--statistics", "source")
+    assert wrong.exit_code == 1
+    assert "feature: action" in wrong.output
+
+
 def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path) -> None:
     out = tmp_path / "out"
     command = ["export", str(records), "*[02]", str(out), "--format", "lerobot"]

@@ -72,6 +72,7 @@ def _index() -> Index:
         page_length=np.array([[4], [2], [4]], np.uint32),
         page_crc32c=np.array([[1], [3], [5]], np.uint32),
         largest_frame=np.empty((3, 0), np.uint32),
+        external=np.zeros(3, np.uint32),
         gaps=np.empty(0, GAP_ROW),
     )
     second = GroupIndex(
@@ -85,6 +86,7 @@ def _index() -> Index:
         page_length=np.array([[30], [30], [40]], np.uint32),
         page_crc32c=np.array([[2], [4], [6]], np.uint32),
         largest_frame=np.array([[9], [18], [28]], np.uint32),
+        external=np.zeros(3, np.uint32),
         gaps=np.array([(0, 1, 0, 0b011)], GAP_ROW),
     )
     return Index(
@@ -181,6 +183,7 @@ def _tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], GroupIndex, list[li
         page_length=2 * np.array(rows, np.uint32)[:, None],
         page_crc32c=empty[:, None],
         largest_frame=np.empty((len(rows), 0), np.uint32),
+        external=np.zeros(len(rows), np.uint32),
         gaps=np.empty(0, GAP_ROW),
     )
     return np.array([sum(e) for e in lengths], np.int64), table, lengths

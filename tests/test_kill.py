@@ -118,7 +118,7 @@ def _fingerprint(folder: Path) -> str | None:
 
 
 def _leftovers(folder: Path) -> list[str]:
-    kept = (".seqrec", ".arrow", "-statistics.json", "manifest.json")
+    kept = (".seqrec", ".arrow", ".json")
     files = [path.name for path in folder.rglob("*") if path.is_file()]
     return [name for name in files if name.startswith(".") or not name.endswith(kept)]
 

@@ -21,13 +21,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
-from tests.clip_data import (
-    LENGTHS,
-    check,
-    names,
-    possible_clips,
-    write_numbered,
-)
+from tests.clip_data import LENGTHS, begun, check, names, possible_clips, write_numbered
 from tests.storage_doubles import CountingStorage
 from tests.torch_workers import be_worker
 
@@ -202,9 +196,7 @@ def test_what_is_left_out_is_said_by_the_first_only(
 
 def test_a_progress_bar_of_an_epoch_that_is_resumed(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=3, batch_size=4)
-    iterator = iter(pipe)
-    for _ in range(5):
-        next(iterator)
+    begun(pipe, 5)
     state = pipe.state_dict()
     pipe.load_state_dict(state)
     bar = tqdm(pipe, initial=state["batch"], file=io.StringIO())

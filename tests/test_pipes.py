@@ -22,8 +22,10 @@ from seqrecord import (
     SeqRecordStream,
 )
 from tests.clip_data import (
+    begun,
     check,
     digest,
+    digests,
     effective,
     leaves_nothing,
     names,
@@ -90,8 +92,7 @@ def test_the_loader_may_ask_for_shuffle(path: Path, shuffle: bool) -> None:
 def test_a_loader_left_early_leaves_nothing(path: Path) -> None:
     with leaves_nothing():
         loader = DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=2)
-        iterator = iter(loader)
-        next(iterator)
+        iterator = begun(loader)
         del iterator
         assert len(list(loader)) == len(loader)
         del loader
@@ -183,7 +184,7 @@ def make_all(path: Path, **settings: Any) -> dict[str, Any]:
 def run(loader: Any) -> list[Any]:
     if isinstance(loader, SeqRecordNode):
         loader.reset()
-    return [digest(item) for item in loader]
+    return digests(loader)
 
 
 def test_all_give_the_same(path: Path) -> None:
@@ -241,7 +242,7 @@ def test_dataset_gives_the_pipes_clips(path: Path) -> None:
 def test_dataset_transforms_frames(path: Path) -> None:
     dataset = SeqRecordDataset(path, clip_len=3, frame_transform=only_id)
     pipe = SeqRecordPipe(path, clip_len=3, frame_transform=only_id, shuffle=False)
-    assert [digest(dataset[i]) for i in range(len(dataset))] == [digest(clip) for clip in pipe]
+    assert [digest(dataset[i]) for i in range(len(dataset))] == digests(pipe)
 
     def bad(frame: dict[str, Any]) -> dict[str, Any]:
         return {"note": frame["note"]}

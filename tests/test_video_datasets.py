@@ -112,9 +112,7 @@ def test_statistics_of_kept_video_come_from_decoding(
     path, decoded = kept
     dataset = seqrecord.open(path)
     assert list(dataset.statistics) == ["state"]
-    from seqrecord.reading.compute_statistics import compute_statistics
-
-    found = compute_statistics(dataset)["image"]
+    found = dataset.compute_statistics()["image"]
     pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
     assert np.allclose(found.mean, pixels.mean(axis=0), atol=4)
 

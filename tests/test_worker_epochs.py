@@ -548,11 +548,11 @@ def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.Mo
         states.append(loader.state_dict())
         rests.append(run(iterator) + run(loader))
     assert rests[0] != rests[1]
-    loader = stateful(stream(path))
-    loader.load_state_dict(states[0])
+    loader = resumed(stateful(stream(path)), states[0])
     assert run(loader) + run(loader) == rests[1]
-    alone = stream(path)
-    alone.load_state_dict(states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"])
+    alone = resumed(
+        stream(path), states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    )
     with pytest.raises(StateError, match="one worker does not say how far the others are"):
         iter(alone)
 

@@ -13,10 +13,8 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter, convert, errors
 from seqrecord.checksum import crc32c
-from seqrecord.errors import (
-    SchemaError,
-)
-from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
+from seqrecord.errors import SchemaError
+from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.stored_statistics import add_statistics
@@ -34,7 +32,7 @@ def statistics_of(folder: Path) -> Statistics:
 
 def computed(folder: Path) -> Statistics:
     with seqrecord.open(folder) as reader:
-        return compute_statistics(reader)
+        return reader.compute_statistics()
 
 
 def file_of(folder: Path) -> Path:
@@ -251,7 +249,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_those_computed_are_those_of_the_frames(small: Path, num_threads: int) -> None:
     told: list[StatisticsProgress] = []
     with seqrecord.open(small) as reader:
-        got = compute_statistics(reader, num_threads=num_threads, progress=told.append)
+        got = reader.compute_statistics(num_threads=num_threads, progress=told.append)
         collector = StatisticsCollector(reader.features)
         for key in EPISODES:
             episode = reader.episodes[key]
@@ -270,7 +268,7 @@ def test_those_computed_are_those_of_the_frames(small: Path, num_threads: int) -
 
 def test_those_of_chosen_features(small: Path) -> None:
     with seqrecord.open(small, features=["step", "pose"]) as reader:
-        got = compute_statistics(reader)
+        got = reader.compute_statistics()
         steps = np.concatenate([reader.episodes[key][:]["step"] for key in EPISODES])
     assert list(got) == ["step", "pose"]
     assert got["step"].mean == pytest.approx(steps.mean())
@@ -285,9 +283,9 @@ def test_those_of_some_frames(tmp_path: Path) -> None:
                 for number in range(32):
                     episode.append({"x": np.full((1024, 1024), number, np.float32)})
     with seqrecord.open(tmp_path / "d") as reader:
-        whole = compute_statistics(reader)
-        some = compute_statistics(reader, max_frames=16)
-        one = compute_statistics(reader, max_frames=1)
+        whole = reader.compute_statistics()
+        some = reader.compute_statistics(max_frames=16)
+        one = reader.compute_statistics(max_frames=1)
     assert (whole.num_frames, some.num_frames, one.num_frames) == (64, 64, 64)
     assert [s["x"].num_frames for s in (whole, some, one)] == [64, 24, 8]
     assert some["x"].min.tolist() == [0]
@@ -298,7 +296,57 @@ def test_those_of_some_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"max_frames": 0}, {"num_threads": 0}])
 def test_wrong_arguments_are_refused(small: Path, wrong: dict[str, Any]) -> None:
     with seqrecord.open(small) as reader, pytest.raises(errors.ClipError, match="at least 1"):
-        compute_statistics(reader, **wrong)
+        reader.compute_statistics(**wrong)
+
+
+# Of a split, after a transform, of a mix
+
+
+def doubled(frame: dict[str, Any]) -> dict[str, Any]:
+    return {"x": frame["x"] * 2, "sum": np.float64(frame["x"].sum())}
+
+
+@pytest.mark.parametrize("transform", [None, doubled])
+def test_those_of_a_split_and_after_a_transform(tmp_path: Path, transform: Any) -> None:
+    write(tmp_path / "d", "abc")
+    seqrecord.edit.split_episodes(tmp_path / "d", ["a", "c"], "train")
+    rows = np.concatenate([np.arange(10) + ord(key) for key in "ac"]) * (2 if transform else 1)
+    options = {"split": "train", "frame_transform": transform}
+    dataset = seqrecord.open(tmp_path / "d")
+    loader = seqrecord.SeqRecordStream(dataset, clip_len=4, **options)
+    for found in (
+        dataset.compute_statistics(**options),
+        dataset.compute_statistics(episodes=[0, 2], frame_transform=transform),
+        loader.compute_statistics(num_threads=1),
+        seqrecord.SeqRecordMix({"one": loader}, batch_size=1).compute_statistics()["one"],
+    ):
+        assert (found.num_frames, found["x"].num_frames) == (20, 20)
+        assert list(found) == (["x", "sum"] if transform else ["x"])
+        np.testing.assert_allclose(found["x"].mean, [rows.mean()] * 3)
+        np.testing.assert_allclose(found["x"].std, [rows.std()] * 3)
+    table = run(tmp_path / "d", "--split", "train").stdout
+    assert table == f"{dataset.compute_statistics(split='train')}\n"
+    assert statistics_of(tmp_path / "d").num_frames == 30  # which are stored
+
+
+def test_a_transform_skips_frames_that_lack_a_feature(small: Path) -> None:
+    with seqrecord.open(small, features=["flow", "step"]) as reader:
+        got = reader.compute_statistics(frame_transform=lambda frame: frame)
+        flow = Statistics(got.num_frames, {"flow": computed(small)["flow"]})
+        assert_alike(Statistics(got.num_frames, {"flow": got["flow"]}), flow)
+    assert got["step"].num_frames == got["flow"].num_frames == got.num_frames - len(EPISODES)
+
+
+def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
+    write(tmp_path / "d", "ab")
+    dataset = seqrecord.open(tmp_path / "d")
+    with pytest.raises(errors.ClipError) as caught:
+        dataset.compute_statistics(
+            frame_transform=lambda frame: {"x": frame["x"][: 3 - (frame["x"][0] == ord("b"))]}
+        )
+    assert (caught.value.episode, caught.value.frame) == ("a", 1)
+    with pytest.raises(errors.ClipError, match="no such split"):
+        dataset.compute_statistics(split="nope")
 
 
 # `seqrecord stats`
@@ -408,3 +456,22 @@ def test_features_that_have_none_are_named(tmp_path: Path) -> None:
     write_small(tmp_path / "d")
     assert "no statistics of photo; --recompute reads them" in run(tmp_path / "d").stderr
     assert run(tmp_path / "d", "--recompute").stderr == ""
+
+
+def test_a_conversion_may_decode_what_it_keeps_encoded(tmp_path: Path) -> None:
+    write_small(tmp_path / "d")
+    for statistics, missing in (
+        ("passing", ["photo"]),
+        ("all", []),
+        ("none", list(small_schema())),
+    ):
+        dst = tmp_path / statistics
+        command = ("write", "--src", tmp_path / "d", "--dst", dst)
+        command_line.run(*command, "--statistics", statistics)
+        with seqrecord.open(dst) as reader:
+            assert reader.statistics.missing(reader.features) == missing
+    before = statistics_of(tmp_path / "all")
+    assert before["photo"].count.tolist() == computed(tmp_path / "d")["photo"].count.tolist()
+    version = file_of(tmp_path / "all")
+    assert_alike(add_statistics(tmp_path / "all", only_lacking=True), before)
+    assert file_of(tmp_path / "all") == version  # nothing is written where nothing lacks

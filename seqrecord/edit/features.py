@@ -29,7 +29,8 @@ from seqrecord.errors import (
 )
 from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
-from seqrecord.reading.dataset import Dataset, opened
+from seqrecord.indexing.opening import opened
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes

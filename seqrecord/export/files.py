@@ -31,7 +31,8 @@ from PIL import Image
 from seqrecord.codecs.images import image_format
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
-from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.indexing.opening import opened
+from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.exported import (

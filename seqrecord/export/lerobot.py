@@ -39,7 +39,8 @@ from seqrecord.export.lerobot_meta import (
     plan_columns,
 )
 from seqrecord.format.video_pages import parse_video_page
-from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.indexing.opening import opened
+from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec

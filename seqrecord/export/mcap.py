@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export.files import disk_errors
+from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
-from seqrecord.reading.dataset import DatasetLike, opened
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec

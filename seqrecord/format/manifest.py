@@ -324,7 +324,7 @@ def _what_is_there(storage: Storage) -> str:
     if not found:
         return (
             "it has neither a manifest nor record files; `seqrecord write` makes a dataset of "
-            "originals"
+            "originals, and `seqrecord index` an index of video that stays where it is"
         )
     return (
         "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "

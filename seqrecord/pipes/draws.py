@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
@@ -28,6 +29,7 @@ __all__ = ["ClipDraws", "EpisodeFacts", "Facts", "SelectedSteps"]
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
 _CAMERA = ("fx", "fy", "cx", "cy")
 _SALT = 0x73746570  # the draws are not those of crops
+_FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
 
 
 class Facts(NamedTuple):
@@ -39,10 +41,15 @@ class Facts(NamedTuple):
 
 
 class EpisodeFacts:
-    """The facts of episodes, with these entries of their metadata. Picklable."""
+    """The facts of episodes, with these entries of their metadata. Picklable.
 
-    def __init__(self, dataset: Dataset, metadata: Sequence[str]) -> None:
-        self._dataset, self._metadata = dataset, metadata
+    With `excerpts`, episodes are given by the numbers of these.
+    """
+
+    def __init__(
+        self, dataset: Dataset, metadata: Sequence[str], excerpts: Excerpts | None = None
+    ) -> None:
+        self._dataset, self.metadata, self._excerpts = dataset, metadata, excerpts
         self._known: dict[int, Facts] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,17 +57,35 @@ class EpisodeFacts:
 
     def of(self, episode: IntArray) -> list[Facts]:
         """Of the episodes in these rows, int64[n]."""
-        return [self._known.get(row) or self._find(row) for row in episode.tolist()]
+        return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
+
+    def rows(self, episode: IntArray) -> IntArray:
+        """The rows of episodes in the index, int64[n]."""
+        return episode if self._excerpts is None else self._excerpts.episode[episode]
+
+    def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
+        """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
+        return None if self._excerpts is None else self._excerpts.frames_of(episode, start)
+
+    def starts(self, episode: IntArray, start: IntArray) -> IntArray:
+        """The first frames of clips as users know them, int64[n]."""
+        frames = self.frames(episode, start)
+        return start if frames is None else frames.min(axis=1)
 
     def numbers(self, episode: IntArray, start: IntArray) -> IntArray:
         """Numbers of clips by the rows of their episodes and their starts; int64[n] each."""
+        if (frames := self.frames(episode, start)) is not None:
+            start = np.zeros_like(start)
+            for place, frame in enumerate(frames.T):
+                drawn = hash64(key_of(_FRAMES, place), start + frame) >> np.uint64(8)
+                start = drawn.astype(np.int64)
         return np.array([facts.number for facts in self.of(episode)], np.int64) + start
 
     def _find(self, row: int) -> Facts:
         index, known = self._dataset.contents.index, self._known
-        key, entries = index.key(row), index.episode_metadata(row) if self._metadata else {}
+        key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
-        metadata = {name: entries.get(name) for name in self._metadata}
+        metadata = {name: entries.get(name) for name in self.metadata}
         if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
             known.clear()
         known[row] = facts = Facts(key, int.from_bytes(digest, "little"), metadata)
@@ -96,6 +121,7 @@ class ClipDraws:
         episode: IntArray,
     ) -> None:
         self._facts, self._url, self.made = facts, dataset.url, arrays
+        self._key = dataset.contents.index.key
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
@@ -137,6 +163,7 @@ class ClipDraws:
             return Drawn()
         first = start if sequences is None else sequences.first_starts(episode, start)
         numbers, crop, calls = self._facts.numbers(episode, first), None, None
+        episode, start = self._facts.rows(episode), self._facts.starts(episode, start)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for number, crops in enumerate(self.crops):
             self._learn(number, episode, start, sources)
@@ -157,6 +184,7 @@ class ClipDraws:
         told: dict[str, torch.Tensor] = {}
         if drawn.crop is None:
             return told
+        episode = self._facts.rows(episode)
         for number, crops in enumerate(self.crops):
             _, windows = drawn.crop.parts[min(crops.features)]
             of = "" if crops.name is None else f"{crops.name}_"
@@ -193,7 +221,7 @@ class ClipDraws:
                         raise ClipError(
                             "frames of an episode differ in size, and clips have one window",
                             file=self._url,
-                            episode=self._facts.of(episode[clip : clip + 1])[0].key,
+                            episode=self._key(row),
                             feature=name,
                             expected="{} x {} pixels, as of its other frames and features".format(
                                 *known[row].tolist()
@@ -212,9 +240,8 @@ class ClipDraws:
             yield
         except ClipError as error:
             if sizes is not None:
-                least = np.argmin((sizes - crops.size).min(axis=1))
-                key = self._facts.of(episode[least : least + 1])[0].key
-                error.located(file=self._url, episode=key, feature=min(crops.features))
+                least = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
+                error.located(file=self._url, episode=self._key(least), feature=min(crops.features))
             raise
 
     def _warn_of_pairs(self) -> None:

@@ -369,7 +369,10 @@ def _of_features(
         return [name for name in given or () if name in names]
 
     windows, ragged = some(options.windows), options.ragged
-    alone = not windows and options.clip_len is None  # the frame `start`, which always is there
+    listed = options.lists_frames
+    alone = (
+        not (windows or listed) and options.clip_len is None
+    )  # the frame `start`, which always is there
     return replace(
         options,
         features=names,

@@ -14,7 +14,8 @@ from seqrecord.clips.transforms import ClipTransform, chain_of, is_probability
 from seqrecord.clips.windows import Latest
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
-from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse
+from seqrecord.pipes.checks import are_names, check, check_names, refuse
+from seqrecord.pipes.chosen_clips import ClipList, lists_frames
 from seqrecord.pipes.clip_windows import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
@@ -182,7 +183,9 @@ class ClipOptions:
             pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
             out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
             in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
-            other episodes.
+            other episodes. In place of `start`, `frames` has the frames of each clip, a list of
+            equal length for all, in any order: pairs such as `[3, 41]`. Then there is no
+            `clip_len`; `frames`, int64 [T], comes with each clip, and `start` is the earliest one.
         metadata: names of entries of the episodes' metadata that clips have beside their features:
             the value of its episode for a clip, a list of values for a batch; `None` where an
             episode has no such entry.
@@ -259,7 +262,7 @@ class ClipOptions:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
         _check_fields(self)
         refuse(
-            self.clip_len is None and self.windows is None,
+            self.clip_len is None and self.windows is None and not self.lists_frames,
             "neither clip_len nor windows is given",
             "clip_len, or windows, or both",
         )
@@ -284,6 +287,10 @@ class ClipOptions:
             "no stride",
             self.stride,
         )
+        if self.lists_frames:
+            names = ("clip_len", "windows", "pad", "reverse")
+            given = [name for name in names if getattr(self, name) not in (None, 0)]
+            refuse(bool(given), "clips has the frames of each clip", f"no {', '.join(given)}")
         refuse(
             self.clips is not None and self.drop_last_frames > 0,
             "clips has the starts",
@@ -303,6 +310,11 @@ class ClipOptions:
     def dilations(self) -> tuple[int, ...]:
         """Those that may be drawn, in ascending order, or the only one."""
         return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+
+    @property
+    def lists_frames(self) -> bool:
+        """Whether `clips` says which frames each clip has."""
+        return lists_frames(self.clips)
 
     @property
     def has_drawn_steps(self) -> bool:

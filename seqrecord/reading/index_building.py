@@ -223,6 +223,7 @@ def _group_of(
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
         largest_frame=chunks["largest"].astype(np.uint32),
+        external=chunks["external"].copy(),
         gaps=_stacked(gaps),
     )
 

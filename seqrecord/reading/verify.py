@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from seqrecord.format.rows import table_names
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.chunks import ChunkReader, Page
-from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
+from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.metadata import (
     index_of,
     load_index,
@@ -37,7 +37,7 @@ from seqrecord.reading.metadata import (
     record_sizes,
 )
 from seqrecord.reading.verified import Verified, read_verified, record_verified
-from seqrecord.storage import Storage, open_storage, request_threads
+from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
@@ -91,45 +91,15 @@ class VerifyReport:
 
 
 def verify(
-    dataset: DatasetLike,
+    storage: Storage,
+    externals: ExternalFiles | None = None,
     *,
     deep: bool = False,
     num_threads: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
-    """Read everything of a dataset and report all that is wrong.
-
-    Checks manifest and index, each record file's header and footer and that they agree with them,
-    and the checksums of every page and of its slices. A broken index is reported and replaced by
-    what the record files say, so that their pages are checked all the same. Memory: the index, the
-    same index built from the record files, and a chunk per thread.
-
-    That there was no problem is recorded in `verified.json` beside the manifest, if that can be
-    written; `summarize` and the next `verify` say when it was. Nothing else is written.
-
-    Args:
-        dataset: local path or URL, or an open dataset, of which what lies there now is read too,
-            through its cache if it has one.
-        deep: decode every frame of every feature as well.
-        num_threads: by default one for each core.
-        progress: called from this thread, after every chunk.
-        storage_options: for the filesystem that serves the dataset's URL.
-
-    Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
-    read, or the storage does not answer any more; what is wrong beyond that is in the report, in an
-    order that does not depend on threads.
-    """
-    if isinstance(dataset, Dataset):
-        refuse_ignored("an open dataset", storage_options=storage_options)
-        return _verify(dataset.contents.storage, deep, num_threads or usable_cores(), progress)
-    with closing(open_storage(dataset, storage_options)) as storage:
-        return _verify(storage, deep, num_threads or usable_cores(), progress)
-
-
-def _verify(
-    storage: Storage, deep: bool, num_threads: int, progress: Callable[..., None] | None
-) -> VerifyReport:
+    """As `seqrecord.verify`, of the dataset in `storage`, whose pages refer to `externals`."""
+    num_threads = num_threads or usable_cores()
     stored = _stored(storage)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
         stored = _stored(storage)  # a writer may have committed meanwhile
@@ -146,12 +116,16 @@ def _verify(
         groups = () if index is None else index.groups
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
         counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
+        told: set[tuple[str, str | None]] = set()
         check: Any = None
         if index is not None:
-            reader = ChunkReader(storage, [file.path for file in files], index, index.schema)
+            paths = [file.path for file in files]
+            reader = ChunkReader(storage, paths, index, index.schema, externals=externals)
             check = partial(_check_chunk, reader, index, deep)
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
-            problems += some
+            # An external file is wrong for all pages that refer to it.
+            problems += [each for each in some if (each.message, each.file) not in told]
+            told.update((e.message, e.file) for e in some if isinstance(e, StorageError))
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.files import openable, unreadable
-from seqrecord.sources.video_packets import PASSTHROUGH, Start, packet_format
+from seqrecord.sources.files import open_file, openable, unreadable
 from seqrecord.sources.video_turns import UPRIGHT, Turn
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
@@ -23,6 +24,7 @@ VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 _CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as playlists do
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
+_MOST_BEFORE = 64  # bytes of a container between a packet's place and the packet
 _MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
@@ -38,6 +40,8 @@ class VideoPacket(NamedTuple):
         is_key: whether the container calls it a keyframe.
         is_shown: whether its frame is shown; an edit list hides frames.
         is_cut: whether a decoder can begin with it.
+        place: its first byte in the file and how many there are, where they are asked for; then
+            `data` may be empty.
     """
 
     data: bytes
@@ -46,6 +50,7 @@ class VideoPacket(NamedTuple):
     is_key: bool
     is_shown: bool
     is_cut: bool = False
+    place: tuple[int, int] | None = None
 
 
 class VideoFile:
@@ -63,11 +68,17 @@ class VideoFile:
         color_range         "limited" or "full", or None
         fps                 frames a second, on average, or None
 
+    With `with_places` packets say where they lie: from the tables of an MP4, and then no packet is
+    read, where nothing of the packets need be known; else each packet is read, and looked for.
+
     Raises `SourceError` for a file that is none of these, or has no video.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, with_places: bool = False) -> None:
         self.path = path
+        self.with_places = with_places
+        self._entries: list[Any] | None = None
+        self._raw: Any = None
         self._is_unread = True
         self._open()
         context = self._stream.codec_context
@@ -95,6 +106,9 @@ class VideoFile:
 
     def close(self) -> None:
         self._file.close()
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
         if self._remote is not None:
             self._remote.close()
 
@@ -125,13 +139,19 @@ class VideoFile:
 
     def count(self) -> int:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
+        if entries := self._tables():
+            return sum(not entry.is_discard for entry in entries)
+        return len(self.ticks())
+
+    def _tables(self) -> Any:
+        """What the tables of an MP4 say of its packets; nothing where they do not tell all."""
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
             with self._errors("a damaged video"):
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
                 # The tables of a file of fragments are those of the fragments that were looked at.
                 if 0 < len(entries) <= self._stream.frames:
-                    return sum(not entry.is_discard for entry in entries)
-        return len(self.ticks())
+                    return entries
+        return ()
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         """A packet as a decoder takes it: without a container, where its codec is kept."""
@@ -143,7 +163,25 @@ class VideoFile:
 
         The first packet is a cut, unless no decoder can begin even there. One walk at a time.
         """
+        if self.with_places and not self._stream.codec_context.has_b_frames:  # or decoding times
+            if self._entries is None:
+                self._entries = list(self._tables())
+            if self._entries:
+                return _marked(self._tabled(self._entries, first))
         return _marked(self._from(first))
+
+    def _tabled(self, entries: list[Any], first: int | None) -> Iterator[VideoPacket]:
+        """The packets without their bytes, from the last keyframe up to `first` on."""
+        begin = 0
+        if first is not None:
+            begin = bisect_right(entries, first, key=lambda entry: entry.timestamp)
+            begin = max(begin - 1, 0)
+            while begin and not entries[begin].is_keyframe:
+                begin -= 1
+        for entry in entries[begin:]:
+            is_key, start = entry.is_keyframe, Start(is_closed=entry.is_keyframe)
+            place, shown = (entry.pos, entry.size), not entry.is_discard
+            yield VideoPacket(b"", entry.timestamp, start, is_key, shown, place=place)
 
     def _from(self, first: int | None) -> Iterator[VideoPacket]:
         second = max(1, round(1 / self.tick))
@@ -207,7 +245,23 @@ class VideoFile:
                     raise SourceError("a video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
                 shown = not (packet.is_discard or start.is_hidden)
-                yield VideoPacket(data, packet.pts, start, packet.is_keyframe, shown)
+                place = self._place_of(packet.pos, data) if self.with_places else None
+                key = packet.is_keyframe
+                yield VideoPacket(data, packet.pts, start, key, shown, place=place)
+
+    def _place_of(self, pos: int | None, data: bytes) -> tuple[int, int]:
+        """Where a packet's bytes lie: at `pos`, or behind what its container puts before them."""
+        if self._raw is None:
+            self._raw = open_file(self.path)
+        self._raw.seek(pos or 0)
+        at = self._raw.read(len(data) + _MOST_BEFORE).find(data)
+        if pos is None or at < 0:
+            raise SourceError(
+                "a packet that the file does not have as it is, so that nothing can refer to it",
+                file=str(self.path),
+                offset=pos,
+            )
+        return pos + at, len(data)
 
     @contextmanager
     def _errors(self, message: str) -> Iterator[None]:

@@ -216,6 +216,10 @@ class Statistics(Mapping[str, FeatureStatistics]):
             },
         )
 
+    def missing(self, schema: Schema) -> list[str]:
+        """The features of which there are none, and could be."""
+        return [n for n, spec in schema.items() if n not in self and num_channels(spec) is not None]
+
     def check(self, schema: Schema) -> None:
         """Raise `FormatError` unless these can be statistics of a dataset of this schema."""
         for name, feature in self.items():

@@ -11,6 +11,7 @@ from seqrecord.storage.base import (
     Unfinished,
     Upload,
     entries_of,
+    identity_of,
 )
 from seqrecord.storage.cache import (
     CachedStorage,
@@ -49,6 +50,7 @@ __all__ = [
     "clear_cache",
     "copy_on_server",
     "entries_of",
+    "identity_of",
     "local_path",
     "map_files",
     "open_storage",

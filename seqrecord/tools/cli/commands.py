@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from seqrecord.clips.tables import ClipSpec
-from seqrecord.reading.dataset import Dataset, open_dataset
+from seqrecord.indexing.opening import open_dataset
+from seqrecord.indexing.opening import verify as verify_dataset
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.summary import (
     EpisodeSummary,
@@ -20,7 +22,6 @@ from seqrecord.reading.summary import (
     summarize_episode,
 )
 from seqrecord.reading.verify import VerifyProgress
-from seqrecord.reading.verify import verify as verify_dataset
 from seqrecord.reading.versions import list_versions
 from seqrecord.text import one_line
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names

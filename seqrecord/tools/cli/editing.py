@@ -23,7 +23,7 @@ from seqrecord.edit import (
     values_of_files,
 )
 from seqrecord.edit.features import spec_of_dataset
-from seqrecord.reading.dataset import opened
+from seqrecord.indexing.opening import opened
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.storage import parse_location
 from seqrecord.text import counted

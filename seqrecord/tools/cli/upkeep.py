@@ -12,9 +12,8 @@ from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.freeing import LEAST_DEAD
 from seqrecord.format.manifest import KEPT_VERSIONS
-from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
-from seqrecord.reading.dataset import open_dataset
-from seqrecord.statistics.by_feature import num_channels
+from seqrecord.indexing.opening import open_dataset
+from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, Duration, common, is_given
@@ -156,6 +155,7 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     "--max-frames", type=AT_LEAST_1, help="Look at about so many frames of each feature. [all]"
 )
 @click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]")
+@click.option("--split", metavar="NAME", help="Of the episodes of this split alone.")
 @click.option("--dry-run", is_flag=True, help="Print them, and leave the dataset as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -163,6 +163,7 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
 def stats(
     path: str,
     recompute: bool,
+    split: str | None,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -171,11 +172,12 @@ def stats(
 ) -> None:
     """Print mean, deviation, extremes and quantiles of each feature and channel.
 
-    A dataset that has none gets them: then all its frames are read once.
+    A dataset that has none gets them: then all its frames are read once. Those of a split are read
+    each time, and not kept.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
         schema, found = dataset.features, dataset.statistics
-        computes = recompute or found.lacking is not None
+        computes = recompute or found.lacking is not None or split is not None
         if options["max_frames"] is not None and not computes:
             raise click.UsageError(
                 "--max-frames says how statistics are computed, and the dataset has some; "
@@ -188,11 +190,10 @@ def stats(
                     bar.show(progress.frames, progress.total_frames, "")
 
                 options["progress"] = show
-                if dry_run:
-                    found = compute_statistics(dataset, **options)
+                if dry_run or split is not None:
+                    found = dataset.compute_statistics(split=split, **options)
                 else:
                     found = add_statistics(path, storage_options=storage_options, **options)
     click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
-    lacking = [n for n, spec in schema.items() if n not in found and num_channels(spec) is not None]
-    if lacking:
-        click.echo(f"no statistics of {', '.join(lacking)}; --recompute reads them", err=True)
+    if missing := found.missing(schema):
+        click.echo(f"no statistics of {', '.join(missing)}; --recompute reads them", err=True)

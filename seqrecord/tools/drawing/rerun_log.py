@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError
+from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
-from seqrecord.reading.dataset import Dataset, DatasetLike, Episode, opened
+from seqrecord.reading.dataset import Dataset, DatasetLike, Episode
 from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec

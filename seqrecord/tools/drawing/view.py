@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
+from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import (
     Dataset,
     DatasetLike,
     Episode,
-    opened,
     refuse_ignored,
 )
 from seqrecord.reading.episode import values_in_order
