@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Processes that are killed leave files behind, and those of other packages do without. They go
-    # with the run. No finalizer removes them, which would run in forked processes too.
+    # with the run, after the folder that multiprocessing removes at -100.
     if not hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="seqrecord-tests-")
-        config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+        os.environ["SEQRECORD_HOME"] = f"{tempfile.tempdir}/home"
+        Finalize(None, shutil.rmtree, (os.environ["TMPDIR"], True), exitpriority=-200)
     # A shell starts what it runs in the background deaf to Ctrl-C, and that is inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -170,6 +172,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of other packages wait little between attempts."""
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_sync() -> Iterator[None]:
+    """Syncs take most of the time of what writes, and matter after a loss of power alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails as it does where nothing is open
+        yield
 
 
 @pytest.fixture(scope="session")

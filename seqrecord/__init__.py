@@ -19,9 +19,17 @@ from seqrecord.version import __version__
 if TYPE_CHECKING:
     from seqrecord import edit, export, sources, statistics, storage, types
     from seqrecord.clips.tables import ClipSpec
-    from seqrecord.clips.transforms import CenterCrop, HorizontalFlip, RandomCrop
+    from seqrecord.clips.transforms import (
+        CenterCrop,
+        HorizontalFlip,
+        RandomCrop,
+        RandomResizedCrop,
+        Resize,
+    )
     from seqrecord.clips.windows import Latest, Seconds
     from seqrecord.engine.device.prefetch import prefetch_to_device
+    from seqrecord.indexing.opening import open_dataset as open  # noqa: A004 - as `gzip.open`
+    from seqrecord.indexing.opening import summarize, verify
     from seqrecord.pipes.collating import collate
     from seqrecord.pipes.loaders import (
         SeqRecordDataset,
@@ -32,9 +40,7 @@ if TYPE_CHECKING:
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import EngineOptions, LoaderOptions
     from seqrecord.reading.dataset import Dataset, Episode
-    from seqrecord.reading.dataset import open_dataset as open  # noqa: A004 - as `gzip.open`
-    from seqrecord.reading.summary import summarize
-    from seqrecord.reading.verify import verify
+    from seqrecord.reading.versions import list_versions
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
@@ -63,6 +69,8 @@ __all__ = [
     "LoaderOptions",
     "NotFoundError",
     "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
     "Schema",
     "Seconds",
     "SeqRecordDataset",
@@ -88,6 +96,7 @@ __all__ = [
     "edit",
     "errors",
     "export",
+    "list_versions",
     "open",
     "open_source",
     "prefetch_to_device",
@@ -116,6 +125,8 @@ _IMPORTED_LATER = {
     "Latest": "clips.windows",
     "LoaderOptions": "pipes.options",
     "RandomCrop": "clips.transforms",
+    "RandomResizedCrop": "clips.transforms",
+    "Resize": "clips.transforms",
     "Schema": "schema",
     "Seconds": "clips.windows",
     "SeqRecordDataset": "pipes.loaders",
@@ -134,12 +145,13 @@ _IMPORTED_LATER = {
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
-    "open": "reading.dataset:open_dataset",
+    "list_versions": "reading.versions",
+    "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",
     "prefetch_to_device": "engine.device.prefetch",
     "reindex": "writing.commits",
-    "summarize": "reading.summary",
-    "verify": "reading.verify",
+    "summarize": "indexing.opening",
+    "verify": "indexing.opening",
     "view": "tools.drawing",
     "view_rerun": "tools.drawing",
 }
@@ -147,7 +159,4 @@ _IMPORTED_LATER = {
 
 if not TYPE_CHECKING:  # or a type checker would take any name for one that is there
     # Each part of this package costs time to import, torch seconds: nothing is, before it is used.
-    __getattr__ = lazy(__name__, _IMPORTED_LATER)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy(__name__, _IMPORTED_LATER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,10 +13,12 @@ from seqrecord.errors import MissingPackageError
 __all__ = ["is_installed", "lazy", "required"]
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package or module, https://peps.python.org/pep-0562.
+def lazy(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package or module, https://peps.python.org/pep-0562.
 
-    A package's own modules are there, too.
+    A package's own modules are there, too; its `__dir__` lists what it offers, `__all__`.
 
     Args:
         package: its name.
@@ -33,7 +36,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return found
+    return found, lambda: sorted(sys.modules[package].__all__)
 
 
 def required(module: str, said: str, file: str | None = None) -> Any:

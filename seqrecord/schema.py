@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SchemaError
 from seqrecord.text import repr_of
+from seqrecord.units import is_integer
 
 __all__ = [
     "ADDED",
@@ -438,11 +439,7 @@ def check_shape(name: str, shape: object) -> tuple[int | None, ...]:
             got=repr_of(shape),
         )
     for size in shape:
-        if size is not None and (
-            isinstance(size, bool)
-            or not isinstance(size, (int, np.integer))
-            or not 1 <= size < 2**31
-        ):
+        if size is not None and not (is_integer(size) and 1 <= size < 2**31):
             raise SchemaError(
                 "not a dimension",
                 feature=name,

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from seqrecord.reading.filters import EpisodeFacts, EpisodeFilter
     from seqrecord.reading.frames import FrameTransform
     from seqrecord.reading.summary import ClipSummary, FeatureSummary, GroupSummary, Summary
+    from seqrecord.reading.verified import Verified
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
+    from seqrecord.reading.versions import DatasetVersion
     from seqrecord.tools.bench import BenchReport, StepTimes
     from seqrecord.writing.convert import ConvertReport
     from seqrecord.writing.convert_jobs import BadEpisode, Progress
@@ -30,6 +32,7 @@ __all__ = [
     "ClipTransform",
     "ConvertReport",
     "DatasetLike",
+    "DatasetVersion",
     "EpisodeFacts",
     "EpisodeFilter",
     "EpisodeWriter",
@@ -42,12 +45,13 @@ __all__ = [
     "StatisticsProgress",
     "StepTimes",
     "Summary",
+    "Verified",
     "VerifyProgress",
     "VerifyReport",
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "BadEpisode": "seqrecord.writing.convert_jobs",
@@ -58,6 +62,7 @@ if not TYPE_CHECKING:
             "ClipTransform": "seqrecord.clips.transforms",
             "ConvertReport": "seqrecord.writing.convert",
             "DatasetLike": "seqrecord.reading.dataset",
+            "DatasetVersion": "seqrecord.reading.versions",
             "EpisodeFacts": "seqrecord.reading.filters",
             "EpisodeFilter": "seqrecord.reading.filters",
             "EpisodeWriter": "seqrecord.writing.writer",
@@ -70,6 +75,7 @@ if not TYPE_CHECKING:
             "StatisticsProgress": "seqrecord.reading.compute_statistics",
             "StepTimes": "seqrecord.tools.bench",
             "Summary": "seqrecord.reading.summary",
+            "Verified": "seqrecord.reading.verified",
             "VerifyProgress": "seqrecord.reading.verify",
             "VerifyReport": "seqrecord.reading.verify",
         },

@@ -19,6 +19,7 @@ __all__ = [
     "check_integer",
     "check_seed",
     "format_size",
+    "is_integer",
     "parse_duration",
     "parse_size",
 ]
@@ -82,6 +83,11 @@ MOST = (1 << 63) - 1
 """What an integer of the format can be, and more than any setting needs."""
 
 SEED_LIMIT = 1 << 1024  # of a seed without its sign, exclusive
+
+
+def is_integer(value: object) -> bool:
+    """Whether this is an integer of Python or NumPy, and no truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_integer(

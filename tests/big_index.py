@@ -65,6 +65,7 @@ def write_big_index(
         page_length=lengths,
         page_crc32c=rng.integers(0, 2**32, lengths.shape, dtype=np.uint32),
         largest_frame=np.empty((len(lengths), 0), np.uint32),
+        external=np.zeros(len(lengths), np.uint32),
         gaps=gaps,
     )
     index = Index(

@@ -14,14 +14,14 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from seqrecord import ClipError, EngineOptions, Latest, SeqRecordStream, SeqRecordWriter
+from seqrecord import ClipError, EngineOptions, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.epochs import share_all
 from seqrecord.writing.stored_schema import Codecs
@@ -30,16 +30,19 @@ __all__ = [
     "LARGE",
     "LENGTHS",
     "STRAIGHT",
+    "begun",
     "check",
     "check_ended",
     "digest",
+    "digests",
     "effective",
     "expected_frame",
     "least_memory",
     "leaves_nothing",
+    "make_loader",
     "names",
     "possible_clips",
-    "with_latest",
+    "resumed",
     "write_numbered",
 ]
 
@@ -56,6 +59,7 @@ STRAIGHT = (420, 418, 3)
 """Of which one frame is large enough to be loaded straight into a batch, without an arena."""
 
 Frame = dict[str, "npt.NDArray[Any]"]
+_Loader = TypeVar("_Loader")
 
 
 @lru_cache(128)
@@ -76,6 +80,32 @@ def expected_frame(episode: int, frame: int, shape: tuple[int, ...] = SMALL) -> 
     if frame == LENGTHS[episode] - 1 or (episode == len(LENGTHS) - 1 and frame == 20):
         del arrays["flow"]
     return arrays
+
+
+def make_loader(path: Any, kind: Any = SeqRecordPipe, **changes: Any) -> Any:
+    """Of clips of 3 frames in batches of 4, from a buffer of 16, but for what is said. Settings of
+    the engine may be given by themselves, beside an `engine`."""
+    settings = {"clip_len": 3, "batch_size": 4, "shuffle_buffer": 16, "seed": 5, **changes}
+    return kind(path, **effective(settings))
+
+
+def begun(loader: Any, count: int = 1) -> Iterator[Any]:
+    """An iteration that has given so many items."""
+    iterator: Iterator[Any] = iter(loader)
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+def digests(loader: Any, epochs: int = 1) -> list[Any]:
+    """What a loader gives from here on, in so many iterations."""
+    return [digest(item) for _ in range(epochs) for item in loader]
+
+
+def resumed(loader: _Loader, state: Any) -> _Loader:
+    """The loader, once it has loaded the state."""
+    loader.load_state_dict(state)  # type: ignore[attr-defined]
+    return loader
 
 
 def check_ended(stream: SeqRecordStream) -> None:
@@ -148,18 +178,6 @@ def effective(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("stride", 1) == 1:
         found.pop("rotate_phase", None)
     return found if engine == EngineOptions() else {**found, "engine": engine}
-
-
-def with_latest(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A loader's arguments, of options that say apart of which features clips have the newest
-    values: `last_known`, names or a dict of the greatest ages, and what is `unknown`."""
-    found = dict(options)
-    known, unknown = found.pop("last_known", ()), found.pop("unknown", None)
-    windows = dict(found.get("windows") or {})
-    for name in known:
-        age = known[name] if isinstance(known, dict) else None
-        windows[name] = Latest(windows.get(name), max_age=age, unknown=unknown)
-    return {**found, "windows": windows} if windows else found
 
 
 def least_memory(make: Callable[..., object]) -> int:

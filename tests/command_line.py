@@ -1,4 +1,4 @@
-"""The command line: `main` for this process, `COMMAND` to start one of its own."""
+"""The command line: `run` in this process, `COMMAND` to start one of its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,27 @@ import click.testing
 
 from seqrecord.tools.cli import main
 
-__all__ = ["COMMAND", "main", "separate_outputs"]
+__all__ = ["COMMAND", "fail", "main", "run", "separate_outputs"]
 
 COMMAND = [sys.executable, "-m", "seqrecord"]
+
+
+def run(*arguments: object, code: int = 0) -> click.testing.Result:
+    """Run a command in this process; it must exit with `code`."""
+    result = click.testing.CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, (SystemExit, type(None))), result.exception
+    return result
+
+
+def fail(*arguments: object, code: int = 1) -> str:
+    """The error line of a command that must fail, and print nothing else."""
+    result = run(*arguments, code=code)
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("seqrecord: error: ")
+    assert "Traceback" not in line
+    return line.removeprefix("seqrecord: error: ")
 
 
 def separate_outputs() -> None:

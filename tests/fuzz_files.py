@@ -76,12 +76,7 @@ class Outcomes:
 
 
 def fuzz(
-    kind: str,
-    seed: int,
-    *,
-    first: int = 0,
-    cases: int | None = None,
-    seconds: float | None = None,
+    kind: str, seed: int, *, first: int = 0, cases: int | None = None, seconds: float | None = None
 ) -> Outcomes:
     """Run cases from `first` on: so many, or for so long."""
     outcomes, number = Outcomes(), first

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord import SeqRecordWriter
-from seqrecord.edit import merge_datasets, rewrite_files
 from seqrecord.format import parse_footer
 from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
@@ -39,12 +38,11 @@ SETTINGS: dict[str, Any] = {"chunk_frames": 2, "record_bytes": 30_000}
 class Killer:
     """Kills a process at its `number`-th request, from 0, before the service acts or `after`.
 
-    Of its requests only those count that `of` picks; `through` is for `started` of `Writers`.
+    `through` is for `started` of `Writers`.
     """
 
     number: int
     after: bool
-    of: Callable[[Request], bool] = lambda _: True
     _pid: int = 0
     _seen: int = 0
     _last: int = -1
@@ -59,8 +57,6 @@ class Killer:
         return started
 
     def _fault(self, request: Request) -> str | None:
-        if not self.of(request):
-            return None
         with self._lock:
             seen, self._seen = self._seen, self._seen + 1
         if seen < self.number:
@@ -95,10 +91,9 @@ class Writers:
     def run(self, job: dict[str, Any], started: Callable[[int], None]) -> tuple[bool, list[str]]:
         """Do a job; whether it was done, and what it told. `started` gets its pid before.
 
-        It has a `url` and storage `options`. With `lengths` and a `mode` it writes what is missing
-        of `MadeSource(lengths)`, and tells the key of each episode that has ended when that was
-        seen to be durable, with the storage options `straight`; with `sources` it merges them;
-        else it rewrites the record files of which anything was deleted.
+        It has a `url`, storage `options`, `lengths` and a `mode`: it writes what is missing of
+        `MadeSource(lengths)`, and tells the key of each episode that has ended when that was seen
+        to be durable, with the storage options `straight`.
         """
         self._tell(json.dumps(job))
         started(int(self._hear()))
@@ -121,15 +116,6 @@ class Writers:
     def _hear(self) -> str:
         assert self._server.stdout is not None
         return self._server.stdout.readline()
-
-
-def _do(job: dict[str, Any]) -> None:
-    if "lengths" in job:
-        _write(job)
-    elif "sources" in job:
-        merge_datasets(job["sources"], job["url"], storage_options=job["options"])
-    else:
-        rewrite_files(job["url"], least_dead=0.001, storage_options=job["options"])
 
 
 def _write(job: dict[str, Any]) -> None:
@@ -172,7 +158,7 @@ def _serve() -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 os.read(reading, 1)
                 try:
-                    _do(job)
+                    _write(job)
                     code = 0
                 except Exception as error:  # shown, and told by the exit status
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")

@@ -1,15 +1,19 @@
-"""The threads that the running test has started, by name, and what they log.
+"""The threads that the running test has started, by name, and what they log; and its forks.
 
 A thread of an earlier test may be in a request that a client repeats until its deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 
-__all__ = ["forget_threads", "is_own", "own_threads"]
+__all__ = ["busy_threads", "forget_threads", "in_a_fork", "is_own", "own_threads"]
 
 _earlier: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -29,3 +33,35 @@ def is_own(_record: logging.LogRecord) -> bool:
     """Whether the thread that logs now is the main one, or one that the test has started."""
     mine = threading.current_thread()
     return mine is threading.main_thread() or mine not in _earlier
+
+
+def in_a_fork(work: Callable[[], bool]) -> bool:
+    """What it gives in a forked child; false where it raises, or hangs for 100 s, even in C."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            signal.alarm(100)
+            code = 0 if work() else 2
+        os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@contextlib.contextmanager
+def busy_threads(work: Callable[[], object], count: int = 1) -> Iterator[None]:
+    """Threads that do it over and over: at a fork they hold its locks, often."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            work()
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -16,7 +17,16 @@ from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings
 from seqrecord.sampling.plan import Frees, Loads, Round
 from tests.clip_cases import Case, cases
 
-__all__ = ["Chunks", "Engine", "Request", "chunks_of", "parts", "requests"]
+__all__ = [
+    "LAYOUTS",
+    "Chunks",
+    "Engine",
+    "Request",
+    "chunks_of",
+    "parts",
+    "plan_settings",
+    "requests",
+]
 
 
 Chunks = list[tuple[int, int, int]]
@@ -176,20 +186,27 @@ class Request:
         return Engine.of(plan, self.case.episodes, self.case.spec, tight=tight).finish()
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    chosen = PlanSettings(
-        shuffle=draw(st.sampled_from([True, True, False])),
-        seed=draw(st.integers(-3, 2**70)),
-        batch_size=draw(st.none() | st.integers(1, 7)),
-        drop_last=draw(st.booleans()),
-        equal=draw(st.booleans()),
-        num_cursors=draw(st.integers(1, 6)),
-        block_frames=draw(st.integers(1, 40)),
-        run_frames=draw(st.none() | st.integers(1, 50)),
-        first_block_frames=draw(st.integers(1, 40)),
-    )
-    return Request(draw(cases()), chosen, draw(st.integers(0, 3)), draw(st.integers(1, 4)))
+LAYOUTS: dict[str, st.SearchStrategy[Any]] = {
+    "batch_size": st.none() | st.integers(1, 7),
+    "num_cursors": st.integers(1, 6),
+    "block_frames": st.integers(1, 40),
+    "run_frames": st.none() | st.integers(1, 50),
+    "first_block_frames": st.integers(1, 40),
+}
+"""What may change in the middle of an epoch."""
+
+plan_settings = st.builds(
+    PlanSettings,
+    shuffle=st.sampled_from([True, True, False]),
+    seed=st.integers(-3, 2**70),
+    drop_last=st.booleans(),
+    equal=st.booleans(),
+    **LAYOUTS,
+)
+
+
+def requests() -> st.SearchStrategy[Request]:
+    return st.builds(Request, cases(), plan_settings, st.integers(0, 3), st.integers(1, 4))
 
 
 def parts(request: Request) -> list[EpochPlan]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["Frames", "write_buffer", "write_euroc", "write_kitti", "write_tum"]
+from tests.source_faults import encoded
+
+__all__ = [
+    "Frames",
+    "write_buffer",
+    "write_euroc",
+    "write_kitti",
+    "write_samples",
+    "write_tar",
+    "write_tum",
+]
 
 Array = npt.NDArray[Any]
 Frames = list[dict[str, Any]]
@@ -82,13 +94,24 @@ def write_euroc(folder: Path, seed: int = 0, *, state: bool = True) -> Frames:
                 frames[i][f"image_{camera}"] = pixels
             rows.append((stamp, f"{stamp}.png"))
         _lines(mav / camera / "data.csv", "#timestamp [ns],filename", rows, ",", "\r\n")
-    (mav / "cam0" / "sensor.yaml").write_text(
-        "# General sensor definitions.\nsensor_type: camera\ncomment: VI-Sensor cam0\n\nT_BS:\n"
-        "  cols: 4\n  rows: 4\n  data: [0.01, -0.9,\n         0.9, 0.01]\n\nrate_hz: 20\n"
-        "resolution: [752, 480]\ncamera_model: pinhole\n"
-        "intrinsics: [458.654, 457.296, 367.215, 248.375] #fu, fv, cu, cv\n"
-    )
+    for camera, focal in (("cam0", 458.654), ("cam1", 457.587)):
+        (mav / camera / "sensor.yaml").write_text(
+            f"# General sensor definitions.\nsensor_type: camera\ncomment: VI-Sensor {camera}\n\n"
+            "T_BS:\n  cols: 4\n  rows: 4\n  data: [0.01, -0.99, 0.004, -0.02,\n"
+            "         0.99, 0.01, 0.025, -0.06,\n        -0.02, 0.004, 0.99, 0.009,\n"
+            "         0.0, 0.0, 0.0, 1.0]\n\nrate_hz: 20\nresolution: [8, 6]\n"
+            f"camera_model: pinhole\nintrinsics: [{focal}, 457.296, 3.5, 2.5] #fu, fv, cu, cv\n"
+            "distortion_model: radial-tangential\n"
+            "distortion_coefficients: [-0.28340811, 0.07395907, 0.00019359, 1.76187114e-05]\n"
+        )
     (mav / "imu0").mkdir()
+    (mav / "imu0" / "sensor.yaml").write_text(
+        "sensor_type: imu\nT_BS:\n  cols: 4\n  rows: 4\n"
+        "  data: [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]\n"
+        "rate_hz: 200\n\n# inertial sensor noise model parameters (static)\n"
+        "gyroscope_noise_density: 1.6968e-04     # [ rad / s / sqrt(Hz) ]\n"
+        "accelerometer_random_walk: 3.0000e-3    # [ m / s^3 / sqrt(Hz) ]\n"
+    )
     stamps = [base + i * 5_000_000 for i in range(-3, 60)]
     imu = rng.normal(size=(len(stamps), 6))
     _csv(mav / "imu0" / "data.csv", "#timestamp [ns],w_RS_S_x [rad s^-1]", stamps, imu)
@@ -105,6 +128,41 @@ def write_euroc(folder: Path, seed: int = 0, *, state: bool = True) -> Frames:
         frames[i]["pose"] = row[[0, 1, 2, 4, 5, 6, 3]]
         if state:
             frames[i] |= {"velocity": row[7:10], "imu_bias": row[10:16]}
+    return frames
+
+
+def write_tar(path: Path, files: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def write_samples(path: Path, seed: int = 0, folder: str = "", count: int = 3) -> Frames:
+    """A tar file of WebDataset, of as many samples, and its frames."""
+    rng = np.random.default_rng(seed)
+    frames: Frames = []
+    files: dict[str, bytes] = {}
+    for number in range(count):
+        frame = {
+            "rgb": rng.integers(0, 256, (16, 16, 3), np.uint8),
+            "seg": rng.integers(0, 9, (16, 16), np.uint8),
+            "pose": rng.normal(size=(3, 4)),
+            "cls": np.int64(number * 7 - 3),
+            "json": f'{{"task": "pick {number}"}}',
+        }
+        stem = f"{folder}{number + 4:06d}"
+        for name in ("rgb", "seg"):
+            files[f"{stem}.{name}.png"] = encoded(frame[name])
+        stream = io.BytesIO()
+        np.save(stream, frame["pose"])
+        files[f"{stem}.pose.npy"] = stream.getvalue()
+        files[f"{stem}.cls"] = b"%d\n" % frame["cls"]
+        files[f"{stem}.json"] = str(frame["json"]).encode()
+        frames.append({**frame, "frame_number": np.int64(number + 4)})
+    write_tar(path, files)
     return frames
 
 

@@ -6,20 +6,15 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from seqrecord.errors import (
-    ConflictError,
-    DestinationError,
-    LocationError,
-    NotFoundError,
-    StorageError,
-)
+from seqrecord import errors
 from seqrecord.storage import Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.uploads import UploadTiming
@@ -67,7 +62,7 @@ def read_counter(storage: Storage, has_gaps: bool) -> tuple[bytes, str]:
     while True:
         try:
             return storage.read_whole("counter", 1000)
-        except NotFoundError:
+        except errors.NotFoundError:
             if not has_gaps or time.monotonic() > end:
                 raise
 
@@ -85,7 +80,7 @@ def count_up(storage: Storage, name: str, times: int, has_gaps: bool = False) ->
         try:
             storage.put("counter", text.encode(), expected=tag)
             done += 1
-        except ConflictError:
+        except errors.ConflictError:
             conflicts += 1
     return conflicts
 
@@ -120,7 +115,7 @@ class ReadContract:
     def test_a_range_beyond_the_end_is_an_error(self, storage: Storage, add: Add) -> None:
         add(PATH, DATA)
         for start in (99_999, 100_000):
-            with pytest.raises(StorageError, match=r"00000-ab\.seqrec"):
+            with pytest.raises(errors.StorageError, match=r"00000-ab\.seqrec"):
                 get(storage, PATH, start, 100_001)
 
     def test_a_buffer_of_another_length_is_a_callers_mistake(
@@ -137,11 +132,11 @@ class ReadContract:
         assert storage.read_whole(PATH, 0)[0] == b""
 
     def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
-        with pytest.raises(NotFoundError, match="nothing"):
+        with pytest.raises(errors.NotFoundError, match="nothing"):
             storage.size("records/nothing")
-        with pytest.raises(NotFoundError, match="nothing"):
+        with pytest.raises(errors.NotFoundError, match="nothing"):
             get(storage, "records/nothing", 0, 4)
-        with pytest.raises(NotFoundError, match="nothing"):
+        with pytest.raises(errors.NotFoundError, match="nothing"):
             storage.read_whole("records/nothing", 100)
 
     def test_an_unclean_path_is_refused(self, storage: Storage) -> None:
@@ -156,7 +151,7 @@ class ReadContract:
             lambda path: get(storage, path, 0, 1),
         ):
             for path in ("../a", "/a", "a//b", "a/./b", "a/..", "", "C:/a", "a\\b"):
-                with pytest.raises(LocationError):
+                with pytest.raises(errors.LocationError):
                     operation(path)
 
     def test_a_small_file_is_read_whole_and_has_a_tag(self, storage: Storage, add: Add) -> None:
@@ -167,9 +162,9 @@ class ReadContract:
 
     def test_a_file_that_is_too_large_is_not_read_whole(self, storage: Storage, add: Add) -> None:
         add("manifest.json", DATA)
-        with pytest.raises(StorageError, match=r"manifest\.json") as caught:
+        with pytest.raises(errors.StorageError, match=r"manifest\.json") as caught:
             storage.read_whole("manifest.json", len(DATA) - 1)
-        assert not isinstance(caught.value, NotFoundError)
+        assert not isinstance(caught.value, errors.NotFoundError)
 
     def test_close_then_use_again(self, storage: Storage, add: Add) -> None:
         add(PATH, DATA)
@@ -207,7 +202,7 @@ class ReadContract:
 
 
 class StorageContract(ReadContract):
-    """Inherit it and give a fixture `storage`: an empty one.
+    """Inherit it and give `make`, which makes an empty one in a folder, or a fixture `storage`.
 
     `is_atomic` says that of several writers at once one comes first, whatever they do;
     `is_shared` that another process sees the same files; `has_gaps` that a file which is being
@@ -217,6 +212,16 @@ class StorageContract(ReadContract):
     is_atomic = True
     has_gaps = False
     is_shared = True
+
+    @staticmethod
+    def make(folder: Path, /) -> Storage:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+        storage = self.make(tmp_path / "set")
+        yield storage
+        storage.close()
 
     @pytest.fixture
     def add(self, storage: Storage) -> Add:
@@ -236,7 +241,7 @@ class StorageContract(ReadContract):
     def test_a_file_is_put_where_none_is(self, storage: Storage) -> None:
         storage.put("manifest.json", b"one", expected=None)
         assert storage.read_whole("manifest.json", 9)[0] == b"one"
-        with pytest.raises(ConflictError, match=r"manifest\.json"):
+        with pytest.raises(errors.ConflictError, match=r"manifest\.json"):
             storage.put("manifest.json", b"two", expected=None)
         assert get(storage, "manifest.json") == b"one"
 
@@ -247,7 +252,7 @@ class StorageContract(ReadContract):
         data, second = storage.read_whole("index/a", 9)
         assert data == b"two"
         assert second != first
-        with pytest.raises(ConflictError, match="index/a"):
+        with pytest.raises(errors.ConflictError, match="index/a"):
             storage.put("index/a", b"three", expected=first)
         assert storage.read_whole("index/a", 9) == (b"two", second)
         assert names(storage, "index") == ["index/a"]
@@ -256,9 +261,9 @@ class StorageContract(ReadContract):
         storage.put("manifest.json", b"one", expected=None)
         tag = storage.read_whole("manifest.json", 9)[1]
         storage.remove("manifest.json")
-        with pytest.raises(ConflictError):
+        with pytest.raises(errors.ConflictError):
             storage.put("manifest.json", b"two", expected=tag)
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             storage.read_whole("manifest.json", 9)
         storage.put("manifest.json", b"three", expected=None)
         assert get(storage, "manifest.json") == b"three"
@@ -283,7 +288,7 @@ class StorageContract(ReadContract):
             start.wait()
             try:
                 copies[number].put("manifest.json", b"of %d" % number, expected=None)
-            except ConflictError:
+            except errors.ConflictError:
                 return False
             return True
 
@@ -323,7 +328,7 @@ class StorageContract(ReadContract):
         upload = storage.create(PATH)
         upload.write(DATA)
         assert names(storage, "records") == []
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             storage.size(PATH)
         upload.commit()
         assert names(storage, "records") == [PATH]
@@ -337,9 +342,9 @@ class StorageContract(ReadContract):
         upload.abort()
         assert names(storage, "records") == []
         assert storage.unfinished("records") == []
-        with pytest.raises(StorageError):
+        with pytest.raises(errors.StorageError):
             upload.write(b"more")
-        with pytest.raises(StorageError):
+        with pytest.raises(errors.StorageError):
             upload.commit()
         assert names(storage, "records") == []
 
@@ -354,7 +359,7 @@ class StorageContract(ReadContract):
         put(storage, PATH, b"old")
         upload = storage.create(PATH)
         upload.write(b"new")
-        with pytest.raises(DestinationError):
+        with pytest.raises(errors.DestinationError):
             upload.commit()
         upload.abort()
         assert get(storage, PATH) == b"old"
@@ -370,7 +375,7 @@ class StorageContract(ReadContract):
         assert all(abs(file.modified - before) < 100 for file in found)
         storage.remove("records/a")
         assert names(storage, "records") == ["records/b"]
-        with pytest.raises(NotFoundError):
+        with pytest.raises(errors.NotFoundError):
             storage.size("records/a")
         assert storage.files("nothing") == []
 

@@ -12,12 +12,14 @@ from typing import Any, Literal, TypeAlias
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
+from seqrecord.format.manifest import MANIFEST
 from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = [
     "Between",
     "CountingStorage",
+    "DamagesOnce",
     "FailAt",
     "FailOften",
     "FailTransiently",
@@ -94,6 +96,23 @@ class CountingStorage(StorageWrapper):
         with self._lock:
             self.lists[folder] += 1
         return super().files(folder)
+
+
+class DamagesOnce(StorageWrapper):
+    """Flips a bit of what one read of files with this ending brings: of read `number`, from 0."""
+
+    def __init__(self, inner: Storage, ending: str = ".seqrec", *, number: int = 0) -> None:
+        super().__init__(inner)
+        self.ending, self.left = ending, number
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        super().read_ranges(path, ranges, buffers)
+        if path.endswith(self.ending):
+            if not self.left:
+                buffers[0].cast("B")[buffers[0].nbytes // 2] ^= 1
+            self.left -= 1
 
 
 class FaultyStorage(StorageWrapper):
@@ -306,6 +325,9 @@ class LosesAnswer(StorageWrapper):
         return self._conditions
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        if path != MANIFEST:
+            super().put(path, data, expected=expected)
+            return
         self.count += 1
         if self.count > 1 or self._now:
             super().put(path, data, expected=expected)

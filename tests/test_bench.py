@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from PIL import Image
 
 import seqrecord
@@ -26,7 +25,7 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.tools.bench import BenchOptions, StepTimes, advise, measure
-from tests.command_line import main
+from tests.command_line import run
 from tests.datasets import HEIGHT, WIDTH, write_small
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -37,12 +36,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench") / "records"
     write_small(path, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
     return path
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_an_epoch(dataset: Path) -> None:
@@ -300,7 +293,7 @@ def test_draw(tmp_path: Path) -> None:
 def test_drawing_does_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text('[{"ph":"X","name":"decode","ts":5,"dur":2}]')
     code = (
-        "import sys; from tests.command_line import main\n"
+        "import sys; from tests.command_line import main, run\n"
         f"try: main(['trace', {str(tmp_path / 't.json')!r}])\n"
         "except SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules\n"

@@ -30,14 +30,13 @@ from seqrecord.errors import ChecksumError, LocationError, StorageError
 from seqrecord.reading.metadata import read_footer
 from seqrecord.reading.raw_frames import FrameRun
 from seqrecord.storage import LocalStorage, Storage, open_storage
-from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
 from seqrecord.storage.cache_folder import CacheFolder
 from seqrecord.storage.ranges import ByteRange
 from tests.datasets import nth_chunk, write_small
 from tests.killed_at import signal_at
 from tests.storage_contract import PATH, StorageContract, get, put
-from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
+from tests.storage_doubles import CountingStorage, DamagesOnce, FailAt, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -110,13 +109,9 @@ class TestCachedMemoryStorage(StorageContract):
 
 
 class TestCachedCountingStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = CachedStorage(
-            CountingStorage(LocalStorage(tmp_path / "d")), tmp_path / "c", "1MiB"
-        )
-        yield storage
-        storage.close()
+    @staticmethod
+    def make(folder: Path) -> Storage:
+        return CachedStorage(CountingStorage(LocalStorage(folder / "d")), folder / "c", "1MiB")
 
 
 # What is served
@@ -216,23 +211,6 @@ def _epoch(location: Any) -> list[tuple[str, int, bytes]]:
     return [(c["episode"], c["start"], c["image_left"].numpy().tobytes()) for c in pipe]
 
 
-class _DamagesOnce(StorageWrapper):
-    """Flips a bit of the bytes of the first file with this ending that is read."""
-
-    def __init__(self, inner: Storage, ending: str = ".seqrec") -> None:
-        super().__init__(inner)
-        self.ending = ending
-        self.done = False
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        super().read_ranges(path, ranges, buffers)
-        if path.endswith(self.ending) and not self.done:
-            self.done = True
-            buffers[0].cast("B")[5] ^= 1
-
-
 @pytest.mark.parametrize("straight", [False, True])
 def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) -> None:
     """The cache has kept them as they came; the page's own checksum tells."""
@@ -251,9 +229,8 @@ def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) 
             return frames.tobytes()
 
     right = read(LocalStorage(tmp_path / "remote"))
-    with pytest.raises(ChecksumError):
-        read(_DamagesOnce(LocalStorage(tmp_path / "remote")))
-    remote = CountingStorage(_DamagesOnce(LocalStorage(tmp_path / "remote")))
+    assert read(DamagesOnce(LocalStorage(tmp_path / "remote"))) == right, "without a cache too"
+    remote = CountingStorage(DamagesOnce(LocalStorage(tmp_path / "remote")))
     storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
     assert read(storage) == right, "read anew at once"
     assert storage.counters()["cache_damaged"] == 1
@@ -271,9 +248,8 @@ def test_an_index_damaged_on_its_way_does_not_stay(
 ) -> None:
     write_small(tmp_path / "remote")
     local = LocalStorage(tmp_path / "remote")
-    with pytest.raises(ChecksumError, match=f"{table}.arrow"):
-        seqrecord.open(_DamagesOnce(local, f"{table}.arrow"))
-    remote = CountingStorage(_DamagesOnce(local, f"{table}.arrow"))
+    seqrecord.open(DamagesOnce(local, f"{table}.arrow"))  # without a cache too
+    remote = CountingStorage(DamagesOnce(local, f"{table}.arrow"))
     storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
     outer: Storage = CountingStorage(storage) if is_wrapped else storage
     seqrecord.open(outer)
@@ -284,12 +260,15 @@ def test_an_index_damaged_on_its_way_does_not_stay(
     storage.close()
 
 
-def test_an_index_that_is_damaged_is_read_twice_and_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_an_index_that_is_damaged_is_read_twice_and_refused(
+    is_cached: bool, tmp_path: Path
+) -> None:
     write_small(tmp_path / "remote")
     (path,) = (tmp_path / "remote" / "index").glob("*chunks0.arrow")
     _flip(path, 100)
     remote = CountingStorage(LocalStorage(tmp_path / "remote"))
-    storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
+    storage = CachedStorage(remote, tmp_path / "cache", "16MiB") if is_cached else remote
     with pytest.raises(ChecksumError, match=r"chunks0\.arrow"):
         seqrecord.open(storage)
     assert len(remote.ranges[f"index/{path.name}"]) == 2
@@ -303,19 +282,9 @@ def test_a_footer_damaged_on_its_way_does_not_stay(at: int, tmp_path: Path) -> N
     manifest = seqrecord.open(tmp_path / "remote").contents.manifest
     path = manifest.record_files[0].path
 
-    class DamagesOne(StorageWrapper):
-        reads = 0
-
-        def read_ranges(
-            self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-        ) -> None:
-            super().read_ranges(path, ranges, buffers)
-            if self.reads == at:
-                buffers[0][-1] ^= 1
-            self.reads += 1
-
     right = read_footer(LocalStorage(tmp_path / "remote"), path)
-    storage = CachedStorage(DamagesOne(LocalStorage(tmp_path / "remote")), tmp_path / "c", "16MiB")
+    damaging = DamagesOnce(LocalStorage(tmp_path / "remote"), number=at)
+    storage = CachedStorage(damaging, tmp_path / "c", "16MiB")
     for _ in range(2):
         assert read_footer(storage, path).file_id == right.file_id
     storage.close()
@@ -325,7 +294,7 @@ def test_threads_that_see_the_same_damage_all_read_anew(tmp_path: Path) -> None:
     """The first to notice drops it; what the others have read is as wrong."""
     write_small(tmp_path / "remote", codecs="raw")
     local = LocalStorage(tmp_path / "remote")
-    storage = CachedStorage(_DamagesOnce(local), tmp_path / "cache", "16MiB")
+    storage = CachedStorage(DamagesOnce(local), tmp_path / "cache", "16MiB")
     with seqrecord.open(storage, features=["image_left"]) as dataset:
         reader = dataset.contents.chunks
         pages = reader.pages(nth_chunk(dataset, 0, 0))

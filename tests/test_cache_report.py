@@ -9,12 +9,11 @@ from typing import Any
 
 import fsspec
 import pytest
-from click.testing import CliRunner, Result
 
 import seqrecord
 from seqrecord.errors import LocationError, NotFoundError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.tools.cli import main
+from tests.command_line import run
 from tests.datasets import write_small
 from tests.services import Azurite
 from tests.storage_contract import PATH, get, put
@@ -31,12 +30,6 @@ def remote(tmp_path: Path) -> Iterator[str]:
     yield URL
     fs.store.clear()
     fs.pseudo_dirs[:] = [""]
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def fill(location: Any, cache: Path) -> None:

@@ -63,10 +63,7 @@ def stop(tmp_path: Path) -> Iterator[Callable[[int], bool]]:
 
 
 def test_a_process_that_is_stopped_stops_no_other(
-    tmp_path: Path,
-    stop: Callable[[int], bool],
-    caplog: pytest.LogCaptureFixture,
-    thorough: bool,
+    tmp_path: Path, stop: Callable[[int], bool], caplog: pytest.LogCaptureFixture, thorough: bool
 ) -> None:
     """Wherever it is: what is held is read at once, what is not is read from the storage."""
     busy = free = 0

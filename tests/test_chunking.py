@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, summarize
 from seqrecord.reading.dataset import Dataset
 from seqrecord.writing import chunking, writer
-from tests.command_line import main
+from tests.command_line import run
 
 KIB = 1 << 10
 
@@ -142,11 +141,11 @@ def test_frames_wait_within_48_mib(tmp_path: Path) -> None:
 
 def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
     written(tmp_path / "same", [[5] * 70, [5] * 3], schema=schema())
-    out = CliRunner().invoke(main, ["info", str(tmp_path / "same")]).output
+    out = run("info", tmp_path / "same").output
     assert "4 chunks of 32 frames" in out
     assert "2 chunks of 3 to 70 frames" in out
     written(tmp_path / "mixed", [[5] * 70, [17 * KIB // 3] * 4], schema=schema())
-    out = CliRunner().invoke(main, ["info", str(tmp_path / "mixed")]).output
+    out = run("info", tmp_path / "mixed").output
     assert "chunks of 2 to 32 frames" in out
     with seqrecord.open(tmp_path / "mixed") as dataset:
         told = summarize(dataset).to_json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shlex
 import signal
@@ -19,36 +20,18 @@ import click
 import fsspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordError
 from seqrecord.tools.cli.terminal import Commands
-from tests.command_line import COMMAND, main
+from tests.command_line import COMMAND, fail, run
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-
-
-def run(*arguments: object, code: int = 0) -> Result:
-    """Run a command in this process; it must exit with `code`."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, (SystemExit, type(None))), result.exception
-    return result
-
-
-def fail(*arguments: object, code: int = 1) -> str:
-    """The error line of a command that must fail, and print nothing else."""
-    result = run(*arguments, code=code)
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    assert line.startswith("seqrecord: error: ")
-    assert "Traceback" not in line
-    return line.removeprefix("seqrecord: error: ")
 
 
 @pytest.fixture
@@ -71,7 +54,7 @@ def test_write(tree: Path) -> None:
     assert f"{destination}: wrote 2 episodes, 6 frames in" in result.stdout
     assert "the dataset: 2 episodes, 6 frames in 1 record file" in result.stdout
     assert "6/6 frames" in result.stderr
-    assert "MB/s" in result.stderr
+    assert "MB/s, committing" in result.stderr
     with seqrecord.open(destination) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
         frame = make_frames(1, 3)[2]
@@ -166,6 +149,16 @@ def test_write_appends(tree: Path) -> None:
     assert "2 were there already" in result.stdout
     with seqrecord.open(tree.with_name("originals-records")) as dataset:
         assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
+
+
+def test_write_compares_no_sizes_where_some_are_unknown(dataset: Path, tmp_path: Path) -> None:
+    def sizes(*names: str) -> str:
+        folder = tmp_path / "-".join(names)
+        words = ["--dst", folder, "--features", ",".join(names), "--workers", 1]
+        return run("write", "--src", dataset, *words).stdout.splitlines()[1]
+
+    assert re.search(r" record file, \S+ \S+ raw in \S+ \S+ \(\S+x\)$", sizes("step", "pose"))
+    assert re.search(r" record file, \S+ \S+$", sizes("step", "range"))
 
 
 def test_write_packs_both_layouts_and_folders(tmp_path: Path) -> None:
@@ -305,10 +298,16 @@ def test_export(dataset: Path, tmp_path: Path) -> None:
     command = ["export", dataset, "alpha/Easy/P000", tmp_path, "--features", "step,mask"]
     result = run(*command, "--frames", "-4::2")
     folder = tmp_path / "alpha" / "Easy" / "P000"
-    assert result.stdout == f"{folder}: 5 files\n"
+    assert result.stdout == f"{tmp_path}: 1 episode\n"
+    assert "2/2 frames" in result.stderr
     assert np.load(folder / "step.npy").tolist() == [7, 9]
     assert sorted(path.name for path in (folder / "mask").iterdir()) == ["000007.png", "000009.png"]
     assert "not empty" in fail(*command)
+    result = run("export", dataset, "alpha/*", tmp_path / "all", "--frames", "1:3", "--quiet")
+    assert (result.stdout, result.stderr) == (f"{tmp_path}/all: 2 episodes\n", "")
+    run("write", "--src", tmp_path / "all", "--dst", tmp_path / "again", "--workers", 1)
+    with seqrecord.open(tmp_path / "again") as found:
+        assert [len(episode) for episode in found.episodes.values()] == [2, 2]
 
 
 def test_view(dataset: Path, tmp_path: Path) -> None:

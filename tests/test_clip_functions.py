@@ -257,6 +257,27 @@ def test_an_array_is_not_written_to(path: Path) -> None:
         SeqRecordPipe(path, clip_len=3, clip_transform=function)
 
 
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+def test_a_function_with_the_global_generator_of_torch_is_refused(path: Path, loader: Any) -> None:
+    """As transforms of torchvision have it: threads would draw from it in any order."""
+
+    def noisy(clip: dict[str, Any], _: object) -> dict[str, Any]:
+        return {"pose": torch.tensor(clip["pose"]) + torch.rand(())}
+
+    with pytest.raises(ClipError, match="global generator") as caught:
+        loader(path, clip_len=2, clip_transform=noisy)
+    assert "torchvision.transforms.v2.functional" in str(caught.value.expected)
+
+    def own(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        drawn = torch.Generator().manual_seed(int(generator.integers(1 << 62)))
+        return {"pose": torch.tensor(clip["pose"]) + torch.rand((), generator=drawn)}
+
+    torch.manual_seed(3)
+    (first, again) = ([clip["pose"] for clip in SeqRecordPipe(path, clip_len=2, clip_transform=own)]
+                      for _ in range(2))  # fmt: skip
+    assert all(map(torch.equal, first, again))
+
+
 def test_functions_are_not_called_on_a_device(path: Path) -> None:
     with pytest.raises(ClipError, match=r"called on the host; .*prefetch_to_device"):
         SeqRecordPipe(path, clip_len=3, clip_transform=mean_and_draw, device="cpu")

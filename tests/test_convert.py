@@ -246,17 +246,6 @@ def test_append_adds_what_is_new(tmp_path: Path, expected: str) -> None:
     assert again.manifest.fingerprint == expected
 
 
-def test_an_interrupted_append_leaves_the_old_dataset(tmp_path: Path, expected: str) -> None:
-    old = MadeSource(MadeSource().lengths[:3])
-    convert(old, tmp_path, workers=1, **SMALL)
-    with pytest.raises(SourceError):
-        convert(MadeSource(bad={6: 0}), tmp_path, mode="append", workers=1, **SMALL)
-    with seqrecord.open(tmp_path) as dataset:
-        assert len(dataset.episodes) == 3
-    report = convert(MadeSource(), tmp_path, mode="resume", workers=1, **SMALL)
-    assert report.manifest.fingerprint == expected
-
-
 def test_resume_refuses_other_codecs_and_features(tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         convert(MadeSource(bad={4: 2}), tmp_path, workers=1, codecs="fast", **SMALL)
@@ -336,7 +325,7 @@ def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str)
     assert report.manifest.fingerprint == expected
 
 
-@pytest.mark.parametrize("mode", ["create", "resume"])
+@pytest.mark.parametrize("mode", ["create", pytest.param("resume", marks=pytest.mark.slow)])
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> None:
     """Each worker imports the script, which would start workers itself."""
     script = tmp_path / "pack.py"
@@ -414,7 +403,7 @@ def _wait(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     tmp_path: Path, expected: str, endless: EndlessSource, workers: int
 ) -> None:

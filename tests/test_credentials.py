@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import json
+import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seqrecord.errors import AccessError, StorageError
+from seqrecord.errors import AccessError, DeadlineError, StorageError
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import ByteRange
-from tests.gcs_stub import GcsStub
+from tests.local_server import Handler, LocalServer
 from tests.obstore_runtime import obstore_is
-from tests.services import Azurite, Moto
+from tests.places import CLOUDS, Place, hastened
+from tests.services import Authority, Azurite
 from tests.storage_contract import get
 
 DATA = bytes(range(200))
@@ -123,52 +127,26 @@ def expired(credential: dict[str, Any], asked: list[None]) -> Callable[[], dict[
     return give
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(f"{kind}{backend}", marks=marks)
-        for kind, marks in (
-            ("azurite", pytest.mark.service),
-            ("s3", pytest.mark.service),
-            ("gs", ()),
-        )
-        for backend in ("", "-urllib3")
-    ],
-)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("place", CLOUDS, indirect=True)
 def test_a_credential_that_expires_is_asked_for_before_it_is_refused(
-    kind: str, request: pytest.FixtureRequest
+    place: Place, backend: str, request: pytest.FixtureRequest
 ) -> None:
+    place.put("records/0", DATA)
     asked: list[None] = []
-    if kind.startswith("azurite"):
+    options = dict(place.options)
+    if place.kind == "azurite":
         azurite: Azurite = request.getfixturevalue("azurite")
-        blobs = request.getfixturevalue("blobs")
-        give = expired({"sas_token": azurite.sas(blobs)}, asked)
-        storage = opened(azurite, blobs, _backend(kind), credential_provider=give)
-    elif kind.startswith("s3"):
-        moto: Moto = request.getfixturevalue("moto")
-        bucket = moto.new_bucket()
-        moto.put(bucket, "set/records/0", DATA)
-        keys = {"access_key_id": "a", "secret_access_key": "b", "token": None}
-        options = {name: value for name, value in moto.options().items() if name not in keys}
-        options["credential_provider"] = expired(keys, asked)
-        storage = open_storage(f"s3://{bucket}/set", {**options, "backend": _backend(kind)})
+        options = {"account_name": azurite.account, "endpoint": azurite.endpoint}
+        credential: dict[str, Any] = {"sas_token": azurite.sas(place.url.split("/")[2])}
+    elif place.kind == "s3":
+        credential = {name: options.pop(name) for name in ("access_key_id", "secret_access_key")}
+        credential["token"] = None
     else:
-        with GcsStub() as gcs:
-            bucket = gcs.new_bucket()
-            gcs.put(bucket, "set/records/0", DATA)
-            options = {"base_url": gcs.options()["base_url"]}
-            options["credential_provider"] = expired({"token": "T0KEN"}, asked)
-            storage = open_storage(f"gs://{bucket}/set", {**options, "backend": _backend(kind)})
-            _reads(storage, asked)
-        return
-    _reads(storage, asked)
-
-
-def _backend(kind: str) -> str:
-    return "urllib3" if kind.endswith("urllib3") else "obstore"
-
-
-def _reads(storage: Storage, asked: list[None]) -> None:
+        options = {"base_url": options["base_url"]}
+        credential = {"token": "T0KEN"}
+    options |= {"credential_provider": expired(credential, asked), "backend": backend}
+    storage = open_storage(place.url, options)
     for count in (1, 2, 3):
         assert get(storage, "records/0", 0, len(DATA)) == DATA
         assert len(asked) >= count
@@ -193,3 +171,210 @@ def test_a_function_that_fails_says_nothing(azurite: Azurite, blobs: str) -> Non
         read(storage)
     assert "S3CRET" not in str(caught.value)
     assert "RuntimeError" in str(caught.value)
+
+
+# Servers that give credentials may be busy or refuse, too: one for each cloud
+
+# google-auth says so of credentials whose file names where they are to be asked for.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*load_credentials_from_file:DeprecationWarning"),
+    pytest.mark.usefixtures("impatient"),
+]
+
+TOKEN = "S3CRET-T0KEN"
+
+
+class TokenServer(LocalServer):
+    """Answers with the `statuses`, one after the other, and then with a token, `given`.
+
+    With a certificate and its key over TLS: the tenant `tenant` of an Azure authority.
+    """
+
+    def __init__(self, given: dict[str, Any], certificate: tuple[Path, Path] | None = None) -> None:
+        self.given = given
+        self.statuses: Sequence[int] = ()
+        self.asked = 0
+        self._context: ssl.SSLContext | None = None
+        if certificate is not None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.load_cert_chain(*certificate)
+        super().__init__(_Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}/token"
+
+    def get_request(self) -> Any:
+        connection, address = super().get_request()
+        if self._context is not None:
+            connection = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+
+class _Handler(Handler):
+    server: TokenServer
+
+    def serve(self) -> None:
+        self.body()
+        if self.path.endswith("/openid-configuration"):
+            tenant = f"https://{self.server.host}/tenant"
+            self._send(
+                200,
+                {
+                    "issuer": f"{tenant}/v2.0",
+                    "authorization_endpoint": f"{tenant}/oauth2/v2.0/authorize",
+                    "token_endpoint": f"{tenant}/oauth2/v2.0/token",
+                },
+            )
+            return
+        number, statuses = self.server.asked, self.server.statuses
+        self.server.asked += 1
+        status = statuses[number] if number < len(statuses) else 200
+        refusal = {"error": "invalid_grant", "error_description": "S3CRET", "message": "S3CRET"}
+        self._send(status, self.server.given if status == 200 else refusal)
+
+    def _send(self, status: int, value: object) -> None:
+        self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+
+class Objects(LocalServer):
+    """A store of any kind in which each object is `DATA`; `heads` are the requests' headers."""
+
+    def __init__(self) -> None:
+        self.heads: list[dict[str, str]] = []
+        super().__init__(_Object)
+
+
+class _Object(Handler):
+    server: Objects
+
+    def serve(self) -> None:
+        self.server.heads.append({name.lower(): text for name, text in self.headers.items()})
+        headers = {"Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT", "ETag": '"tag"'}
+        self.send_range(DATA, headers)
+
+
+@dataclass
+class Cloud:
+    """A storage whose credential comes from `tokens`."""
+
+    tokens: TokenServer
+    objects: Objects
+    open: Callable[[float], Storage]
+
+
+@pytest.fixture(params=["az identity", "az secret", "gs", "s3"])
+def cloud(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cloud]:
+    pytest.importorskip("obstore", reason="pip install obstore")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AZURE_CLIENT_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    expires = time.time() + 3600
+    certificate: tuple[Path, Path] | None = None
+    if request.param == "az identity":
+        pytest.importorskip("azure.identity", reason="pip install azure-identity")
+        given: dict[str, Any] = {"access_token": TOKEN, "resource": "x", "token_type": "Bearer"}
+        given["expires_on"] = str(int(expires))
+    elif request.param == "az secret":
+        identity = pytest.importorskip("azure.identity", reason="pip install azure-identity")
+
+        class Here(identity.ClientSecretCredential):  # type: ignore[misc, name-defined]
+            """Does not ask Microsoft which authorities there are."""
+
+            def __init__(self, *words: Any, **settings: Any) -> None:
+                super().__init__(*words, disable_instance_discovery=True, **settings)
+
+        monkeypatch.setattr(identity, "ClientSecretCredential", Here)
+        authority = Authority(tmp_path)
+        certificate = authority.issue()
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.certificate))
+        given = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+    elif request.param == "gs":
+        pytest.importorskip("google.auth", reason="pip install google-auth")
+        given = {"access_token": TOKEN, "expires_in": 3600}
+    else:
+        utils = pytest.importorskip("botocore.utils", reason="pip install boto3")
+        monkeypatch.setattr(utils.ContainerMetadataFetcher, "SLEEP_TIME", 0.01)
+        given = {"AccessKeyId": "AKID", "SecretAccessKey": "S3CRET", "Token": TOKEN}
+        given["Expiration"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+    # Else it looks without obstore.
+    with Objects() as objects, TokenServer(given, certificate) as tokens, obstore_is(used=True):
+        url = "az://box/p"
+        options = {"account_name": "acme", "endpoint": f"http://{objects.host}/acme"}
+        if request.param == "az identity":
+            monkeypatch.setenv("IDENTITY_ENDPOINT", tokens.url)
+            monkeypatch.setenv("IDENTITY_HEADER", "header")
+        elif request.param == "az secret":
+            monkeypatch.setenv("AZURE_AUTHORITY_HOST", f"https://{tokens.host}")
+            options |= {"tenant_id": "tenant", "client_id": "me", "client_secret": "S3CRET"}
+        elif request.param == "gs":
+            file = tmp_path / "account.json"
+            file.write_text(json.dumps(_service_account(tokens.url)))
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+            url, options = "gs://box/p", {"base_url": f"http://{objects.host}"}
+        else:
+            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", tokens.url)
+            options = {"endpoint": f"http://{objects.host}", "region": "us-east-1"}
+            url = "s3://box/p"
+        yield Cloud(
+            tokens, objects, lambda d: hastened(open_storage(url, {**options, "deadline": d}))
+        )
+
+
+def _service_account(token_uri: str) -> dict[str, str]:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {
+        "type": "service_account",
+        "client_email": "nobody@example.org",
+        "private_key": key.decode(),
+        "private_key_id": "1",
+        "token_uri": token_uri,
+    }
+
+
+def test_a_token_is_asked_for_and_sent(cloud: Cloud) -> None:
+    storage = cloud.open(20)
+    assert get(storage, "records/a", 3, 50) == DATA[3:50]
+    assert cloud.tokens.asked == 1
+    head = cloud.objects.heads[0]
+    assert TOKEN in head["authorization"] + head.get("x-amz-security-token", "")
+    storage.close()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_token_endpoint_that_is_busy_may_pass(cloud: Cloud, status: int) -> None:
+    cloud.tokens.statuses = [status] * 5  # more than any client repeats by itself
+    storage = cloud.open(60)
+    assert get(storage, "records/a", 3, 50) == DATA[3:50]
+    storage.close()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_token_endpoint_that_stays_busy_is_a_deadline(cloud: Cloud, status: int) -> None:
+    cloud.tokens.statuses = [status] * 1000
+    storage = cloud.open(0.2)
+    with pytest.raises(DeadlineError) as caught:
+        get(storage, "records/a", 3, 50)
+    assert "S3CRET" not in str(caught.value)
+    storage.close()
+
+
+@pytest.mark.parametrize("status", [400, 401])
+def test_a_token_endpoint_that_refuses_is_an_error_at_once(cloud: Cloud, status: int) -> None:
+    cloud.tokens.statuses = [status] * 1000
+    storage = cloud.open(60)
+    start = time.monotonic()
+    with pytest.raises(AccessError) as caught:
+        get(storage, "records/a", 3, 50)
+    assert time.monotonic() - start < 50  # of 60
+    assert "S3CRET" not in str(caught.value)
+    assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
+    storage.close()

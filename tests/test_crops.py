@@ -25,7 +25,7 @@ from seqrecord import (
     SeqRecordStream,
     SeqRecordWriter,
 )
-from seqrecord.clips.transforms import CropWindows
+from seqrecord.clips.transforms import Camera, CropWindows
 from seqrecord.engine.crops import ClipCrops, copy_window
 from seqrecord.errors import ChecksumError
 from seqrecord.reading.frames import ArraySpec
@@ -358,12 +358,11 @@ STEP = st.one_of(
 @given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 5), st.integers(0, 1 << 40))
 def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, clip: int) -> None:
     frames = np.arange(2 * 9 * 7).reshape(2, 9, 7)
-    windows = CropWindows.whole(1, 9, 7)
+    windows = CropWindows.whole(np.array([9]), np.array([7]))
     seen = frames
     rng = np.random.default_rng([epoch, clip])
     try:
         for step in steps:
-            step.size(windows.height, windows.width)
             draws = rng.random((step.num_draws, 1))
             windows = step.apply(windows, draws)
             height, width = seen.shape[1:]
@@ -371,6 +370,8 @@ def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, 
                 seen = seen[:, :, ::-1] if draws[0, 0] < step.p else seen
                 continue
             h, w = step.size(height, width)
+            assert h is not None
+            assert w is not None
             if isinstance(step, RandomCrop):
                 top, left = (
                     int(d * n)
@@ -381,19 +382,20 @@ def test_a_chain_is_its_steps_one_after_the_other(steps: list[Any], epoch: int, 
             seen = seen[:, top : top + h, left : left + w]
     except ClipError:
         return
-    out = np.empty((2, windows.height, windows.width), np.int64)
+    out = np.empty((2, int(windows.height[0]), int(windows.width[0])), np.int64)
     corner = int(windows.top[0]), int(windows.left[0])
     copy_window(frames, out, corner, flipped=bool(windows.flipped[0]))
     np.testing.assert_array_equal(out, seen)
 
 
 def test_random_crops_come_to_every_place() -> None:
-    crops = ClipCrops.of((RandomCrop((2, 2)),), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
+    arrays = {"a": ArraySpec(np.dtype("u1"), (4, 5))}
+    crops = ClipCrops.of(Camera((RandomCrop((2, 2)),), None), arrays, {})
     windows = crops.windows(0, 0, np.arange(2000))
     places, counts = np.unique(windows.crops[:, :2], axis=0, return_counts=True)
     assert len(places) == 3 * 4
     assert counts.min() > 100
-    flips = ClipCrops.of((HorizontalFlip(0.25),), {"a": ArraySpec(np.dtype("u1"), (4, 5))}, {})
+    flips = ClipCrops.of(Camera((HorizontalFlip(0.25),), None), arrays, {})
     share = flips.windows(3, 1, np.arange(4000)).flipped.mean()
     assert 0.2 < share < 0.3
 
@@ -406,7 +408,8 @@ def test_flow_is_found_by_kind_or_name() -> None:
         "flow_mask": ArraySpec(np.dtype("u1"), (4, 5)),
         "flow_image": flow,
     }
-    crops = ClipCrops.of((HorizontalFlip(1.0),), arrays, {"motion": "flow", "flow_image": "image"})
+    kinds = {"motion": "flow", "flow_image": "image"}
+    crops = ClipCrops.of(Camera((HorizontalFlip(1.0),), None), arrays, kinds)
     assert crops.flows == {"flow_left", "motion"}
 
 

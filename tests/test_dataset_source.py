@@ -31,11 +31,11 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import format_names, open_source
+from tests.clip_model import write_all
 from tests.command_line import main
 from tests.datasets import write_small
 from tests.made_source import MadeSource
 from tests.test_export import datasets
-from tests.value_data import write_values
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 from tests.web_server import WebFolder
 
@@ -95,7 +95,7 @@ def run(*words: object) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("write", [write_small, write_values])
+@pytest.mark.parametrize("write", [write_small, write_all])
 def test_every_kind_of_feature(tmp_path: Path, write: Any) -> None:
     """In worker threads, each of which has a pickled copy of the source."""
     write(tmp_path / "a")

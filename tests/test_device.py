@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,62 +61,56 @@ def test_no_gpu() -> None:
 
 
 class FakeCuda:
-    """Notes what is asked of streams and events, in order."""
+    """As much of `torch.cuda` as notes what is asked of streams and events, in order, and knows on
+    which devices it makes a context.
+
+    As CUDA 12 does it: a thread begins with device 0, and a call makes a context on the device
+    that is current. `device` puts back the one before without touching it, `stream` touches it.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.current = self.Stream("current")
+        self.contexts: set[int] = set()
+        self._thread = threading.local()
 
-    def Stream(self, name: Any) -> Any:  # noqa: N802
-        calls = self.calls
+    @property
+    def now(self) -> int:
+        return getattr(self._thread, "device", 0)
 
-        class Stream:
-            def wait_event(self, event: Any) -> None:
-                calls.append(f"{name} waits for {event}")
+    def note(self, call: str) -> None:
+        self.contexts.add(self.now)
+        self.calls.append(call)
 
-            def __str__(self) -> str:
-                return str(name)
+    def set_device(self, device: torch.device) -> None:
+        self._thread.device = device.index
+        self.note(f"thread has {device}")
 
-        return Stream()
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self._thread.device = self.now, device.index
+        yield
+        self._thread.device = before
 
-    def Event(self, *, enable_timing: bool, blocking: bool) -> Any:  # noqa: N802
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self._thread.device = self.now, 1
+        self.note(f"in {stream}:")
+        yield
+        self._thread.device = before
+        self.contexts.add(before)
+
+    def Stream(self, device: Any) -> FakeStream:  # noqa: N802 - torch's name
+        with self.device(device):
+            return FakeStream(self, str(device))
+
+    def Event(self, *, enable_timing: bool, blocking: bool) -> FakeEvent:  # noqa: N802
         assert enable_timing
         assert blocking, "a thread must not spin"
-        calls = self.calls
+        return FakeEvent(self)
 
-        class Event:
-            def record(self, stream: Any) -> None:
-                self.number = sum(call.startswith("mark") for call in calls)
-                calls.append(f"mark {self.number} in {stream}")
-
-            def synchronize(self) -> None:
-                calls.append(f"thread waits for {self}")
-
-            def query(self) -> bool:
-                return True
-
-            def elapsed_time(self, end: Any) -> float:
-                return float(1000 * (end.number - self.number))
-
-            def __str__(self) -> str:
-                return str(self.number)
-
-        return Event()
-
-    def stream(self, stream: Any) -> Any:
-        self.calls.append(f"in {stream}:")
-        return nullcontext()
-
-    def set_device(self, device: Any) -> None:
-        self.calls.append(f"thread has {device}")
-
-    def device(self, device: Any) -> Any:
+    def current_stream(self, device: Any) -> FakeStream:
         assert str(device) == "cuda:1"
-        return nullcontext()
-
-    def current_stream(self, device: Any) -> Any:
-        assert str(device) == "cuda:1"
-        return self.current
+        return FakeStream(self, "current")
 
     def is_available(self) -> bool:
         return True
@@ -128,28 +122,79 @@ class FakeCuda:
         return 1
 
 
-def test_what_cuda_is_asked_for() -> None:
-    cuda = FakeCuda()
-    stream = CudaStream(find_device("cuda", cuda), cuda)
-    assert stream.device == torch.device("cuda:1")
+class FakeStream:
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self.cuda, self.name = cuda, name
+        cuda.contexts.add(cuda.now)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.cuda.note(f"{self.name} waits for {event.number}")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        cuda.contexts.add(cuda.now)
+
+    def record(self, stream: FakeStream) -> None:
+        self.number = sum(call.startswith("mark") for call in self.cuda.calls)
+        self.cuda.note(f"mark {self.number} in {stream}")
+
+    def synchronize(self) -> None:
+        self.cuda.note(f"thread waits for {self.number}")
+
+    def query(self) -> bool:
+        self.cuda.contexts.add(self.cuda.now)
+        return True
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        self.cuda.contexts.add(self.cuda.now)
+        return float(1000 * (end.number - self.number))
+
+
+class FakeTensor:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+
+    def record_stream(self, stream: Any) -> None:
+        self.cuda.note(f"memory waits for {stream}")
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_cuda_is_asked_for(is_ours: bool) -> None:
+    """In a thread of ours, and in one of the user's, whose current device stays what it was; and
+    no context is made on another GPU."""
+    cuda: Any = FakeCuda()
     assert find_device("cuda:0", cuda) == torch.device("cuda:0")
     with pytest.raises(ClipError, match="finds no such device here; expected: at most cuda:1"):
         find_device("cuda:2", cuda)
 
-    class Tensor:
-        def record_stream(self, stream: Any) -> None:
-            cuda.calls.append(f"memory waits for {stream}")
+    def work() -> int:
+        stream = CudaStream(find_device("cuda", cuda), cuda)
+        assert stream.device == torch.device("cuda:1")
+        if is_ours:
+            stream.bind_thread()
+        begin = stream.mark()
+        with stream.use():
+            cuda.note("work")  # an allocation
+        end = stream.mark()
+        tensors: Any = [FakeTensor(cuda), FakeTensor(cuda)]
+        stream.give_to_current(end, tensors).wait()
+        assert end.is_reached
+        assert end.seconds_since(begin) == 1
+        assert end.time - begin.time == pytest.approx(1)
+        return int(cuda.now)
 
-    tensors: Any = [Tensor(), Tensor()]
-    begin = stream.mark()
-    with stream.use():
-        cuda.calls.append("work")
-    end = stream.mark()
-    before = stream.give_to_current(end, tensors)
-    before.wait()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == (1 if is_ours else 0)
+    assert cuda.contexts == {1}
     assert cuda.calls == [
         "mark 0 in cuda:1",  # whose time is known
         "thread waits for 0",
+        *(["thread has cuda:1"] if is_ours else []),
         "mark 1 in cuda:1",
         "in cuda:1:",
         "work",
@@ -160,88 +205,6 @@ def test_what_cuda_is_asked_for() -> None:
         "memory waits for current",
         "thread waits for 3",
     ]
-    assert end.is_reached
-    assert end.seconds_since(begin) == 1
-    assert end.time - begin.time == pytest.approx(1)
-
-
-class ContextCuda:
-    """Enough of `torch.cuda` to know on which devices it makes a context.
-
-    As CUDA 12 does it: a thread begins with device 0, and a call makes a context on the device
-    that is current. `device` puts back the one before without touching it, `stream` touches it.
-    """
-
-    def __init__(self) -> None:
-        self.contexts: set[int] = set()
-        self._thread = threading.local()
-
-    @property
-    def now(self) -> int:
-        return getattr(self._thread, "device", 0)
-
-    def touch(self, *_: Any) -> Any:
-        self.contexts.add(self.now)
-        return self
-
-    def set_device(self, device: torch.device) -> None:
-        self._thread.device = device.index
-        self.touch()
-
-    @contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
-        before, self._thread.device = self.now, device.index
-        yield
-        self._thread.device = before
-
-    @contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        before = self.now
-        self.set_device(torch.device("cuda", 1))
-        yield
-        self.set_device(torch.device("cuda", before))
-
-    def Stream(self, device: torch.device) -> Any:  # noqa: N802 - torch's name
-        with self.device(device):
-            return self.touch()
-
-    def Event(self, **_: Any) -> Any:  # noqa: N802 - torch's name
-        return self.touch()
-
-    def current_stream(self, device: torch.device) -> Any:
-        return self
-
-    def elapsed_time(self, other: Any) -> float:
-        self.touch()
-        return 1.0
-
-    record = synchronize = query = wait_event = record_stream = touch
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_no_context_is_made_on_another_gpu(is_ours: bool) -> None:
-    """In a thread of ours, and in one of the user's, whose current device stays what it was."""
-    cuda = ContextCuda()
-
-    def work() -> int:
-        stream = CudaStream(torch.device("cuda:1"), cuda)
-        if is_ours:
-            stream.bind_thread()
-        stream.set_clock()
-        first = stream.mark()
-        with stream.use():
-            cuda.touch()  # an allocation
-        last = stream.mark()
-        before = stream.give_to_current(last, [cuda])  # type: ignore[list-item]
-        before.wait()
-        assert last.is_reached
-        assert last.time
-        assert last.seconds_since(first)
-        return cuda.now
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(work).result() == (1 if is_ours else 0)
-    assert cuda.contexts == {1}
 
 
 # ---- staging

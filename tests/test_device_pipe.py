@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader
 
 from seqrecord import (
     ClipError,
-    EngineOptions,
     SeqRecordPipe,
     SeqRecordStream,
 )
 from seqrecord.engine.device.streams import streams_of
 from tests.clip_data import (
+    begun,
     check,
-    digest,
-    effective,
+    digests,
     leaves_nothing,
+    make_loader,
     possible_clips,
     write_numbered,
 )
@@ -33,7 +33,6 @@ from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
 
 FIXED = ["image", "flow", "id"]
 FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 
 
 @pytest.fixture(params=STREAMS)
@@ -53,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         {"batch_size": None, "features": FIXED},
         {"clip_len": 2, "stride": 3, "dilation": 2, "batch_size": 7},
         {"stride": 3, "features": FIXED},  # clips that do not overlap
-        {"memory_limit": 60_000, "engine": EngineOptions(num_threads=3)},
+        {"memory_limit": 60_000, "num_threads": 3},
         {"batch_size": 64},
         {"features": ["note"]},
         {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},
@@ -66,11 +65,9 @@ def test_the_same_clips(
     path = request.getfixturevalue(kind)
     if kind == "large" and "memory_limit" in settings:
         settings = {**settings, "memory_limit": 6_000_000}
-    settings = effective({**BATCH, **settings})
-    plain = SeqRecordPipe(path, **settings)
-    moved = SeqRecordPipe(path, **settings, device=device)
+    plain, moved = make_loader(path, **settings), make_loader(path, **settings, device=device)
     for _ in range(2):
-        expected = [digest(batch) for batch in plain]
+        expected = digests(plain)
         # All are held: none may change, and none may be missing what the stream has yet to do.
         held = list(moved)
         for batch in held:
@@ -79,7 +76,7 @@ def test_the_same_clips(
                 while not isinstance(tensor, torch.Tensor):
                     tensor = tensor[0]
                 assert tensor.device.type == device
-        assert [digest(on_host(batch)) for batch in held] == expected
+        assert digests(map(on_host, held)) == expected
         assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
 
 
@@ -105,7 +102,7 @@ def test_every_thread_that_uses_the_device_is_bound_to_it(path: Path) -> None:
             if thread.name.startswith("seqrecord"):
                 assert thread.ident in bound, thread.name
 
-    pipe = SeqRecordPipe(path, **BATCH, device="cpu")
+    pipe = make_loader(path, device="cpu")
     with streams_of("cpu", lambda _: Bound()):
         for _ in range(2):
             assert len(list(pipe)) == len(pipe)
@@ -122,23 +119,22 @@ def test_the_same_clips_of_several_groups_and_windows(
     path = write_numbered(tmp_path / "records", groups=groups, flush_at=[5, 11])
     windows: Any = {"image": [-1, 0], "note": [2], "id": range(4), "flow": [0, -3, 2]}
     settings: Any = {"windows": windows, "pad": "edge", "batch_size": 5, **more}
-    expected = [digest(batch) for batch in SeqRecordPipe(path, **settings)]
+    expected = digests(SeqRecordPipe(path, **settings))
     held = list(SeqRecordPipe(path, **settings, device=device))
-    assert [digest(on_host(batch)) for batch in held] == expected
+    assert digests(map(on_host, held)) == expected
 
 
 def test_torchs_default_device_changes_nothing_of_what_workers_send(path: Path) -> None:
     """`torch.set_default_device("cuda")` is common; here "meta" stands for it."""
-    expected = [digest(batch) for batch in SeqRecordPipe(path, **BATCH)]
-    from_workers = iter(DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=1))
+    expected = digests(make_loader(path))
+    from_workers = iter(DataLoader(make_loader(path), batch_size=None, num_workers=1))
     with torch.device("meta"):
         received = list(from_workers)
-    assert [digest(batch) for batch in received] == expected
+    assert digests(received) == expected
 
 
 def test_each_frame_crosses_once(path: Path, device: str) -> None:
-    settings = effective({**BATCH, "shuffle": False})
-    pipe = SeqRecordPipe(path, **settings, features=FIXED, device=device)
+    pipe = make_loader(path, shuffle=False, features=FIXED, device=device)
     for batch in pipe:
         check(on_host(batch), FIXED, 3)
     stats = pipe.stats()
@@ -148,7 +144,7 @@ def test_each_frame_crosses_once(path: Path, device: str) -> None:
     rows = 8 * 3 * len(clips)  # which rows of the arena each clip is made of
     assert stats["device_bytes"] - rows <= 1.05 * len(frames) * FRAME_NBYTES
     assert stats["device_bytes"] - rows >= len(frames) * FRAME_NBYTES
-    assert SeqRecordPipe(path, **BATCH).stats()["device_bytes"] == 0
+    assert make_loader(path).stats()["device_bytes"] == 0
 
 
 def test_resuming(path: Path, device: str) -> None:
@@ -156,21 +152,23 @@ def test_resuming(path: Path, device: str) -> None:
         def __iter__(self) -> Any:
             return map(on_host, super().__iter__())
 
-    check_resume(lambda: OnHost(path, **BATCH, device=device), positions=lambda n: range(0, n, 5))
+    check_resume(
+        lambda: make_loader(path, OnHost, device=device), positions=lambda n: range(0, n, 5)
+    )
 
 
 def test_a_state_goes_from_one_device_to_another(path: Path, device: str) -> None:
-    plain, moved = SeqRecordStream(path, **BATCH), SeqRecordStream(path, **BATCH, device=device)
-    iterator = iter(moved)
-    for _ in range(5):
-        next(iterator)
+    plain, moved = (
+        make_loader(path, SeqRecordStream),
+        make_loader(path, SeqRecordStream, device=device),
+    )
+    iterator = begun(moved, 5)
     plain.load_state_dict(moved.state_dict())
-    rest = [digest(on_host(batch)) for batch in iterator]
-    assert [digest(batch) for batch in plain] == rest
+    assert digests(plain) == digests(map(on_host, iterator))
 
 
 def test_leaving_early(path: Path, device: str) -> None:
-    pipe = SeqRecordPipe(path, **BATCH, device=device)
+    pipe = make_loader(path, device=device)
     list(pipe)
     with leaves_nothing():
         for _ in pipe:
@@ -187,7 +185,7 @@ def test_an_error_comes_through(path: Path, device: str) -> None:
             raise ZeroDivisionError
         return {"id": frame["id"]}
 
-    pipe = SeqRecordPipe(path, **BATCH, device=device, frame_transform=transform)
+    pipe = make_loader(path, device=device, frame_transform=transform)
     list(pipe)  # opens the files
     fail.set()
     with leaves_nothing():
@@ -198,11 +196,7 @@ def test_an_error_comes_through(path: Path, device: str) -> None:
 
 
 def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> None:
-    pipe = SeqRecordPipe(
-        path,
-        device=device,
-        **effective({**BATCH, "engine": EngineOptions(trace=tmp_path / "epoch.json")}),
-    )
+    pipe = make_loader(path, device=device, trace=tmp_path / "epoch.json")
     list(pipe)
     events = json.loads((tmp_path / "epoch.json").read_text())["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -217,12 +211,12 @@ def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> Non
 
 def test_no_such_device(path: Path) -> None:
     with pytest.raises(ClipError, match="not a device"):
-        SeqRecordPipe(path, **BATCH, device="nowhere")
+        make_loader(path, device="nowhere")
 
 
 def test_a_worker_has_no_use_of_a_device(path: Path) -> None:
     def first(device: str) -> Any:
-        pipe = SeqRecordPipe(path, **BATCH, device=device)
+        pipe = make_loader(path, device=device)
         iterator: Any = iter(DataLoader(pipe, batch_size=None, num_workers=1))
         try:
             return next(iterator)
@@ -237,10 +231,10 @@ def test_a_worker_has_no_use_of_a_device(path: Path) -> None:
 @NO_GPU
 def test_a_consumer_that_never_synchronizes_gets_what_was_sent(path: Path) -> None:
     """Batches are dropped that the device has yet to read: their memory must not be reused."""
-    plain = SeqRecordPipe(path, **BATCH, features=["image"])
+    plain = make_loader(path, features=["image"])
     expected = [int(batch["image"].sum()) for batch in plain]
     sums = []
-    for batch in SeqRecordPipe(path, **BATCH, features=["image"], device="cuda"):
+    for batch in make_loader(path, features=["image"], device="cuda"):
         torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call] # the host runs far ahead
         sums.append(batch["image"].sum())
         del batch

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import pydoc
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+
+import seqrecord
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "seqrecord"
@@ -49,9 +57,7 @@ def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     ran = json.loads(done.stdout)
     for heading, phase in WAYS.items():
-        elsewhere = {
-            "engine.device",
-        }  # what the list itself says
+        elsewhere = {"engine.device"}  # what the list itself says
         assert set(named_modules(heading)) - elsewhere <= set(ran[phase])
 
 
@@ -84,3 +90,124 @@ def test_plain_words() -> None:
         if phrase in (ROOT / path).read_text().lower()
     ]
     assert found == []
+
+
+# The table of promises in docs/storage_details.md names tests that are there
+
+TESTS = Path(__file__).parent
+
+
+def test_the_tests_that_the_table_names_are_there() -> None:
+    text = (TESTS.parent / "docs/storage_details.md").read_text("utf-8")
+    table, _, rest = text.partition("## What each storage guarantees")[2].partition(
+        "The tests that show it:"
+    )
+    lines = re.findall(r"^(\d+)\. (.*)$", rest.partition("**How")[0], re.MULTILINE)
+    marks = {mark for group in re.findall(r"\((\d[\d, ]*)\)", table) for mark in group.split(", ")}
+    assert marks == {number for number, _ in lines}
+    for number, line in lines:
+        source, names = "", 0
+        for name in re.findall(r"`(\w+(?:\.py)?)`", line):
+            if name.endswith(".py"):
+                source = (TESTS / name).read_text("utf-8")
+            else:
+                assert re.search(rf"(def|class) {name}\b", source), f"{number}: {name}"
+                names += 1
+        assert names, number
+
+
+# What is public: the root's names and those of its faces, all described in docs/reference
+
+REPO = Path(seqrecord.__file__).parents[1]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+USERS = [page for page in PAGES if page.name not in ("architecture.md", "format.md")]
+DESCRIBED = {
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (seqrecord[\w.]+)$", page.read_text(), re.MULTILINE)
+}
+DEEP = re.compile(r"\bseqrecord(?:\.[a-z_]\w*){2,}\.\w+|\bfrom seqrecord(?:\.\w+){2,} import")
+
+
+def found(path: str) -> Any:
+    """What lies at `seqrecord.name` or `seqrecord.module.name`."""
+    value: Any = seqrecord
+    for name in path.split(".")[1:]:
+        value = getattr(value, name)
+    return value
+
+
+def test_the_root_is_small() -> None:
+    assert len(seqrecord.__all__) < 60
+    assert seqrecord.__all__ == sorted(seqrecord.__all__)
+    assert set(seqrecord.__all__) <= set(dir(seqrecord))
+    with pytest.raises(AttributeError, match="no attribute 'Reader'"):
+        found("seqrecord.Reader")
+
+
+def test_every_name_is_described() -> None:
+    for name in set(seqrecord.__all__) - {"__version__"}:
+        value = found(f"seqrecord.{name}")
+        assert value.__doc__, name
+        if isinstance(value, type) and issubclass(value, seqrecord.SeqRecordError):
+            assert getattr(seqrecord.errors, name) is value
+        elif isinstance(value, ModuleType):
+            assert any(path.startswith(f"seqrecord.{name}") for path in DESCRIBED), name
+        else:
+            assert f"seqrecord.{name}" in DESCRIBED
+    for name in seqrecord.types.__all__:
+        assert f"seqrecord.types.{name}" in DESCRIBED
+        assert getattr(seqrecord.types, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'storage'"):
+        found("seqrecord.types.storage")
+
+
+def test_what_is_described_is_there() -> None:
+    for path in DESCRIBED:
+        module, _, name = path.rpartition(".")
+        if path != "seqrecord.errors":
+            assert name in importlib.import_module(module).__all__
+            found(path)
+
+
+def test_at_most_one_module_lies_between_the_package_and_a_name() -> None:
+    for page in USERS:
+        assert not DEEP.search(page.read_text()), page
+    for path in DESCRIBED:
+        for text in docstrings(found(path)):
+            assert not DEEP.search(text), path
+
+
+def docstrings(value: Any) -> Iterator[str]:
+    """Those of a class, of its public methods, or of a function; a type has none."""
+    if isinstance(value, type):
+        for name, member in vars(value).items():
+            if not name.startswith("_"):
+                yield inspect.getdoc(member) or ""
+    if inspect.isroutine(value) or isinstance(value, (type, ModuleType)):
+        yield inspect.getdoc(value) or ""
+
+
+def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
+    public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
+    assert public == {
+        *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),
+        *("compute_statistics", "renamed", "select", "splits", "statistics", "url", "version"),
+    }
+    text = pydoc.plain(pydoc.render_doc(seqrecord.Dataset))
+    for name in public:
+        assert re.search(rf"^ \|  {name}\b", text, re.MULTILINE), name
+        assert vars(seqrecord.Dataset)[name].__doc__
+    assert "contents" not in text
+
+
+@pytest.mark.parametrize(
+    "face",
+    [
+        *(seqrecord, seqrecord.edit, seqrecord.export),
+        *(seqrecord.sources, seqrecord.storage, seqrecord.types),
+    ],
+)
+def test_a_face_lists_its_names_before_they_are_used(face: ModuleType) -> None:
+    assert dir(face) == sorted(face.__all__)
+    assert all(getattr(face, name).__doc__ for name in face.__all__)

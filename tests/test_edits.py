@@ -113,6 +113,23 @@ def test_rename(tmp_path: Path) -> None:
     assert content(path) == {**after, "e2": before["e2"]}
 
 
+def test_rename_all_that_a_pattern_fits(tmp_path: Path) -> None:
+    path = write(tmp_path / "records", range(4))
+    before = content(path)
+    assert rename_episodes(path, {"e[12]": "B/{}", "e0": "{}{}", "e3": "last"}) == [*before]
+    after = {"e0e0": before["e0"], "B/e1": before["e1"], "B/e2": before["e2"]}
+    after["last"] = before["e3"]
+    check(path, after)
+    assert rename_episodes(path, {"*": "A/{}", "last": "A/9"}) == [*after]  # the later one counts
+    assert content(path).keys() == {"A/e0e0", "A/B/e1", "A/B/e2", "A/9"}
+    for keys in ({"B/*": "C/{}"}, {"A/*": "C"}):
+        with pytest.raises(ClipError) as found:
+            rename_episodes(path, keys)
+        assert next(iter(keys)) in str(found.value.got)
+    with pytest.raises(ClipError, match="two episodes would have one key"):
+        rename_episodes(path, {"A/B/e1": "A/{}", "A/9": "A/A/B/e1"})
+
+
 def test_relabel_and_statistics_stay(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     before = content(path)
@@ -200,6 +217,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert run("edit", "delete", path, "e4") == f"e4\n{path}: 1 episode deleted\n"
     assert run("edit", "keep", path, "e0", "e1", "e2").startswith("e3\n")
     assert "1 episode renamed" in run("edit", "rename", path, "e0", "first")
+    assert run("edit", "rename", path, "e*", "B/{}", "--dry-run").startswith("e1\ne2\n")
     options = ["--set", "scene=hall", "--set", "lights=[1, 2]", "--remove", "of"]
     assert "1 episode relabelled" in run("edit", "relabel", path, "e1", *options)
     assert "2 episodes put into val" in run("edit", "split", path, "e*", "--name", "val")
@@ -213,6 +231,13 @@ def test_the_commands(tmp_path: Path) -> None:
     text = run("merge", path, other, "-o", made)
     assert text.startswith(f"{made}: 5 episodes, 15 frames in 3 record files; ")
     assert content(made).keys() == {*found, "e7", "e8"}
+    merge = ["merge", path, other, "-o", tmp_path / "named", "--prefix", "records=a/"]
+    result = CliRunner().invoke(main, [str(word) for word in merge])
+    assert "100% |" in result.stderr
+    assert content(tmp_path / "named").keys() == {*(f"a/{key}" for key in found), "e7", "e8"}
+    for named in (["nowhere=a"], ["records"], ["records=a", "--prefix", f"{path}=b"]):
+        result = CliRunner().invoke(main, ["merge", str(path), "-o", "x", "--prefix", *named])
+        assert result.exit_code == 2, result.output
     for words in (["edit", "relabel", path, "e1"], ["edit", "relabel", path, "e1", "--set", "x"]):
         assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 2
     result = CliRunner().invoke(main, ["edit", "delete", str(path), "nothing"])

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import EngineOptions, SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import digest, effective, names
+from tests.clip_data import begun, digest, digests, make_loader, names, resumed
 from tests.rank_jobs import CLIPS, PATIENCE, finish, start
 from tests.test_launchers import TORCHRUN
 
@@ -28,16 +28,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-SETTINGS: dict[str, Any] = {"clip_len": 3, "features": ["id"], "seed": 5}
-SETTINGS["engine"] = EngineOptions(shuffle_buffer=16)
 TOTAL = 67
 State = dict[str, Any]
 Clip = tuple[str, int]
 
 
-def make(path: Path, rank: int, ranks: int, **changes: Any) -> SeqRecordStream:
-    settings = {**SETTINGS, "batch_size": 2, **changes}
-    return SeqRecordStream(path, rank=rank, world_size=ranks, **effective(settings))
+def make(path: Path, rank: int, ranks: int, **changes: Any) -> Any:
+    settings = {"features": ["id"], "batch_size": 2, **changes}
+    return make_loader(path, SeqRecordStream, rank=rank, world_size=ranks, **settings)
 
 
 def clips_of(batch: Any) -> list[Clip]:
@@ -152,38 +150,35 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
 def test_resuming_within_what_is_left(path: Path) -> None:
     """Exactly, and the epoch after it too, whatever memory there is."""
     first = run(path, 3, None, 5)
-    whole = make(path, 1, 2)
-    whole.load_state_dict(first.state)
+    whole = resumed(make(path, 1, 2), first.state)
     assert whole.state_dict() == first.state
     batches, states = [], []
     for batch in whole:
         batches.append(digest(batch))
         states.append(whole.state_dict())
     assert len(batches) == 10  # of 37 clips
-    later = [digest(batch) for batch in whole]
+    later = digests(whole)
     assert len(later) == 17
     for place, state in enumerate(states):
-        again = make(path, 1, 2, memory_limit="1GiB")
-        again.load_state_dict(pickle.loads(pickle.dumps(state)))
-        found = [digest(batch) for batch in again]
+        again = resumed(make(path, 1, 2, memory_limit="1GiB"), pickle.loads(pickle.dumps(state)))
+        found = digests(again)
         assert found == batches[place + 1 :]
         if place in (0, 4):
-            assert [digest(batch) for batch in again] == later
+            assert digests(again) == later
             again.load_state_dict(state)
             assert again.state_dict() == state
 
 
 def test_a_change_is_over_when_the_next_epoch_begins(path: Path) -> None:
     state = run(path, 2, None, 3).state
-    stream = make(path, 0, 3)
-    stream.load_state_dict(state)
+    stream = resumed(make(path, 0, 3), state)
     stream.set_epoch(0)  # keeps the place
     assert len(list(stream)) == -(-(67 - 2 * 3 * 2) // 6)
     stream.load_state_dict(state)
     stream.set_epoch(2)
     fresh = make(path, 0, 3)
     fresh.set_epoch(2)
-    assert [digest(batch) for batch in stream] == [digest(batch) for batch in fresh]
+    assert digests(stream) == digests(fresh)
 
 
 def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> None:
@@ -200,17 +195,36 @@ def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> Non
 
 def elastic_state(path: Path, saved: State, **changes: Any) -> State:
     """What a stream that has loaded a StatefulDataLoader's state says."""
-    stream = make(path, 0, 1, **changes)
-    stream.load_state_dict(saved)
-    return stream.state_dict()
+    stream = resumed(make(path, 0, 1, **changes), saved)
+    found: State = stream.state_dict()
+    return found
 
 
 def loaded(path: Path, state: State, workers: int, **changes: Any) -> list[list[Clip]]:
     """The batches of one rank that goes on with so many workers."""
-    stream = make(path, 0, 1, **changes)
-    stream.load_state_dict(state)
+    stream = resumed(make(path, 0, 1, **changes), state)
     loader: Any = StatefulDataLoader(stream, batch_size=None, num_workers=workers)
     return [clips_of(batch) for batch in loader]
+
+
+def collated(path: Path, size: int | None, workers: int, every_steps: int, asked: int = 4) -> Any:
+    """A loader of batches of `asked` clips, around a stream of batches of `size`."""
+    return StatefulDataLoader(
+        make(path, 0, 1, batch_size=size),
+        batch_size=None if size == asked else asked // (size or 1),
+        num_workers=workers,
+        snapshot_every_n_steps=every_steps,
+        collate_fn=None if size == asked else list,
+    )
+
+
+def given_by(loader: Any, steps: int) -> tuple[list[Clip], State]:
+    """The clips of so many steps, and the state then."""
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(steps)]
+    items = [item for b in batches for item in (b if isinstance(b, list) else [b])]
+    state: State = json.loads(json.dumps(loader.state_dict()))
+    return [clip for item in items for clip in clips_of(item)], state
 
 
 @pytest.mark.parametrize(
@@ -231,16 +245,7 @@ def test_other_numbers_of_workers(
     steps: int,
     every_steps: int,
 ) -> None:
-    stateful: Any = StatefulDataLoader(
-        make(path, 0, 1),
-        batch_size=None,
-        num_workers=workers,
-        snapshot_every_n_steps=every_steps,
-    )
-    iterator = iter(stateful)
-    given = [clip for _ in range(steps) for clip in clips_of(next(iterator))]
-    saved = json.loads(json.dumps(stateful.state_dict()))
-    del iterator, stateful
+    given, saved = given_by(collated(path, 2, workers, every_steps, asked=2), steps)
     state = elastic_state(path, saved)
     per_worker = [len(range(i, steps, workers)) for i in range(workers)]
     assert state["batch"] == (per_worker or steps)
@@ -253,18 +258,6 @@ def test_other_numbers_of_workers(
         assert len(rest) + len(given) - len(every) < max(1, number) + max(1, workers)
 
 
-def collated(path: Path, size: int | None, workers: int, every_steps: int) -> Any:
-    """A loader with a `batch_size` of its own, 4 clips in all, around a stream of this one."""
-    stream = make(path, 0, 1, batch_size=size)
-    return StatefulDataLoader(
-        stream,
-        batch_size=4 // (size or 1),
-        num_workers=workers,
-        snapshot_every_n_steps=every_steps,
-        collate_fn=list,
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "workers", "every_steps", "steps", "per_worker"),
     [
@@ -275,6 +268,17 @@ def collated(path: Path, size: int | None, workers: int, every_steps: int) -> An
         pytest.param(None, 3, 4, 9, [12, 12, 12], marks=pytest.mark.slow),
         pytest.param(None, 2, 1, 3, [8, 4], marks=pytest.mark.slow),
         pytest.param(2, 2, 5, 8, [8, 8], marks=pytest.mark.slow),
+        # Near the end a last batch is not full: the state is right, or refused.
+        *(
+            pytest.param(None, 2, 5, steps, found, marks=pytest.mark.slow)
+            for steps, found in (
+                (14, None),
+                (15, None),
+                (16, None),
+                (17, "refused"),
+                (18, "refused"),
+            )
+        ),
     ],
 )
 def test_a_loader_with_a_batch_size_of_its_own(
@@ -284,15 +288,16 @@ def test_a_loader_with_a_batch_size_of_its_own(
     workers: int,
     every_steps: int,
     steps: int,
-    per_worker: list[int] | int,
+    per_worker: list[int] | int | str | None,
 ) -> None:
     """What it has given since it asked its workers for their states is counted in clips."""
-    loader = collated(path, size, workers, every_steps)
-    iterator = iter(loader)
-    given = [clip for _ in range(steps) for item in next(iterator) for clip in clips_of(item)]
-    saved = json.loads(json.dumps(loader.state_dict()))
-    del iterator, loader
-    assert elastic_state(path, saved, batch_size=size)["batch"] == per_worker
+    given, saved = given_by(collated(path, size, workers, every_steps), steps)
+    if per_worker == "refused":
+        with pytest.raises(StateError, match="beyond the end"):
+            elastic_state(path, saved, batch_size=size)
+        return
+    state = elastic_state(path, saved, batch_size=size)
+    assert per_worker is None or state["batch"] == per_worker
     rest = [clip for batch in loaded(path, saved, 0, batch_size=size) for clip in batch]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
@@ -310,70 +315,29 @@ def test_a_batch_size_that_the_state_does_not_tell(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_size_of_its_own_near_the_end(path: Path, every: set[Clip]) -> None:
-    """A last batch that is not full is no other one: the state is right, or refused."""
-    refused = []
-    for steps in range(14, 19):
-        loader = collated(path, None, 2, 5)
-        iterator = iter(loader)
-        given = [clip for _ in range(steps) for item in next(iterator) for clip in clips_of(item)]
-        state = loader.state_dict()
-        del iterator, loader
-        try:
-            batches = loaded(path, state, 0, batch_size=None)
-        except StateError as error:
-            refused.append(str(error))
-            continue
-        rest = [clip for batch in batches for clip in batch]
-        assert not set(rest) & set(given)
-        assert set(rest) | set(given) == every
-    assert all("beyond the end" in message for message in refused)
-    assert len(refused) < 3
-
-
-@pytest.mark.slow
 def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None:
     """Two workers, then three, of which a StatefulDataLoader resumes, then none."""
 
-    def stateful(workers: int) -> Any:
+    def stateful(workers: int, state: State | None = None) -> Any:
         stream = make(path, 0, 1)
-        return stream, StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+        if state:
+            stream.load_state_dict(state)
+        return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
 
-    _, loader = stateful(2)
-    iterator = iter(loader)
-    given = [clip for _ in range(5) for clip in clips_of(next(iterator))]
-    state = loader.state_dict()
-    stream, loader = stateful(3)
-    stream.load_state_dict(state)
-    iterator = iter(loader)
-    given += [clip for _ in range(7) for clip in clips_of(next(iterator))]
+    given, state = given_by(stateful(2), 5)
+    loader = stateful(3, state)
+    iterator = begun(loader, 7)
     saved = json.loads(json.dumps(loader.state_dict()))
-    expected = [clips_of(batch) for batch in iterator]
-    expected_later = [clips_of(batch) for batch in loader]
-    _, again = stateful(3)
-    again.load_state_dict(saved)
-    assert [clips_of(batch) for batch in again] == expected
-    assert [clips_of(batch) for batch in again] == expected_later
+    expected = [[clips_of(batch) for batch in batches] for batches in (iterator, loader)]
+    again = resumed(stateful(3), saved)
+    assert [[clips_of(batch) for batch in again] for _ in range(2)] == expected
+    given += given_by(stateful(3, state), 7)[0]
     rest = [clip for batch in loaded(path, saved, 0) for clip in batch]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
     # At the end of the epoch the next one follows.
     ended = elastic_state(path, again.state_dict())
     assert (ended["epoch"], ended["batch"], ended["rest"]) == (2, [0, 0, 0], None)
-
-
-def test_plain_workers_go_on_where_a_loader_without_stopped(path: Path, every: set[Clip]) -> None:
-    first = run(path, 1, None, 9)
-    stream = make(path, 0, 1)
-    stream.load_state_dict(first.state)
-    loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
-    given = [clip for batch in loader for clip in clips_of(batch)]
-    check_epoch([first, Session(given, {}, 1, True)], every)
-    assert len(loader) == 34  # of an epoch that none has begun, as always after a state was loaded
-    fresh = make(path, 0, 1)
-    fresh.set_epoch(1)
-    loader_of_fresh: Any = DataLoader(fresh, batch_size=None, num_workers=2)
-    assert [digest(b) for b in loader] == [digest(b) for b in loader_of_fresh]
 
 
 class LateProcess(ForkProcess):
@@ -388,27 +352,32 @@ class LateContext(ForkContext):
     Process = LateProcess
 
 
-def test_a_worker_that_is_started_late_has_the_place_too(path: Path, every: set[Clip]) -> None:
-    """When it is forked, others have begun the epoch, which the process that forks knows."""
+@pytest.mark.parametrize("context", [None, LateContext()], ids=["", "late"])
+def test_plain_workers_go_on_where_a_loader_without_stopped(
+    path: Path, every: set[Clip], context: Any
+) -> None:
+    """Also one that is forked when others have begun the epoch, which the process that forks
+    knows."""
     first = run(path, 1, None, 9)
-    stream = make(path, 0, 1)
-    stream.load_state_dict(first.state)
+    stream = resumed(make(path, 0, 1), first.state)
     loader: Any = DataLoader(
-        stream, batch_size=None, num_workers=2, multiprocessing_context=LateContext()
+        stream, batch_size=None, num_workers=2, multiprocessing_context=context
     )
     given = [clip for batch in loader for clip in clips_of(batch)]
     check_epoch([first, Session(given, {}, 1, True)], every)
+    assert len(loader) == 34  # of an epoch that none has begun, as always after a state was loaded
+    fresh = make(path, 0, 1)
+    fresh.set_epoch(1)
+    assert digests(loader) == digests(DataLoader(fresh, batch_size=None, num_workers=2))
 
 
 def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
     stateful: Any = StatefulDataLoader(make(path, 0, 1), batch_size=None, num_workers=2)
-    iterator = iter(stateful)
-    next(iterator)
+    iterator = begun(stateful)
     saved = stateful.state_dict()
     del iterator
     of_worker = saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    stream = make(path, 0, 1)
-    stream.load_state_dict(of_worker)
+    stream = resumed(make(path, 0, 1), of_worker)
     assert len(stream) == 34  # until it is begun
     with pytest.raises(StateError, match="one worker does not say how far the others are"):
         iter(stream)
@@ -417,9 +386,12 @@ def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
 
 
 def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
+    def node_of(rank: int, ranks: int) -> Any:
+        settings: Any = {"features": ["id"], "batch_size": 2, "rank": rank, "world_size": ranks}
+        return make_loader(path, SeqRecordNode, **settings)
+
     def node(rank: int, ranks: int) -> Any:
-        settings = {**SETTINGS, "batch_size": 2}
-        return Loader(SeqRecordNode(path, rank=rank, world_size=ranks, **settings))
+        return Loader(node_of(rank, ranks))
 
     given, state = [], None
     for rank in range(2):
@@ -429,13 +401,12 @@ def test_a_node_goes_on_with_other_ranks(path: Path, every: set[Clip]) -> None:
         state = loader.state_dict()
     rest = []
     for rank in range(3):
-        loader = node(rank, 3)
-        loader.load_state_dict(state)
+        loader = resumed(node(rank, 3), state)
         rest += [clip for batch in loader for clip in clips_of(batch)]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
     # After all were given, an iteration is of the next epoch.
-    alone = SeqRecordNode(path, rank=0, world_size=1, **SETTINGS, batch_size=2)
+    alone = node_of(0, 1)
     alone.reset()
     for _ in range(34):
         alone.next()
@@ -455,8 +426,7 @@ def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> 
     state = run(path, 2, None, 2, **changes).state
     with pytest.raises(MemoryLimitError):
         make(path, 0, 2, memory_limit=500, **changes).load_state_dict(state)
-    stream = make(path, 0, 3, memory_limit=500, **changes)
-    stream.load_state_dict(state)
+    stream = resumed(make(path, 0, 3, memory_limit=500, **changes), state)
     assert len(list(stream)) == len(make(path, 0, 3)) - 2
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,13 @@ from seqrecord.storage.ranges import ByteRange
 from tests.clip_data import (
     LARGE,
     STRAIGHT,
+    begun,
     check,
     digest,
+    digests,
     effective,
     leaves_nothing,
+    make_loader,
     names,
     possible_clips,
     write_numbered,
@@ -50,7 +54,6 @@ from tests.resume_contract import check_resume
 from tests.storage_doubles import CountingStorage
 
 FEATURES = ["image", "flow", "note", "id"]
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
 
 TWO_GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 1}
@@ -147,11 +150,9 @@ def test_of_clips_that_lie_apart_each_frame_is_read_once(
     written: Callable[[str], Path], kind: str, shuffle: bool
 ) -> None:
     """And the pages of their chunks, to the byte."""
-    settings = effective(
-        {"batch_size": 3, "shuffle": shuffle, "engine": EngineOptions(shuffle_buffer=16)}
-    )
     features = ["image", "id"]
-    pipe = SeqRecordPipe(written(kind), clip_len=4, stride=4, features=features, **settings)
+    clips = {"clip_len": 4, "stride": 4, "batch_size": 3, "features": features}
+    pipe = make_loader(written(kind), **clips, shuffle=shuffle)
     expected = possible_clips(features, 4, 4)
     assert sorted(name for batch in pipe for name in check(batch, features, 4)) == expected
     stats, index = pipe.stats(), pipe.dataset.contents.index
@@ -170,15 +171,19 @@ def test_of_clips_that_lie_apart_each_frame_is_read_once(
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        ("two groups", {}),
         ("uneven chunks", {"stride": 3, "features": FIXED}),
         ("long and uneven", {}),
-        ("small", {"stride": 3, "batch_size": None, "features": FIXED}),
         ("small", {"stride": 2, "clip_len": 2, "drop_last": True}),
     ],
 )
-def test_resumes_anywhere(written: Callable[[str], Path], kind: str, more: dict[str, Any]) -> None:
-    check_resume(lambda: SeqRecordPipe(written(kind), **{**BATCH, **more}))
+def test_resumes_anywhere(
+    written: Callable[[str], Path], kind: str, more: dict[str, Any], thorough: bool
+) -> None:
+    check_resume(
+        lambda: make_loader(written(kind), **more),
+        num_epochs=2,
+        positions=range if thorough else lambda count: range(2, count, 4),
+    )
 
 
 def test_the_order_is_the_same_in_one_group_or_several(
@@ -187,9 +192,8 @@ def test_the_order_is_the_same_in_one_group_or_several(
     """Where the leading group has the chunks that all features had."""
     groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
     several = write_numbered(tmp_path / "several", groups=groups)
-    options: Any = {**BATCH, "seed": 5, "features": FIXED}
-    one, two = (SeqRecordPipe(path, **options) for path in (written("small"), several))
-    assert [digest(batch) for batch in one] == [digest(batch) for batch in two]
+    one, two = (make_loader(path, features=FIXED) for path in (written("small"), several))
+    assert digests(one) == digests(two)
 
 
 def test_a_feature_of_variable_shape_changes_nothing_for_the_others(
@@ -197,17 +201,15 @@ def test_a_feature_of_variable_shape_changes_nothing_for_the_others(
 ) -> None:
     found = []
     for features in (FIXED, [*FIXED, "note"]):
-        options: Any = {**BATCH, "clip_len": 4, "stride": 4, "features": features}
-        pipe = SeqRecordPipe(written("straight"), **options)
-        batches = [{name: batch[name] for name in (*FIXED, "start")} for batch in pipe]
-        found.append([digest(batch) for batch in batches])
+        pipe = make_loader(written("straight"), clip_len=4, stride=4, features=features)
+        found.append(digests({name: b[name] for name in (*FIXED, "start")} for b in pipe))
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("batch_size", "stride"), [(None, 1), (4, 1), (3, 3)])
 def test_no_batch_changes_while_it_is_held(path: Path, batch_size: int | None, stride: int) -> None:
-    clips: Any = {"clip_len": 3, "batch_size": batch_size, "stride": stride}
-    pipe = SeqRecordPipe(path, **clips, memory_limit="1MiB")
+    clips: Any = {"batch_size": batch_size, "stride": stride}
+    pipe = make_loader(path, **clips, memory_limit="1MiB")
     held = list(pipe)
     for clip in held:
         check(clip, FEATURES, 3)
@@ -235,7 +237,7 @@ KEEPERS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_a_buffer_is_filled_again_only_when_nothing_is_on_its_memory(
     path: Path, keep: Callable[[torch.Tensor], Any]
 ) -> None:
-    batches = iter(SeqRecordPipe(path, **BATCH, features=["flow"]))
+    batches = iter(make_loader(path, features=["flow"]))
     first = next(batches)["flow"]
     address = first.data_ptr()
     kept = keep(first)
@@ -248,12 +250,12 @@ def test_a_buffer_is_filled_again_only_when_nothing_is_on_its_memory(
 
 
 def test_buffers_are_reused_when_batches_are_dropped(path: Path) -> None:
-    addresses = {batch["image"].data_ptr() for batch in SeqRecordPipe(path, **BATCH)}
+    addresses = {batch["image"].data_ptr() for batch in make_loader(path)}
     assert len(addresses) <= 4  # two in the channel, two with the consumer
 
 
 def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH)
+    pipe = make_loader(path)
     first, second = ({batch["image"].data_ptr() for batch in pipe} for _ in range(2))
     assert first & second
     # Two in the channel, two with the consumer, whichever epoch needed them all at a time.
@@ -261,7 +263,7 @@ def test_the_next_epoch_takes_over_the_memory(path: Path) -> None:
 
 
 def test_what_the_user_keeps_does_not_keep_the_pipe(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH)
+    pipe = make_loader(path)
     kept = [batch for _, batch in zip(range(2), pipe, strict=False)]
     gone = weakref.ref(pipe)
     del pipe
@@ -271,18 +273,14 @@ def test_what_the_user_keeps_does_not_keep_the_pipe(path: Path) -> None:
         check(batch, FEATURES, 3)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("shuffle_buffer", [None, 16])
+@pytest.mark.parametrize(("threads", "shuffle_buffer"), [(1, None), (2, 16), (5, None), (5, 16)])
 def test_a_large_batch_is_copied_by_several_threads(
     large: Path, threads: int, shuffle_buffer: int | None
 ) -> None:
     """In one go, or as it fills."""
     features = ["image", "id", "note"]
-    settings: dict[str, Any] = {"clip_len": 6, "batch_size": 50, "features": features}
-    pipe = SeqRecordPipe(
-        large, **settings, engine=EngineOptions(num_threads=threads, shuffle_buffer=shuffle_buffer)
-    )
-    first, last = pipe
+    settings = {"batch_size": 50, "num_threads": threads, "shuffle_buffer": shuffle_buffer}
+    first, last = make_loader(large, clip_len=6, features=features, **settings)
     assert first["image"].nbytes > 4 << 20
     clips = [*check(first, features, 6), *check(last, features, 6)]
     assert len(last["start"]) < 50
@@ -300,23 +298,21 @@ def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: in
     """With chunks that are read ahead, where the storage is remote."""
     location: StorageLike = StorageWrapper(LocalStorage(path)) if is_remote else path
     more = {"num_threads": num_threads, "memory_limit": 70_000, "stride": stride}
-    pipe = SeqRecordPipe(location, **effective({**BATCH, **more}))
+    pipe = make_loader(location, **more)
     list(pipe)  # opens the files
     with leaves_nothing():
         for _ in pipe:
             break
         assert not own_threads("seqrecord")
-        iterator = iter(pipe)
-        next(iterator)
+        iterator = begun(pipe)
         del iterator
     assert len([name for batch in pipe for name in names(batch)]) == pipe.clips.num_clips
 
 
 def test_dropping_everything(path: Path) -> None:
     with leaves_nothing():
-        pipe = SeqRecordPipe(path, **BATCH)
-        iterator = iter(pipe)
-        next(iterator)
+        pipe = make_loader(path)
+        iterator = begun(pipe)
         del pipe
         next(iterator)
         del iterator
@@ -328,7 +324,7 @@ def consume_badly(pipe: SeqRecordPipe) -> None:
 
 
 def test_an_exception_in_the_consumer(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH)
+    pipe = make_loader(path)
     list(pipe)
     with leaves_nothing():
         with pytest.raises(ZeroDivisionError):
@@ -338,7 +334,7 @@ def test_an_exception_in_the_consumer(path: Path) -> None:
 
 
 def test_garbage_is_collected_in_any_thread(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH)
+    pipe = make_loader(path)
     list(pipe)
     with leaves_nothing():
         cycle: list[Any] = [iter(pipe)]
@@ -360,9 +356,8 @@ def test_collecting_garbage_does_not_wait_for_ever(path: Path) -> None:
         with lock:
             return {"id": frame["id"]}
 
-    pipe = SeqRecordPipe(path, **BATCH, frame_transform=transform)
-    iterator = iter(pipe)
-    next(iterator)
+    pipe = make_loader(path, frame_transform=transform)
+    iterator = begun(pipe)
     with lock:
         reached.clear()
         del iterator
@@ -384,9 +379,8 @@ def fails_at(bad: Sequence[int]) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def test_an_error_in_frame_transform(path: Path) -> None:
     dataset = seqrecord.open(path)
-    list(SeqRecordPipe(dataset, **BATCH))  # opens the files
-    settings = effective({**BATCH, "shuffle": False})
-    pipe = SeqRecordPipe(dataset, **settings, frame_transform=fails_at([3, 17]))
+    list(make_loader(dataset))  # opens the files
+    pipe = make_loader(dataset, shuffle=False, frame_transform=fails_at([3, 17]))
     list_of: list[Any] = []
     with leaves_nothing(), pytest.raises(OtherError, match="cannot transform") as caught:
         list_of.extend(pipe)
@@ -410,12 +404,12 @@ def test_an_error_does_not_look_like_the_end(path: Path) -> None:
 
     raised = r"raised StopIteration.*set/3.*frame: 17"
     with pytest.raises(ClipError, match=raised) as caught:
-        list(SeqRecordPipe(path, **BATCH, frame_transform=transform))
+        list(make_loader(path, frame_transform=transform))
     assert isinstance(caught.value.__cause__, StopIteration)
 
 
 def test_after_an_error_an_iteration_is_over(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH, frame_transform=fails_at([3, 17]))
+    pipe = make_loader(path, frame_transform=fails_at([3, 17]))
     iterator = iter(pipe)
     with pytest.raises(OtherError):
         for _ in iterator:
@@ -428,7 +422,7 @@ def test_after_an_error_an_iteration_is_over(path: Path) -> None:
 @pytest.mark.parametrize("result", [None, {}, [1, 2], np.zeros(3), {1: np.zeros(3)}])
 def test_what_frame_transform_gives_is_no_frame(path: Path, result: Any) -> None:
     with pytest.raises(ClipError, match="does not give arrays by name"):
-        SeqRecordPipe(path, **BATCH, frame_transform=lambda _: result)
+        make_loader(path, frame_transform=lambda _: result)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +440,7 @@ def test_frames_that_are_not_alike(path: Path, other: dict[str, Any], message: s
 
     place = r"file: .*seqrec; episode: set/3; .*frame: 17"
     with pytest.raises(ClipError, match=f"{message}.*{place}"):
-        list(SeqRecordPipe(path, **BATCH, frame_transform=transform))
+        list(make_loader(path, frame_transform=transform))
 
 
 @pytest.mark.parametrize("stride", [1, 3])
@@ -469,7 +463,7 @@ def test_whole_frames_are_transformed(
             "half": 0.5,
         }
 
-    pipe = SeqRecordPipe(written(kind), **BATCH, stride=stride, frame_transform=transform)
+    pipe = make_loader(written(kind), stride=stride, frame_transform=transform)
     dataset, found = seqrecord.open(written(kind)), []
     for batch in pipe:
         assert list(batch) == ["note", "mean", "part", "id", "half", "episode", "start"]
@@ -513,7 +507,7 @@ def test_an_error_in_the_storage(path: Path) -> None:
             raise OSError("the disk is gone")
 
     with leaves_nothing():
-        pipe = SeqRecordPipe(wrapped(path, fail), **BATCH)
+        pipe = make_loader(wrapped(path, fail))
         with pytest.raises(OSError, match="the disk is gone") as caught:
             list(pipe)
         assert any(entry.name == "fail" for entry in caught.traceback)
@@ -531,22 +525,22 @@ def test_a_damaged_page_is_named(tmp_path: Path, feature: str, groups: dict[str,
     page = damage(path, feature, 3, 2)
     with leaves_nothing():
         with pytest.raises(ChecksumError) as caught:
-            list(SeqRecordPipe(path, **BATCH))
+            list(make_loader(path))
         error = caught.value
         assert (error.file, error.feature) == (str(path / page.chunk.path), feature)
         assert error.episode == "set/3 (frames 8 to 11)"
         del caught, error
-    assert list(SeqRecordPipe(seqrecord.open(path, verify=False), **BATCH))
+    assert list(make_loader(seqrecord.open(path, verify=False)))
 
 
 @pytest.mark.parametrize("stride", [1, 4])
 def test_damage_ends_the_iteration_after_the_batches_before_it(tmp_path: Path, stride: int) -> None:
     path = write_numbered(tmp_path / "records", codecs="raw", shape=STRAIGHT)
     settings: Any = {"clip_len": 4, "stride": stride, "batch_size": 1, "shuffle": False}
-    good = [digest(batch) for batch in SeqRecordPipe(path, **settings, features=FIXED)]
+    good = digests(SeqRecordPipe(path, **settings, features=FIXED))
     damage(path, "image", 0, 3)
     batches, count = iter(SeqRecordPipe(path, **settings, features=FIXED)), 9 if stride == 1 else 3
-    assert [digest(next(batches)) for _ in range(count)] == good[:count]
+    assert digests(islice(batches, count)) == good[:count]
     with pytest.raises(ChecksumError) as caught:
         next(batches)
     assert caught.value.episode == "set/0 (frames 12 to 15)"
@@ -570,7 +564,7 @@ def test_ctrl_c(path: Path) -> None:
         time.sleep(0.01 if number < 9 else 0.05)
 
     with leaves_nothing():
-        pipe = SeqRecordPipe(wrapped(path, at_read), **BATCH)
+        pipe = make_loader(wrapped(path, at_read))
         with pytest.raises(KeyboardInterrupt) as caught:
             list(pipe)
         del caught
@@ -579,7 +573,7 @@ def test_ctrl_c(path: Path) -> None:
 
 
 def test_a_fork_while_an_iteration_runs(path: Path) -> None:
-    stream = SeqRecordStream(path, **BATCH)
+    stream = make_loader(path, SeqRecordStream)
     iterator = iter(stream)
     first = [digest(next(iterator))]
     child = os.fork()
@@ -590,22 +584,20 @@ def test_a_fork_while_an_iteration_runs(path: Path) -> None:
         except ClipError:
             del iterator
             gc.collect()
-            other = [digest(batch) for batch in stream]  # the next epoch
+            other = digests(stream)  # the next epoch
             code = 0 if len(other) == len(stream) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    rest = [digest(batch) for batch in iterator]
-    assert first + rest == [digest(batch) for batch in SeqRecordStream(path, **BATCH)]
+    assert first + digests(iterator) == digests(make_loader(path, SeqRecordStream))
 
 
 def test_workers_while_an_iteration_runs(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **BATCH)
+    pipe = make_loader(path)
     list(pipe)
     with leaves_nothing():
-        iterator = iter(pipe)
-        next(iterator)
-        loader = DataLoader(SeqRecordPipe(path, **BATCH), batch_size=None, num_workers=2)
+        iterator = begun(pipe)
+        loader = DataLoader(make_loader(path), batch_size=None, num_workers=2)
         clips = [name for batch in loader for name in names(batch)]
         assert len(clips) == len(set(clips)) == pipe.clips.num_clips
         assert len(list(iterator)) == len(pipe) - 1
@@ -617,19 +609,13 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(
     path: Path, num_threads: int
 ) -> None:
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
-    pipe = SeqRecordPipe(
-        storage,
-        **effective(
-            {**BATCH, "engine": EngineOptions(num_threads=num_threads), "memory_limit": 70_000}
-        ),
-    )
+    pipe = make_loader(storage, num_threads=num_threads, memory_limit=70_000)
     storage.reset()
 
     def reads() -> int:
         return sum(map(len, storage.ranges.values()))
 
-    iterator = iter(pipe)
-    next(iterator)
+    iterator = begun(pipe)
     deadline = time.monotonic() + 60
     while reads() <= pipe.stats()["loads"]:
         assert time.monotonic() < deadline
@@ -649,9 +635,8 @@ def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:
         if number > num_chunks / 2:
             too_far.set()
 
-    pipe = SeqRecordPipe(wrapped(path, at_read), **BATCH, features=FIXED, memory_limit=12_000)
-    iterator = iter(pipe)
-    next(iterator)
+    pipe = make_loader(wrapped(path, at_read), features=FIXED, memory_limit=12_000)
+    iterator = begun(pipe)
     assert not too_far.wait(0.3)
     list(iterator)
     assert len(reads) > num_chunks / 2

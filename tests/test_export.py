@@ -33,6 +33,7 @@ from seqrecord import (
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.export import to_files, to_lerobot, to_mcap
 from seqrecord.sources import Folders, open_source
+from seqrecord.types import Progress
 from tests.datasets import SmallFrame, small_frames, write_small
 
 KEY = "alpha/Easy/P000"
@@ -126,6 +127,10 @@ def _assert_same(dataset: Dataset, again: Dataset) -> None:
             _assert_frame(other[index], episode[index])
 
 
+def _names(folder: Path) -> list[Path]:
+    return [path.relative_to(folder) for path in files_in(folder)]
+
+
 def _assert_frame(read: SmallFrame, frame: SmallFrame) -> None:
     assert read.keys() == frame.keys()
     for name, array in frame.items():
@@ -141,9 +146,10 @@ def test_any_episode(made: tuple[Schema, dict[str, Any]], keep_encoded: bool, co
         _write(root / "records", schema, episodes)
         with seqrecord.open(root / "records") as dataset:
             for key in sorted(episodes):
-                files = to_files(dataset, key, root / "tree")
-                assert files == sorted({path.resolve() for path in files})
-            source = open_source(root / "tree", keep_encoded=keep_encoded)
+                assert to_files(dataset, key, root / "tree") == [(root / "tree" / key).resolve()]
+            to_files(dataset, list(reversed(episodes)), root / "all")
+            assert _names(root / "all") == _names(root / "tree")
+            source = open_source(root / "all", keep_encoded=keep_encoded)
             convert(source, root / "again", codecs=codec, workers=1)
             with seqrecord.open(root / "again") as again:
                 _assert_same(dataset, again)
@@ -156,17 +162,26 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 def test_a_dataset_of_every_kind(dataset: Dataset, tmp_path: Path) -> None:
-    for key in dataset.episodes:
-        to_files(dataset, key, tmp_path / "tree")
+    seen: list[Progress] = []
+    folders = to_files(dataset, None, tmp_path / "tree", progress=seen.append)
+    assert folders == [tmp_path / "tree" / key for key in dataset.episodes]
+    assert (seen[-1].frames, seen[-1].total_frames) == (dataset.num_frames, dataset.num_frames)
     convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=2)
     _assert_same(dataset, seqrecord.open(tmp_path / "again"))
 
 
 def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     names = ["note", "step", "mask", "depth_left"]
-    files = to_files(dataset, KEY, tmp_path / "tree", features=names, frames=range(2, 11, 4))
+    seen: list[Progress] = []
+    to_files(
+        *(dataset, KEY, tmp_path / "tree"),
+        features=names,
+        frames=range(2, 11, 4),
+        progress=seen.append,
+    )
+    assert (seen[-1].frames, seen[-1].total_frames) == (3, 3)
     folder = tmp_path / "tree" / KEY
-    every = {str(path.relative_to(folder)) for path in files}
+    every = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     numbered = {f"depth_left/00{n}.npy" for n in ("0002", "0006", "0010")}
     assert every > {*numbered, "metadata.json", "seqrecord.json", "step.npy", "note/000006.npy"}
     assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
@@ -203,9 +218,9 @@ def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
 
 def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
     frames = small_frames(0, 11)
-    files = to_files(dataset, KEY, tmp_path / "out")
-    folder = tmp_path / "out" / "alpha" / "Easy" / "P000"
-    assert files == sorted(path for path in folder.rglob("*") if path.is_file())
+    [folder] = to_files(dataset, KEY, tmp_path / "out")
+    assert folder == tmp_path / "out" / "alpha" / "Easy" / "P000"
+    files = files_in(folder)
     expected = {"metadata.json", "seqrecord.json", "pose.npy", "step.npy"}
     for i, frame in enumerate(frames):
         for name in frame.keys() - {"pose", "step"}:
@@ -221,6 +236,10 @@ def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
         np.testing.assert_array_equal(stacked, np.stack([frame[name] for frame in frames]))
     metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     assert metadata == {"difficulty": "Easy", "number": 0, "place": "Ürümqi"}
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _assert_file(path: Path, array: npt.NDArray[Any]) -> None:
@@ -255,8 +274,8 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
         episode.append({"joint_1": np.zeros(2), "action": np.ones(3)})
         episode.append({"joint_1": np.zeros(2)})
     with seqrecord.open(tmp_path / "records") as dataset:
-        files = to_files(dataset, "a", tmp_path / "out")
-    assert [str(path.relative_to(tmp_path / "out" / "a")) for path in files] == [
+        [folder] = to_files(dataset, "a", tmp_path / "out")
+    assert [str(path.relative_to(folder)) for path in files_in(folder)] == [
         "action/000000.npy",
         "joint_1.npy",
         "metadata.json",
@@ -310,8 +329,8 @@ def test_features_whose_files_would_collide(tmp_path: Path) -> None:
         Schema([FeatureSpec(name, a.dtype, a.shape) for name, a in frame.items()]),
         {"k": ({"m": 1}, [frame])},
     )
-    files = to_files(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
-    assert [str(path.relative_to(tmp_path / "tree" / "k")) for path in files] == [
+    [folder] = to_files(seqrecord.open(tmp_path / "records"), "k", tmp_path / "tree")
+    assert [str(path.relative_to(folder)) for path in files_in(folder)] == [
         "A~1.npy",
         "a.npy",
         "a.npy~1/000000.npy",
@@ -338,12 +357,12 @@ def test_a_key_below_another_episodes_file(tmp_path: Path) -> None:
     keys = ("a", "a/x.npy/b", "a/metadata.json")
     _write(tmp_path / "records", Schema([spec]), {key: ({}, frames) for key in keys})
     dataset = seqrecord.open(tmp_path / "records")
-    before = to_files(dataset, "a", tmp_path / "tree")
+    before = files_in(*to_files(dataset, "a", tmp_path / "tree"))
     for key in keys[1:]:
         with pytest.raises(DestinationError, match="cannot be written") as caught:
             to_files(dataset, key, tmp_path / "tree")
         assert caught.value.episode == key
-    assert sorted(p for p in (tmp_path / "tree").rglob("*") if p.is_file()) == before
+    assert files_in(tmp_path / "tree") == before
 
 
 def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,8 +480,7 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
             frame = {"x": np.float32(number), "note": note, "blob": blob}
             episode.append({name: item for name, item in frame.items() if item is not None})
     with seqrecord.open(tmp_path / "records") as dataset:
-        files = to_files(dataset, "k/é", tmp_path / "tree")
-        names = {path.name for path in files}
+        names = {path.name for path in files_in(*to_files(dataset, "k/é", tmp_path / "tree"))}
         assert {"000000.txt", "000003.txt", "000002.bin", "x.npy"} <= names
         convert(open_source(tmp_path / "tree"), tmp_path / "again", workers=1)
         with seqrecord.open(tmp_path / "again") as again:

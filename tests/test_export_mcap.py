@@ -58,7 +58,7 @@ def test_packed_again_it_is_the_same(records: Path, tmp_path: Path) -> None:
     command = ["export", str(records), "*", str(tmp_path / "bags"), "--format", "mcap"]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
-    assert done.output.split() == [str(tmp_path / "bags" / key) for key in KEYS]
+    assert done.stdout == f"{tmp_path}/bags: {len(KEYS)} episodes\n"
     source = open_source(tmp_path / "bags", format="mcap", clock="/camera/left", tolerance=0.01)
     convert(source, tmp_path / "again", workers=1)
     with seqrecord.open(tmp_path / "again") as dataset:

@@ -175,7 +175,3 @@ def test_errors_of_ours_and_what_is_none_pass_as_they_are(error: BaseException) 
     with pytest.raises(type(error)) as caught:
         call(FILE, fail)
     assert caught.value is error
-
-
-def test_arguments_are_passed_on() -> None:
-    assert call(FILE, lambda a, *, b: (a, b), 1, b=2) == (1, 2)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter
@@ -18,13 +17,15 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     drop_features,
+    relabel_episodes,
+    relabel_text,
     values_of_dataset,
     values_of_files,
 )
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
-from tests.command_line import main
+from tests.command_line import run
 
 Model = dict[str, list[dict[str, list[float]]]]
 """Frames of each episode: feature name to the first numbers of its array."""
@@ -206,13 +207,10 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
     add_feature(other, "z", some("z"), kind="depth", codec="fast")
     with seqrecord.open(other) as source:
         stored = source.features["z"]
-    result = CliRunner().invoke(
-        main, ["edit", "add", str(path), "w", "--from", str(other), "--feature", "z", "--dry-run"]
-    )
-    assert result.output == f"{path}: w: float32 [4] would be added\n"
+    command = ["edit", "add", path, "w", "--from", other, "--feature", "z"]
+    assert run(*command, "--dry-run").output == f"{path}: w: float32 [4] would be added\n"
     assert content(path) == model
-    command = ["edit", "add", str(path), "w", "--from", str(other), "--feature", "z"]
-    assert CliRunner().invoke(main, command).output == f"{path}: w: float32 [4] added\n"
+    assert run(*command).output == f"{path}: w: float32 [4] added\n"
     with seqrecord.open(path) as reader:
         spec = reader.features["w"]
         assert (spec.codec, spec.kind) == (stored.codec, "depth")
@@ -224,8 +222,7 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
         for key, frames in with_feature(model, "z").items()
     }
     check(path, expected)
-    text = CliRunner().invoke(main, ["edit", "drop", str(path), "w", "s"]).output
-    assert text == f"{path}: w, s dropped\n"
+    assert run("edit", "drop", path, "w", "s").output == f"{path}: w, s dropped\n"
     check(path, without(model, "s"))
     delete_episodes(other, ["e1"])
     with seqrecord.open(other) as source, pytest.raises(NotFoundError, match=r"lacks.*e1"):
@@ -253,8 +250,8 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     np.savez(folder / "e2.npz", f=arrays["e2"], g=np.zeros(3))
     np.savez(tmp_path / "all.npz", e0=arrays["e0"], e1=arrays["e1"], e2=arrays["e2"])
     add_feature(path, "f", values_of_files(folder, "f"))
-    command = ["edit", "add", str(path), "g", "--files", str(tmp_path / "all.npz"), "--unit", "m"]
-    assert CliRunner().invoke(main, command).output == f"{path}: g: float64 [2, 2] added\n"
+    command = ["edit", "add", path, "g", "--files", tmp_path / "all.npz", "--unit", "m"]
+    assert run(*command).output == f"{path}: g: float64 [2, 2] added\n"
     expected = {
         key: [
             {**frame, "f": [hash_of(key, "f", i)], "g": [hash_of(key, "f", i)]}
@@ -270,7 +267,7 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
         ["add", str(path), "h"],
         ["add", str(path), "h", "--files", "x", "--feature", "y"],
     ):
-        assert CliRunner().invoke(main, ["edit", *words]).exit_code == 2
+        run("edit", *words, code=2)
 
 
 def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_path: Path) -> None:
@@ -331,3 +328,64 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
     drop_features(path, ["t"])
     assert least() == [8.0]
     assert not seqrecord.verify(path).problems
+
+
+def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
+    path, model = dataset
+    with pytest.raises(SchemaError, match="has the feature already"):
+        add_feature(path, "y", some("y"))
+    add_feature(path, "y", some("y", 3.0), overwrite=True)
+    changed = with_feature(without(model, "y"), "y", 3.0)
+    with seqrecord.open(path) as found:
+        assert list(found.features) == ["x", "s", "y"]
+        assert set(found.statistics) == {"x", "s", "y"}
+        assert found.statistics["y"].num_frames == sum(n - n // 3 for n in LENGTHS.values())
+    check(path, changed)
+
+    def doubled(episode: Episode) -> Iterator[Any]:  # of what it comes in the place of
+        frames = (episode[i] for i in range(len(episode)))
+        return (frame["y"] * 2 if "y" in frame else None for frame in frames)
+
+    with pytest.raises(FrameError):
+        add_feature(path, "y", lambda _: [np.zeros(4)], overwrite=True)
+    add_feature(path, "y", doubled, overwrite=True)
+    check(path, with_feature(changed, "y", 6.0))
+    add_feature(path, "new", some("new"), overwrite=True)  # there is none to replace
+
+
+def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    with SeqRecordWriter(path) as writer:
+        for key in "abc":
+            with writer.episode(key, metadata={"tasks": ["old"]}) as episode:
+                for i in range(4):
+                    frame = {"x": np.float32(i), "task": "old" if i % 2 else "older"}
+                    episode.append(frame if (key, i) != ("c", 3) else {"x": np.float32(i)})
+
+    def texts() -> dict[str, list[Any]]:
+        with seqrecord.open(path) as found:
+            assert list(found.statistics) == ["x"]
+            return {k: [e[i].get("task") for i in range(4)] for k, e in found.episodes.items()}
+
+    before = texts()
+    assert relabel_text(path, ["a", "c"], "task", "neu ä", dry_run=True) == ["a", "c"]
+    assert texts() == before
+    assert relabel_text(path, "[ab]", "task", "old") == ["a", "b"]
+    command = ["edit", "relabel", str(path), "c", "a", "--text", "task=neu = ä"]
+    assert "2 episodes relabelled" in run(*command).stdout
+    assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
+    assert relabel_text(path, "*", "task", "old") == ["a", "c"]
+    assert relabel_text(path, "*", "task", "old") == []
+    for batch in seqrecord.SeqRecordPipe(path, clip_len=4, batch_size=3, shuffle=False):
+        assert batch["task"] == [["old"] * 4] * 3
+    check_files = (path / "manifest.json").read_bytes()
+    for name, error in (("x", SchemaError), ("nothing", SchemaError)):
+        with pytest.raises(error) as caught:
+            relabel_text(path, ["a"], name, "text")
+    with pytest.raises(SchemaError) as caught:
+        relabel_episodes(path, ["a"], {"task": "new"})
+    assert caught.value.feature == "task"
+    for words in (["--text", "task"], ["--text", "task=a", "--set", "x=2"]):
+        run(*command[:4], *words, code=2)
+    assert (path / "manifest.json").read_bytes() == check_files
+    assert not seqrecord.verify(path, deep=True).problems

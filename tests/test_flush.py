@@ -138,16 +138,6 @@ def test_an_error_keeps_what_was_flushed(tmp_path: Path, record_bytes: int, erro
     check(tmp_path, {"a": length, "b": 9})
 
 
-def test_what_was_not_flushed_is_forgotten_in_full(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path, **SETTINGS) as writer:
-        episode = writer.episode("a")
-        append(episode, 0, 20)
-        episode.abort()
-        with writer.episode("a") as episode:
-            append(episode, 0, 4)
-    check(tmp_path, {"a": 4})
-
-
 def test_flush_before_the_features_are_known_takes_them_from_what_is_there(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
         append(episode, 0, 2)

@@ -19,7 +19,15 @@ from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordStream
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage
-from tests.clip_data import LENGTHS, check, digest, effective, possible_clips, write_numbered
+from tests.clip_data import (
+    LENGTHS,
+    check,
+    digests,
+    effective,
+    possible_clips,
+    resumed,
+    write_numbered,
+)
 from tests.datasets import damage
 from tests.storage_doubles import CountingStorage
 
@@ -62,11 +70,6 @@ def arenas() -> list[Any]:
     ]
 
 
-def epochs(path: Any, count: int, **options: Any) -> list[list[Any]]:
-    pipe = SeqRecordPipe(path, **effective({**CLIPS, **options}))
-    return [[digest(batch) for batch in pipe] for _ in range(count)]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -96,24 +99,24 @@ def test_epochs_are_the_same(
     path = request.getfixturevalue(dataset)
     if few := options.get("shuffle", True) and "order" not in options:
         options = {"num_cursors": 2, "shuffle_buffer": 6, **options}
-    pipe: Any = SeqRecordPipe(path, **effective({**CLIPS, **options}))
+
+    def make(limit: int | None = None) -> Any:
+        return SeqRecordPipe(path, **effective({**CLIPS, **options, "memory_limit": limit}))
+
+    pipe = make()
     state = pipe.state_dict()
-    found = [[digest(batch) for batch in pipe] for _ in range(3)]
+    found = [digests(pipe) for _ in range(3)]
     del pipe
     low, high = 0, 1 << 20
     while high - low > 256:
         limit = (low + high) // 2
         try:
-            other: Any = SeqRecordPipe(
-                path, **effective({**CLIPS, **options, "memory_limit": limit})
-            )
-            other.load_state_dict(state)
+            resumed(make(limit), state)
             high = limit
         except MemoryLimitError:
             low = limit
-    other = SeqRecordPipe(path, **effective({**CLIPS, **options, "memory_limit": high}))
-    other.load_state_dict(state)
-    assert [[digest(batch) for batch in other] for _ in range(3)] == found
+    other = resumed(make(high), state)
+    assert [digests(other) for _ in range(3)] == found
     assert not (few and arenas())
 
 
@@ -188,15 +191,14 @@ def test_a_chain_that_torch_shuffles_in_some_epochs(
 
 def test_an_epoch_goes_on_where_another_process_was(path: Path) -> None:
     stream = SeqRecordStream(path, **CLIPS)
-    whole = [digest(batch) for batch in stream]
+    whole = digests(stream)
     for count in (0, 1, len(whole) // 2):
         first = SeqRecordStream(path, **CLIPS)
-        assert [digest(batch) for batch in islice(first, count)] == whole[:count]
-        other = SeqRecordStream(path, **CLIPS)
-        other.load_state_dict(first.state_dict())
-        assert [digest(batch) for batch in other] == whole[count:]
+        assert digests(islice(first, count)) == whole[:count]
+        other = resumed(SeqRecordStream(path, **CLIPS), first.state_dict())
+        assert digests(other) == whole[count:]
         stream.load_state_dict(first.state_dict())  # one that has read all
-        assert [digest(batch) for batch in stream] == whole[count:]
+        assert digests(stream) == whole[count:]
         assert stream.stats()["bytes_read"] == 0
 
 
@@ -216,7 +218,7 @@ def test_memory_is_that_of_the_limit(path: Path) -> None:
 
     low, high = 0, 1 << 20
     assert not read_again(high)
-    while high - low > 1:
+    while high - low > 64:
         limit = (low + high) // 2
         try:
             low, high = (limit, high) if read_again(limit) else (low, limit)

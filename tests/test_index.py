@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,18 +19,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import FormatError
+from seqrecord.format import EpisodePart, Footer, encode_footer, parse_footer
 from seqrecord.format import index as index_module
+from seqrecord.format.edits import (
+    Delete,
+    Edit,
+    Edits,
+    Relabel,
+    Rename,
+    Split,
+    encode_edit,
+    parse_edit,
+)
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
+from seqrecord.format.manifest import IndexFile, Manifest
+from seqrecord.format.pages import chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
     MAX_INDEX_TEXT,
+    chunk_row,
     decode_table,
     encode_table,
     episodes_schema,
+    gap_rows,
+    table_names,
 )
+from seqrecord.reading.index_building import build_index
 from seqrecord.reading.metadata import load
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
+from seqrecord.writing.commits import Version, appended, rebuilt
+from seqrecord.writing.committing import Base
 from tests.tiny import write_tiny
 
 _SCHEMA = Schema(
@@ -48,6 +72,7 @@ def _index() -> Index:
         page_length=np.array([[4], [2], [4]], np.uint32),
         page_crc32c=np.array([[1], [3], [5]], np.uint32),
         largest_frame=np.empty((3, 0), np.uint32),
+        external=np.zeros(3, np.uint32),
         gaps=np.empty(0, GAP_ROW),
     )
     second = GroupIndex(
@@ -61,6 +86,7 @@ def _index() -> Index:
         page_length=np.array([[30], [30], [40]], np.uint32),
         page_crc32c=np.array([[2], [4], [6]], np.uint32),
         largest_frame=np.array([[9], [18], [28]], np.uint32),
+        external=np.zeros(3, np.uint32),
         gaps=np.array([(0, 1, 0, 0b011)], GAP_ROW),
     )
     return Index(
@@ -157,6 +183,7 @@ def _tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], GroupIndex, list[li
         page_length=2 * np.array(rows, np.uint32)[:, None],
         page_crc32c=empty[:, None],
         largest_frame=np.empty((len(rows), 0), np.uint32),
+        external=np.zeros(len(rows), np.uint32),
         gaps=np.empty(0, GAP_ROW),
     )
     return np.array([sum(e) for e in lengths], np.int64), table, lengths
@@ -228,19 +255,411 @@ def test_metadata_that_is_broken_names_its_episode() -> None:
     assert caught.value.episode == "x"
 
 
-@pytest.mark.parametrize(
-    ("file_sizes", "message"),
-    [
-        (_FILES[:1], "no record file"),
-        ([_FILES[0], _FILES[1] - 1], "outside"),
-        ([_FILES[0] - 1, _FILES[1]], "outside"),
-    ],
-)
-def test_files_that_are_too_few_or_too_short(file_sizes: list[int], message: str) -> None:
-    with pytest.raises(FormatError, match=message) as caught:
-        _decoded(_index(), file_sizes)
-    assert caught.value.file in ("chunks0", "chunks1")
-
-
 def test_limit_of_text_is_arrows() -> None:
     assert np.iinfo(np.int32).max == MAX_INDEX_TEXT
+
+
+# The index of any writers' record files, against brute force: whoever wrote them, in any order
+
+SCHEMA = Schema(
+    [
+        FeatureSpec("x", np.dtype("u1"), (4,)),
+        FeatureSpec("y", np.dtype("u1"), (None,), group=1),
+        FeatureSpec("z", np.dtype("u1"), (2,), group=1),
+    ]
+)
+NOWHERE = LocalStorage("/nowhere")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Chunks [start, stop) of an episode in one file; `ends` tells its number of frames."""
+
+    part: EpisodePart
+    start: int
+    stop: int
+    ends: bool
+
+
+def chunks_of(part: EpisodePart) -> list[tuple[int, int, int]]:
+    """Group, first frame and frames of an episode's chunks, as they are finished: of any length."""
+    rng, found = random.Random(part.uid), []
+    for group in range(2):
+        first, total = 0, part.num_frames or 0
+        while first < total:
+            held = min(rng.choice([1, 2, 2, 3, 70]), total - first)
+            found.append((group, first, held))
+            first += held
+    return sorted(found, key=lambda chunk: (chunk[1] + chunk[2], chunk[0]))
+
+
+def num_chunks(part: EpisodePart) -> int:
+    return len(chunks_of(part))
+
+
+def footer(file_id: str, pieces: Iterable[Piece]) -> Footer:
+    """All frames lack `y`."""
+    parts, offset = list[EpisodePart](), 64
+    rows: list[list[Any]] = [[], []]
+    gaps: list[list[Any]] = [[], []]
+    for number, piece in enumerate(pieces):
+        part = piece.part
+        parts.append(part if piece.ends else replace(part, num_frames=None))
+        for group, first, frames in chunks_of(part)[piece.start : piece.stop]:
+            schema = SCHEMA.group(group)
+            row = np.zeros(1, chunk_row(len(schema), len(schema.variable)))
+            row["episode"], row["num_frames"], row["first_frame"] = number, frames, first
+            row["offset"] = offset
+            crc = random.Random(f"{part.uid} {group} {first}").getrandbits(32)
+            if group == 0:
+                row["pages"]["length"], row["pages"]["crc32c"] = [4 * frames], [crc]
+            else:
+                row["pages"]["length"], row["pages"]["crc32c"] = [0, 2 * frames], [0, crc]
+                gaps[1].append(gap_rows(len(rows[1]), 1, np.zeros(frames, bool)))
+            rows[group].append(row)
+            offset += int(chunk_bytes(row["pages"]["length"][0], schema)) // 64 * 64 + 64
+    chunks = [
+        np.concatenate([np.empty(0, chunk_row(len(group), len(group.variable))), *some])
+        for group, some in zip(SCHEMA.groups, rows, strict=True)
+    ]
+    made = tuple(np.concatenate([np.empty(0, GAP_ROW), *some]) for some in gaps)
+    built = Footer(SCHEMA, file_id, tuple(parts), tuple(chunks), made)
+    assert encode_footer(parse_footer(encode_footer(built), offset)) == encode_footer(built)
+    return built
+
+
+class World:
+    """A storage on which writers begin, end, are interrupted, append and resume, as integers."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.footers: dict[str, Footer] = {}
+        self.manifest: Manifest | None = None
+        self.index: Index | None = None
+
+    def hex(self) -> str:
+        return f"{self.rng.getrandbits(64):016x}"
+
+    def write(self, ordinal: int, keys: Iterable[str]) -> dict[str, Footer]:
+        """A writer's record files; of the last episode pieces may be lost."""
+        writer, pieces = self.hex(), list[Piece]()
+        for key in keys:
+            frames = self.rng.choice([self.rng.randint(1, 9), self.rng.randint(60, 150)])
+            fps = self.rng.choice([None, 30.0])
+            part = EpisodePart(key, writer + self.hex(), ordinal, frames, fps, f'{{"{key}":1}}')
+            cuts = {0, num_chunks(part), self.rng.randint(0, num_chunks(part))}
+            bounds = sorted(cuts)
+            pieces += [Piece(part, a, b, b == num_chunks(part)) for a, b in pairwise(bounds)]
+            ordinal += 1
+        files: list[list[Piece]] = [[]]
+        for piece in pieces:
+            if files[-1] and (piece.part.uid in {p.part.uid for p in files[-1]}):
+                files.append([])
+            files[-1].append(piece)
+        if self.rng.random() < 0.5:
+            files.pop()  # killed: the last file was never finished
+        return self.named(writer, files)
+
+    def copies(self) -> dict[str, Footer]:
+        """What a resume copies of an episode: its last chunks, perhaps cut in another way."""
+        writer, files = self.hex(), list[list[Piece]]()
+        ended = [p for f in self.footers.values() for p in f.episodes if p.num_frames]
+        for part in self.rng.sample(ended, min(2, len(ended))):
+            start = self.rng.randint(0, num_chunks(part) - 1)
+            cut = self.rng.randint(start, num_chunks(part))
+            for a, b in ((start, cut), (cut, num_chunks(part))):
+                if a < b:
+                    files.append([Piece(part, a, b, b == num_chunks(part))])
+        return self.named(writer, files)
+
+    def named(self, writer: str, files: Iterable[list[Piece]]) -> dict[str, Footer]:
+        made = {}
+        for pieces in files:
+            if pieces:
+                file_id = writer + self.hex()
+                path = f"records/{pieces[0].part.ordinal:05d}-{file_id}.seqrec"
+                made[path] = footer(file_id, pieces)
+        return made
+
+    def commit(self, version: Version) -> None:
+        table = IndexFile("index/x.arrow", 1, "0" * 8)
+        self.index = version.index
+        self.manifest = Manifest(
+            SCHEMA,
+            version.record_files,
+            dict.fromkeys(table_names(SCHEMA), table),
+            len(version.index.num_frames),
+            int(version.index.num_frames.sum()),
+            version.index.fingerprint(),
+            "test",
+            next_ordinal=version.next_ordinal,
+            left_out=version.left_out,
+        )
+        assert Manifest.parse(self.manifest.encode()) == self.manifest
+
+    def rebuild(self, footers: Mapping[str, Footer]) -> Version:
+        items = list(footers.items())
+        self.rng.shuffle(items)
+        sizes = dict.fromkeys(footers, 1 << 20)
+        return rebuilt(NOWHERE, Base(self.manifest, None), dict(items), sizes)
+
+
+def said(index: Index) -> list[tuple[Any, ...]]:
+    """Of each episode: key, frames, fps, and by group checksums of its chunks and gap rows."""
+    found = []
+    for number, key in enumerate(index.keys.to_pylist()):
+        groups = []
+        for group in index.groups:
+            first, count = int(group.first_chunk[number]), int(group.num_chunks[number])
+            gaps = group.gaps_of(first, first + count)
+            sums = group.page_crc32c[first : first + count, -1].tolist()
+            groups.append((sums, len(gaps), set(gaps["feature"].tolist())))
+        found.append((key, int(index.num_frames[number]), float(index.fps[number]), groups))
+    return found
+
+
+def brute_force(world: World, footers: Mapping[str, Footer]) -> list[tuple[str, int]]:
+    """(key, frames) of the episodes in order, from sets of chunks."""
+    held: dict[tuple[bool, str], set[tuple[int, int]]] = defaultdict(set)
+    parts: dict[str, EpisodePart] = {}
+    files = {file.path for file in world.manifest.record_files} if world.manifest else set()
+    left_out = world.manifest.left_out if world.manifest else ()
+    for path, item in footers.items():
+        for number, part in enumerate(item.episodes):
+            if part.num_frames is not None:
+                parts[part.uid] = part
+            for group, rows in enumerate(item.chunks):
+                for first in rows["first_frame"][rows["episode"] == number].tolist():
+                    held[False, part.uid].add((group, first))
+                    if path in files:
+                        held[True, part.uid].add((group, first))
+    winners: dict[str, tuple[bool, str]] = {}
+    for uid, part in parts.items():
+        if len(held[False, uid]) == num_chunks(part):
+            old = uid not in left_out and len(held[True, uid]) == num_chunks(part)
+            rank = (not old, uid)
+            winners[part.key] = min(rank, winners.get(part.key, rank))
+    chosen = sorted((parts[uid] for _, uid in winners.values()), key=lambda p: (p.ordinal, p.uid))
+    return [(part.key, part.num_frames or 0) for part in chosen]
+
+
+def check(world: World) -> None:
+    """The manifest's record files alone, in any order, make the dataset again."""
+    assert world.manifest is not None
+    assert world.index is not None
+    listed = {file.path: world.footers[file.path] for file in world.manifest.record_files}
+    again = world.rebuild(listed)
+    assert again.index.fingerprint() == world.index.fingerprint()
+    assert said(again.index) == said(world.index)
+    assert again.next_ordinal == world.manifest.next_ordinal
+    assert set(again.left_out) <= set(world.manifest.left_out)
+    assert {f.path for f in again.record_files} == set(listed)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_history_of_writers(seed: int) -> None:
+    world = World(seed)
+    rng = world.rng
+    for _ in range(8):
+        ordinal = world.manifest.next_ordinal if world.manifest else 0
+        committed = set(world.index.positions) if world.index else set()
+        # Writers that begin together, with some keys in common; the first of them commits.
+        writers = []
+        for _ in range(rng.randint(1, 3)):
+            keys = [key for key in "abcdefghijklmnopqrstuvwxyz" if key not in committed]
+            writers.append(world.write(ordinal, rng.sample(keys, min(len(keys), 3))))
+        world.footers |= {path: made for new in writers for path, made in new.items()}
+        if rng.random() < 0.5:
+            world.footers |= world.copies()
+        if world.manifest is None or rng.random() < 0.4:  # a resume recovers what all have left
+            expected = brute_force(world, world.footers)
+            if not expected:
+                with pytest.raises(FormatError, match="no complete episode"):
+                    world.rebuild(world.footers)
+                continue
+            version = world.rebuild(world.footers)
+            assert [(key, frames) for key, frames, *_ in said(version.index)] == expected
+            assert {f.path for f in version.record_files} >= {
+                f.path for f in (world.manifest.record_files if world.manifest else ())
+            }
+        else:
+            assert world.index is not None
+            old = said(world.index)
+            sizes = dict.fromkeys(writers[0], 1 << 20)
+            version = appended(world.manifest, world.index, writers[0], sizes)
+            assert said(version.index)[: len(old)] == old
+            listed = {f.path for f in world.manifest.record_files} | set(writers[0])
+            same = world.rebuild({path: world.footers[path] for path in listed})
+            for name, table in version.index.encode().items():
+                assert bytes(table) == bytes(same.index.encode()[name])
+            assert version.next_ordinal == same.next_ordinal
+            assert {f.path for f in version.record_files} == {f.path for f in same.record_files}
+        assert committed <= set(version.index.positions)
+        world.commit(version)
+        check(world)
+
+
+def test_an_index_is_extended_by_nothing_of_a_file_without_a_whole_episode() -> None:
+    world = World(2)
+    world.footers = world.write(0, "abc")
+    world.commit(world.rebuild(world.footers))
+    assert world.manifest is not None
+    assert world.index is not None
+    part = EpisodePart("d", "1" * 32, 9, 5, None, "{}")
+    cut = {"records/00009-x.seqrec": footer("2" * 32, [Piece(part, 0, 1, False)])}
+    version = appended(world.manifest, world.index, cut, dict.fromkeys(cut, 9))
+    assert version.record_files == world.manifest.record_files
+    assert version.index.fingerprint() == world.manifest.fingerprint
+
+
+def test_copies_that_differ_are_refused() -> None:
+    part = EpisodePart("a", "1" * 32, 0, 5, None, "{}")
+    last = num_chunks(part)
+    whole = footer("2" * 32, [Piece(part, 0, last, True)])
+    copy = footer("3" * 32, [Piece(part, 1, last, True)])
+    assert build_index({"a": whole, "b": copy}).files == ("a",)
+    copy.chunks[0]["pages"]["crc32c"][-1, 0] += 1
+    with pytest.raises(FormatError, match="contradict"):
+        build_index({"a": whole, "b": copy})
+    with pytest.raises(FormatError, match="one id"):
+        build_index({"a": whole, "b": whole})
+
+
+@pytest.mark.parametrize("change", ["num_frames", "first_frame"])
+def test_chunks_that_overlap_are_refused(change: str) -> None:
+    """As of two files of one uid that are cut in two ways: nobody could say which is right."""
+    part = EpisodePart("a", "1" * 32, 0, 150, None, "{}")
+    last = num_chunks(part)
+    first = footer("2" * 32, [Piece(part, 0, last - 2, False)])
+    second = footer("3" * 32, [Piece(part, last - 2, last, True)])
+    assert build_index({"a": first, "b": second}).index.num_frames.tolist() == [150]
+    rows = first.chunks[0]
+    if change == "num_frames":
+        rows["num_frames"][-1] += 100
+    else:
+        second.chunks[1]["first_frame"][-1] -= 1
+    with pytest.raises(FormatError, match="contradict"):
+        build_index({"a": first, "b": second})
+
+
+def test_an_episode_that_lacks_a_chunk_of_one_group_is_left_out() -> None:
+    part = EpisodePart("a", "1" * 32, 0, 150, None, "{}")
+    other = EpisodePart("b", "4" * 32, 1, 3, None, "{}")
+    for at in range(num_chunks(part)):
+        parts = [Piece(part, 0, at, False), Piece(part, at + 1, num_chunks(part), True)]
+        held = {
+            str(i): footer(f"{i:032x}", [piece])
+            for i, piece in enumerate(parts)
+            if piece.start < piece.stop
+        }
+        whole = footer("5" * 32, [Piece(other, 0, num_chunks(other), True)])
+        assert build_index({**held, "c": whole}).index.keys.to_pylist() == ["b"]
+
+
+def test_edits_are_replayed() -> None:
+    parts = [EpisodePart(key, key * 32, i, 5, None, "{}") for i, key in enumerate("abcde")]
+    whole = footer("f" * 32, [Piece(part, 0, num_chunks(part), True) for part in parts])
+    edits: list[Edit] = [
+        Split("train", ("a" * 32, "b" * 32, "c" * 32)),
+        Split("val", ("b" * 32, "d" * 32)),
+        Split(None, ("d" * 32, "9" * 32)),
+        Delete(("c" * 32, "8" * 32)),
+        Rename({"a" * 32: "e", "e" * 32: "a", "c" * 32: "b", "7" * 32: "d"}),
+        Relabel({"b" * 32: '{ "x": 1 }', "d" * 32: "{}"}),
+        Rename({"e" * 32: "new/a"}),
+    ]
+    edits = [again for edit in edits for again in parse_edit(encode_edit([edit]))]
+    built = build_index({"x": whole}, edits=Edits.of(edits), splits=("test", "val"))
+    assert built.splits == ("test", "val", "train")
+    assert built.index.keys.to_pylist() == ["e", "b", "d", "new/a"]
+    assert built.index.metadata.to_pylist() == ["{}", '{"x":1}', "{}", "{}"]
+    assert built.index.split.tolist() == [2, 1, NO_SPLIT, NO_SPLIT]
+    assert [built.index.uid(i) for i in range(4)] == [key * 32 for key in "abde"]
+    assert built.lost == ()
+    with pytest.raises(FormatError, match="no complete episode"):
+        build_index({"x": whole}, edits=Edits.of([Delete(tuple(key * 32 for key in "abcde"))]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[]",
+        b"{}",
+        b'{"format":"seqrecord edits","version":2,"edits":[]}',
+        b'{"format":"seqrecord edits","version":true,"edits":[]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[],"x":1}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"drop","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"delete","uids":["a"]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"delete","uids":[],"x":1}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"split","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"split","split":"/","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"rename","uids":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"rename","keys":{"a":"b"}}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"relabel","metadata":[]}]}',
+        b'{"format":"seqrecord edits","version":1,"edits":[{"op":"relabel","keys":{}}]}',
+    ],
+)
+def test_what_is_no_edit(data: bytes) -> None:
+    with pytest.raises(FormatError, match="edit"):
+        parse_edit(data)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_episode_is_as_long_as_the_longest_part_that_is_whole(seed: int) -> None:
+    """Each file was flushed at its end, or not; any may be lost. Frame by frame, all groups."""
+    rng = random.Random(seed)
+    part = EpisodePart("a", f"{seed:032x}", 0, 150, None, "{}")
+    # Chunks of both groups end where a file was flushed.
+    ends = sorted({*rng.sample(range(1, 150), rng.randint(0, 4)), 150})
+    footers: dict[str, Footer] = {}
+    held: dict[str, tuple[int, int, bool]] = {}
+    for number, (start, stop) in enumerate(pairwise([0, *ends])):
+        is_flushed = stop == 150 or rng.random() < 0.6
+        path = f"records/{number:05d}.seqrec"
+        footers[path] = _of_frames(f"{number:032x}", part, start, stop, is_flushed)
+        held[path] = (start, stop, is_flushed)
+    for path in rng.sample(list(footers), rng.randint(0, len(footers) - 1)):
+        del footers[path], held[path]
+    there = {frame for start, stop, _ in held.values() for frame in range(start, stop)}
+    lengths = [stop for _, stop, is_flushed in held.values() if is_flushed]
+    expected = max((n for n in lengths if set(range(n)) <= there), default=None)
+    if expected is None:
+        with pytest.raises(FormatError, match="no complete episode"):
+            build_index(footers)
+        return
+    built = build_index(footers)
+    assert built.index.num_frames.tolist() == [expected]
+    for group in built.index.groups:
+        ends_of = group.first_frame.astype(int) + group.num_frames
+        assert group.first_frame.tolist() == [0, *ends_of[:-1]]
+        assert ends_of[-1] == expected
+    _, second = built.index.groups
+    assert len(second.gaps) == sum(-(-frames // 64) for frames in second.num_frames.tolist())
+
+
+def _of_frames(file_id: str, part: EpisodePart, start: int, stop: int, is_flushed: bool) -> Footer:
+    """A file of a chunk for each group, of which the frames all lack `y`."""
+    rows, offset = [], 64
+    for number, group in enumerate(SCHEMA.groups):
+        row = np.zeros(1, chunk_row(len(group), len(group.variable)))
+        row["num_frames"], row["first_frame"], row["offset"] = stop - start, start, offset
+        row["pages"]["length"] = [[4], [0, 2]][number]
+        row["pages"]["length"] *= np.uint32(stop - start)
+        offset += int(chunk_bytes(row["pages"]["length"][0], group)) // 64 * 64 + 64
+        rows.append(row)
+    gaps = gap_rows(0, 1, np.zeros(stop - start, bool))
+    told = replace(part, num_frames=stop if is_flushed else None)
+    built = Footer(SCHEMA, file_id, (told,), tuple(rows), (gaps[:0], gaps))
+    return parse_footer(encode_footer(built), offset)
+
+
+def test_a_chunk_that_crosses_where_an_episode_may_end() -> None:
+    part = EpisodePart("a", "1" * 32, 0, 9, None, "{}")
+    first = _of_frames("2" * 32, part, 0, 9, True)
+    shorter = replace(part, num_frames=5)
+    second = replace(first, file_id="3" * 32, episodes=(shorter,))
+    assert build_index({"a": first}).index.num_frames.tolist() == [9]
+    # The longest part is whole, so the other one does not count.
+    assert build_index({"a": first, "b": second}).index.num_frames.tolist() == [9]
+    with pytest.raises(FormatError, match="contradict"):
+        build_index({"b": second})

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import convert
-from seqrecord.errors import NotFoundError
+from seqrecord import NotFoundError, convert
 from tests.fault_proxy import FaultProxy
 from tests.killed_writer import SETTINGS, Killer, Writers
 from tests.made_source import MadeSource, made_frame

@@ -21,7 +21,7 @@ from seqrecord import (
     SeqRecordStream,
     StateError,
 )
-from tests.clip_data import names
+from tests.clip_data import begun, names, resumed
 
 PAGE = Path(__file__).parents[1] / "docs" / "loaders.md"
 SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "features": ["id"]}
@@ -79,9 +79,7 @@ def check_resumes(
     epochs = check_reshuffles(make())
     loader = make()
     run(loader)
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
+    begun(loader, 5)
     state = state_of(loader)
     again = make()
     load(again, state)
@@ -214,11 +212,8 @@ def test_chains(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, **BATCHES)
     epochs = check_reshuffles(pipe.map(mapped))
     pipe.set_epoch(1)
-    iterator = iter(pipe.map(mapped))
-    for _ in range(5):
-        next(iterator)
-    again: Any = SeqRecordPipe(path, **BATCHES)
-    again.load_state_dict(pipe.state_dict())
+    begun(pipe.map(mapped), 5)
+    again: Any = resumed(SeqRecordPipe(path, **BATCHES), pipe.state_dict())
     assert run(again.map(mapped)) == epochs[1][5:]
 
     half = again.sharding_filter()

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import (
+    CopyProgress,
     clean,
     delete_episodes,
     merge_datasets,
@@ -26,7 +27,7 @@ from seqrecord.edit import (
     rename_episodes,
     split_episodes,
 )
-from seqrecord.errors import DestinationError, SchemaError, StorageError
+from seqrecord.errors import DestinationError, FormatError, SchemaError, StorageError
 from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import copy_on_server, open_storage
 from tests.command_line import main
@@ -57,7 +58,9 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
     made = tmp_path / "new" / "made"
     report = merge_datasets(parts, made, dry_run=True)
     assert not made.parent.exists()
-    assert merge_datasets(parts, made) == report
+    seen: list[CopyProgress] = []
+    assert merge_datasets(parts, made, progress=seen.append) == report
+    assert seen[-1] == CopyProgress(report.linked_bytes, report.linked_bytes)
     assert (report.num_episodes, report.num_frames) == (6, 18)
     assert report.num_record_files == 4
     assert report.copied_bytes == 0
@@ -88,7 +91,10 @@ def test_copies_where_they_are_asked_for(parts: tuple[Path, Path], tmp_path: Pat
             episode.append({"x": np.full(1000, i, np.float32)})
     every = [*parts, tmp_path / "large"]
     expected = {key: item for part in every for key, item in content(part).items()}
-    report = merge_datasets(every, tmp_path / "made", link=False)
+    seen: list[CopyProgress] = []
+    report = merge_datasets(every, tmp_path / "made", link=False, progress=seen.append)
+    assert len(seen) > report.num_record_files
+    assert seen[-1] == CopyProgress(report.copied_bytes, report.copied_bytes)
     assert (report.linked_bytes, report.num_record_files) == (0, 5)
     check(tmp_path / "made", expected)
     assert {path.stat().st_nlink for path in (tmp_path / "made" / "records").iterdir()} == {1}
@@ -166,6 +172,29 @@ def test_statistics_of_all_together(tmp_path: Path) -> None:
             found.append(dataset.statistics["x"])
     for name in ("count", "mean", "std", "min", "max"):
         np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name))
+
+
+def test_keys_with_prefixes(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", range(3)), write(tmp_path / "b", range(3))
+    rename_episodes(b, {"e1": "renamed"})
+    # An episode of a key that is there, which is in no dataset.
+    other = write(tmp_path / "other", range(2, 3))
+    for file in (other / "records").iterdir():
+        (b / "records" / file.name).hardlink_to(file)
+    seqrecord.reindex(b)
+    before = [content(a), content(b)]
+    made = tmp_path / "made"
+    with pytest.raises(DestinationError, match="--prefix") as found:
+        merge_datasets([a, b], made)
+    assert found.value.episode == "e0"
+    merge_datasets([a, b], made, prefixes=["", "b/"])
+    check(made, {**before[0], **{f"b/{key}": item for key, item in before[1].items()}})
+    assert [content(a), content(b)] == before
+    for prefixes, error in ((["", "e1/../"], FormatError), (["x"], DestinationError)):
+        with pytest.raises(error):
+            merge_datasets([a, b], tmp_path / "none", prefixes=prefixes, dry_run=True)
+    with pytest.raises(DestinationError, match="episode of one key"):
+        merge_datasets([a, b], tmp_path / "none", prefixes=["b/", "b/"])
 
 
 def test_what_cannot_be_merged(tmp_path: Path) -> None:
@@ -279,6 +308,17 @@ def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
         )
         for key, episode in dataset.episodes.items()
     }
+
+
+def test_the_command_makes_keys_differ_first(tmp_path: Path) -> None:
+    a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"
+    write_frames(a, "ij", ["x", "s"], codecs="raw")
+    write_frames(b, "ij", ["x", "s"])
+    with pytest.raises(SchemaError, match="this packs them into one") as found:
+        merge_datasets([a, b], made, prefixes=["", "b/"])
+    run_as_printed(found.value)
+    with seqrecord.open(made) as dataset:
+        assert list(dataset.episodes) == ["i", "j", "b/i", "b/j"]
 
 
 @pytest.mark.parametrize("first", ["more", "fewer"])

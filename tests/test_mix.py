@@ -29,7 +29,7 @@ from seqrecord import (
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.memory import divide_memory
-from tests.clip_data import digest, leaves_nothing
+from tests.clip_data import begun, digest, digests, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
 from tests.side_streams import STREAMS, LateStream
@@ -173,14 +173,11 @@ def test_resume(root: Path, options: dict[str, Any]) -> None:
 
 def test_resume_uses_the_settings_of_the_state(root: Path) -> None:
     mix = mixed(root, memory_limit="64MiB", stop=20)
-    iterator = iter(mix)
-    for _ in range(4):
-        next(iterator)
+    iterator = begun(mix, 4)
     state = mix.state_dict()
-    rest = [digest(batch) for batch in iterator]
-    small = mixed(root, memory_limit="1GiB", stop=20)
-    small.load_state_dict(state)
-    assert [digest(batch) for batch in small] == rest
+    rest = digests(iterator)
+    small = resumed(mixed(root, memory_limit="1GiB", stop=20), state)
+    assert digests(small) == rest
 
 
 def test_states_of_other_mixes(root: Path) -> None:
@@ -331,18 +328,18 @@ def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Path) -
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_on_a_device(root: Path, kind: str) -> None:
-    expected = [digest(batch) for batch in mixed(root)]
+    expected = digests(mixed(root))
     if kind == "late":
         with streams_of("cpu", lambda _: LateStream()):
-            found = [digest(batch) for batch in mixed(root, device="cpu")]
+            found = digests(mixed(root, device="cpu"))
     elif kind == "cpu":
-        found = [digest(batch) for batch in mixed(root, device="cpu")]
+        found = digests(mixed(root, device="cpu"))
     else:
         moved = [
             {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
             for batch in mixed(root, device=kind)
         ]
-        found = [digest(batch) for batch in moved]
+        found = digests(moved)
     assert found == expected
 
 
@@ -396,8 +393,7 @@ def test_windows_of_features(root: Path) -> None:
 def test_it_ends_on_every_way_out(root: Path) -> None:
     with leaves_nothing():
         mix = mixed(root, stop=50)
-        iterator = iter(mix)
-        next(iterator)
+        iterator = begun(mix)
         other = iter(mix)  # ends the first one
         next(other)
         with pytest.raises(ClipError, match="another one has begun"):
@@ -521,8 +517,11 @@ def test_a_mix_of_mixes_is_one_of_all_datasets(root: Path) -> None:
     iterator = iter(mix)
     assert digest(next(iterator)) == digest(next(iter(flat)))
     flat.load_state_dict(mix.state_dict())
-    assert [digest(batch) for batch in flat] == [digest(batch) for batch in iterator]
+    assert digests(flat) == digests(iterator)
     wrong = SeqRecordMix(streams(root, "a"), batch_size=1, seed=1)
+    rows = SeqRecordStream(root / "a", clip_len=2, order="sequences", batch_size=2)
+    with pytest.raises(ClipError, match="source 'x' of a mix gives sequences"):
+        SeqRecordMix({"x": rows}, batch_size=2)
     with pytest.raises(ClipError, match="source 'x' of a mix sets what belongs to the mix"):
         SeqRecordMix({"x": wrong}, batch_size=2)
     until = SeqRecordMix(streams(root, "a"), batch_size=1, stop=3)
@@ -659,7 +658,7 @@ def test_workers(root: Path) -> None:
             mixed(root, stop=9), batch_size=None, num_workers=2
         )
         again.load_state_dict(states[3])
-        rest = [digest(batch) for batch in again]
+        rest = digests(again)
         assert rest == batches[4:]
-        assert [digest(batch) for batch in again] == [digest(batch) for batch in loader]
+        assert digests(again) == digests(loader)
         del loader, again, batch

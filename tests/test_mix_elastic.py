@@ -17,6 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordMix, SeqRecordStream, StateError
+from tests.clip_data import begun, resumed
 from tests.mix_data import LENGTHS, write_sources
 
 pytestmark = [
@@ -149,24 +150,20 @@ def check_changes(root: Path, drawn: Drawn, stop: Any, changes: list[tuple[int, 
 def test_it_resumes_after_a_change(root: Path, stop: Any) -> None:
     """In the rest of an epoch, and in later ones, and in another memory."""
     first = mixed(root, stop=stop, rank=0, world_size=3)
-    iterator = iter(first)
-    for _ in range(2):
-        next(iterator)
+    begun(first, 2)
     state = first.state_dict()
 
     def go_on(memory_limit: str = "2GiB") -> SeqRecordMix:
         return mixed(root, stop=stop, rank=1, world_size=2, memory_limit=memory_limit)
 
-    whole = go_on()
-    whole.load_state_dict(state)
+    whole = resumed(go_on(), state)
     states, batches = [], []
     for _ in range(2):
         for batch in whole:
             states.append(whole.state_dict())
             batches.append(told(batch))
     for number in (0, 1, len(states) // 2, len(states) - 2):
-        again = go_on("1MiB")
-        again.load_state_dict(states[number])
+        again = resumed(go_on("1MiB"), states[number])
         # The first iteration may have nothing left.
         found = [told(batch) for _ in range(3) for batch in again]
         assert found[: len(states) - number - 1] == batches[number + 1 :]
@@ -179,8 +176,7 @@ def test_set_epoch_of_an_iteration_that_was_made(root: Path) -> None:
     state = first.state_dict()
     found = []
     for is_made in (True, False):
-        mix = mixed(root, rank=0, world_size=2)
-        mix.load_state_dict(state)
+        mix = resumed(mixed(root, rank=0, world_size=2), state)
         iterator = iter(mix) if is_made else None
         mix.set_epoch(1)
         found.append([told(batch) for batch in iterator or mix])
@@ -198,13 +194,10 @@ def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: P
         return StatefulDataLoader(data, batch_size=None, num_workers=2)
 
     loader = stateful(mix(engine=EngineOptions(num_cursors=3)))
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
+    iterator = begun(loader, 2)
     state = loader.state_dict()
     expected = [told(batch) for batch in iterator]
-    data = mix()
-    data.load_state_dict(state)
+    data = resumed(mix(), state)
     assert [told(batch) for batch in stateful(data)] == expected
     assert [told(batch) for batch in stateful(mix())][2:] != expected
 
@@ -221,8 +214,7 @@ def test_what_is_left_of_an_epoch(root: Path) -> None:
         state = mix.state_dict()
         del iterator
     for rank in range(3):
-        mix = mixed(root, stop="longest", rank=rank, world_size=3)
-        mix.load_state_dict(state)
+        mix = resumed(mixed(root, stop="longest", rank=rank, world_size=3), state)
         left = [clip[:3] for batch in mix for clip in told(batch)]
         assert left
         clips.update(left)
@@ -249,18 +241,17 @@ def test_workers_come_and_go(root: Path, persistent: bool) -> None:
     first = [names(next(iterator)) for _ in range(5)]
     saved = two.state_dict()
     del iterator
-    mix = mixed(root, stop=13)
-    mix.load_state_dict(saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"])
+    mix = resumed(
+        mixed(root, stop=13), saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    )
     with pytest.raises(StateError, match="one worker does not say"):
         iter(mix).__next__()
-    mix = mixed(root, stop=13)
-    mix.load_state_dict(saved)
+    mix = resumed(mixed(root, stop=13), saved)
     assert mix.state_dict()["batch"] == [3, 2]
     three = loader(mix, 3)
     rest = [names(batch) for batch in three]
     assert len(first) + len(rest) in (13, 14, 15)
-    again = mixed(root, stop=13)
-    again.load_state_dict(saved)
+    again = resumed(mixed(root, stop=13), saved)
     repeated = loader(again, 3)
     assert [names(batch) for batch in repeated] == rest
     later = [names(batch) for batch in three]
@@ -270,23 +261,20 @@ def test_workers_come_and_go(root: Path, persistent: bool) -> None:
     some = [names(next(iterator)) for _ in range(4)]
     saved = three.state_dict()
     others = [names(batch) for batch in iterator]
-    resumed = loader(mixed(root, stop=13), 3)
-    resumed.load_state_dict(saved)
-    assert [names(batch) for batch in resumed] == others
-    assert [names(batch) for batch in resumed] == [names(batch) for batch in three]
+    third = resumed(loader(mixed(root, stop=13), 3), saved)
+    assert [names(batch) for batch in third] == others
+    assert [names(batch) for batch in third] == [names(batch) for batch in three]
     assert len(some) == 4
-    alone = mixed(root, stop=13)
-    alone.load_state_dict(saved)
+    alone = resumed(mixed(root, stop=13), saved)
     assert len([names(batch) for batch in alone]) == 9
-    del two, three, repeated, resumed
+    del two, three, repeated, third
 
 
 def test_states_that_make_no_sense(root: Path) -> None:
     mix = mixed(root, rank=0, world_size=3)
     next(iter(mix))
     before = mix.state_dict()
-    mix = mixed(root, rank=0, world_size=2)
-    mix.load_state_dict(before)
+    mix = resumed(mixed(root, rank=0, world_size=2), before)
     next(iter(mix))
     good = mix.state_dict()
     assert good["rest"]["number"] == 1
@@ -317,8 +305,7 @@ def test_states_that_make_no_sense(root: Path) -> None:
     ):
         with pytest.raises(StateError, match=message):
             mix.load_state_dict(changed(change))
-    fine = mixed(root, rank=0, world_size=2)
-    fine.load_state_dict(json.loads(json.dumps(good, sort_keys=True)))
+    fine = resumed(mixed(root, rank=0, world_size=2), json.loads(json.dumps(good, sort_keys=True)))
     assert fine.state_dict() == good
 
 
@@ -340,14 +327,12 @@ def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> N
     gaps = 0
     workers = StatefulDataLoader(mixed_rarely(1), batch_size=None, num_workers=2)
     for _ in islice(workers, 28):
-        ranks = mixed_rarely(2)
-        ranks.load_state_dict(workers.state_dict())
+        ranks = resumed(mixed_rarely(2), workers.state_dict())
         next(iter(ranks))
         saved = json.loads(json.dumps(ranks.state_dict()))
         epochs = [epoch for epoch, _ in saved["rest"]["sources"][1]["pending"]]
         gaps += any(after > before + 1 for before, after in pairwise(epochs))
-        again = mixed_rarely(2)
-        again.load_state_dict(saved)
+        again = resumed(mixed_rarely(2), saved)
         assert again.state_dict() == saved
         if len(epochs) > 1:
             saved["rest"]["sources"][1]["pending"][0][0] -= 1  # an epoch with a clip is between

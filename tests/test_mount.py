@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.errors import (
-    ConflictError,
-    DestinationError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
+from seqrecord import errors
 from seqrecord.storage import Storage
 from seqrecord.storage.local import find_remote_mount
 from seqrecord.storage.local_upload import Handle
@@ -31,6 +26,7 @@ from seqrecord.storage.mounts import MountStorage, Streams
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy
+from tests.own_threads import in_a_fork
 from tests.services import Azurite, Mount, need_mount
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
@@ -39,19 +35,11 @@ MakeMount = Callable[..., Mount]
 
 
 class TestAFolderSaidToBeAMount(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = MountStorage(tmp_path / "dataset")
-        yield storage
-        storage.close()
+    make = staticmethod(MountStorage)
 
 
 class TestFewHandles(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = MountStorage(tmp_path / "dataset", max_handles=1)
-        yield storage
-        storage.close()
+    make = staticmethod(partial(MountStorage, max_handles=1))
 
 
 @pytest.fixture(scope="module")
@@ -179,12 +167,13 @@ def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
     storage = MountStorage(tmp_path)
     put(storage, PATH, DATA)
     get(storage, PATH, 0, 10)
-    child = os.fork()
-    if child == 0:
+
+    def opens_one() -> bool:
         before = len(_open_below(tmp_path))
         get(storage, PATH, 10, 20)
-        os._exit(0 if len(_open_below(tmp_path)) == before + 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return len(_open_below(tmp_path)) == before + 1
+
+    assert in_a_fork(opens_one)
     storage.close()
 
 
@@ -204,7 +193,7 @@ def test_what_may_pass_is_transient_and_the_file_is_opened_anew(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "preadv", preadv)
-        with pytest.raises(TransientError, match=os.strerror(number)) as caught:
+        with pytest.raises(errors.TransientError, match=os.strerror(number)) as caught:
             get(storage, PATH, 10, 20)
     assert PATH in str(caught.value)
     assert caught.value.__cause__ is None
@@ -219,46 +208,31 @@ def test_a_file_that_ends_early_is_transient(
     storage = MountStorage(tmp_path)
     put(storage, PATH, DATA)
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
-    with pytest.raises(TransientError, match="early"):
+    with pytest.raises(errors.TransientError, match="early"):
         get(storage, PATH, 10, 20)
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(errors.StorageError) as caught:
         get(storage, PATH, len(DATA), len(DATA) + 1)
-    assert not isinstance(caught.value, TransientError)
+    assert not isinstance(caught.value, errors.TransientError)
     storage.close()
 
 
-def test_faults_of_listing_are_told_apart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = MountStorage(tmp_path)
-    put(storage, PATH, DATA)
-
-    def scandir(path: object) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "scandir", scandir)
-        with pytest.raises(TransientError):
-            storage.files("records")
-
-
-@pytest.mark.parametrize("name", ["checkpoints", "remove"])
-def test_faults_of_what_is_unfinished_are_told_apart_too(
+@pytest.mark.parametrize("name", ["files", "checkpoints", "remove"])
+def test_faults_of_lists_and_of_what_is_unfinished_are_told_apart_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     storage = MountStorage(tmp_path)
     storage.create(PATH).checkpoint(b"note")
     [found] = storage.unfinished("records")
+    call = partial(storage.files, "records") if name == "files" else getattr(found, name)
 
     def fail(*args: object, **options: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as broken:
-        broken.setattr(os, "open", fail)
-        broken.setattr(os, "unlink", fail)
-        broken.setattr(Path, "unlink", fail)
-        with pytest.raises(TransientError, match=PATH):
-            getattr(found, name)()
+        for module, attribute in ((os, "open"), (os, "scandir"), (os, "unlink"), (Path, "unlink")):
+            broken.setattr(module, attribute, fail)
+        with pytest.raises(errors.TransientError, match="records"):
+            call()
     assert found.checkpoints() == [(0, b"note")]
 
 
@@ -274,7 +248,7 @@ def test_a_mount_that_cannot_be_written_to_says_so(
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "ftruncate", ftruncate)
-    with pytest.raises(DestinationError, match=r"Operation not permitted.*write cache"):
+    with pytest.raises(errors.DestinationError, match=r"Operation not permitted.*write cache"):
         storage.create(PATH)
     assert list((tmp_path / "dataset").rglob("*")) == []
 
@@ -360,9 +334,9 @@ def test_a_mount_is_found_and_read(azurite: Azurite, stored: str, mount: MakeMou
     assert storage.size(PATH) == len(DATA)
     assert get(storage, PATH) == DATA
     assert storage.local_path(PATH) is None
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         storage.size("records/nothing")
-    with pytest.raises(StorageError, match="00000-ab"):
+    with pytest.raises(errors.StorageError, match="00000-ab"):
         get(storage, PATH, len(DATA) - 1, len(DATA) + 1)
     copy = pickle.loads(pickle.dumps(storage))
     assert get(copy, PATH, 5, 50) == DATA[5:50]
@@ -376,7 +350,7 @@ def test_a_read_only_mount_says_what_to_do(azurite: Azurite, stored: str, mount:
         lambda: storage.create("records/new"),
         lambda: storage.put("manifest.json", b"{}", expected=None),
     ):
-        with pytest.raises(DestinationError, match=r"Read-only file system.*URL"):
+        with pytest.raises(errors.DestinationError, match=r"Read-only file system.*URL"):
             begin()
     assert storage.unfinished("records") == []
 
@@ -385,7 +359,7 @@ def test_a_mount_without_a_write_cache_says_what_to_do(
     azurite: Azurite, container: str, mount: MakeMount
 ) -> None:
     mounted = mount(azurite, container, writable=True, options=("--vfs-cache-mode", "off"))
-    with pytest.raises(DestinationError, match=r"write cache.*URL"):
+    with pytest.raises(errors.DestinationError, match=r"write cache.*URL"):
         MountStorage(mounted.path / "dataset").create(PATH)
 
 
@@ -398,7 +372,7 @@ def test_what_is_written_reaches_the_container(
     storage.put("manifest.json", b"first", expected=None)
     _, tag = storage.read_whole("manifest.json", 100)
     storage.put("manifest.json", b"second", expected=tag)
-    with pytest.raises(ConflictError):
+    with pytest.raises(errors.ConflictError):
         storage.put("manifest.json", b"third", expected=tag)
     storage.close()
 
@@ -428,10 +402,10 @@ def test_a_dead_mount_is_transient_until_it_is_back(
     storage = MountStorage(mounted.path)
     assert get(storage, PATH, 0, 10) == LONG[:10]
     mounted.kill()
-    with pytest.raises(TransientError, match=r"00000-ab.*") as caught:
+    with pytest.raises(errors.TransientError, match=r"00000-ab.*") as caught:
         get(storage, PATH, 2_000_000, 2_000_010)
     assert os.strerror(errno.ENOTCONN) in str(caught.value)
-    with pytest.raises(TransientError):
+    with pytest.raises(errors.TransientError):
         storage.files("records")
     mounted.close()
     for action in (
@@ -440,7 +414,7 @@ def test_a_dead_mount_is_transient_until_it_is_back(
         lambda: storage.unfinished("records"),
         lambda: storage.read_whole("manifest.json", 1000),
     ):
-        with pytest.raises(TransientError, match="not mounted any more"):
+        with pytest.raises(errors.TransientError, match="not mounted any more"):
             action()
     mounted.restart()
     assert get(storage, PATH, 2_000_000, 2_000_010) == LONG[2_000_000:2_000_010]
@@ -456,7 +430,7 @@ def test_a_mount_that_answers_eio_is_tried_again(
         inner = MountStorage(mounted.path)
         assert inner.size(PATH) == len(LONG)
         proxy.fault = lambda _: "400"  # which rclone does not try again for long
-        with pytest.raises(TransientError, match=os.strerror(errno.EIO)):
+        with pytest.raises(errors.TransientError, match=os.strerror(errno.EIO)):
             get(inner, PATH, 0, len(LONG))
 
         def mend(seconds: float) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
-import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +18,15 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import EngineOptions
-from seqrecord.errors import (
-    AccessError,
-    DeadlineError,
-    DestinationError,
-    LocationError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
+from seqrecord import EngineOptions, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.clients import RUNTIME
 from seqrecord.storage.ranges import ByteRange
+from tests.blobfile_pool import pool_to
 from tests.canned_server import Canned, CannedServer, answer
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.obstore_runtime import obstore_is
+from tests.own_threads import busy_threads, in_a_fork
 from tests.places import Place, giving_up
 from tests.services import Moto
 from tests.storage_contract import PATH, Add, ReadContract, get, put
@@ -96,12 +85,12 @@ def test_what_is_not_there(place: Place, client: str) -> None:
         lambda: get(storage, "records/1", 0, 5),
         lambda: get(storage, "records/1", 5, 5),
     ):
-        with pytest.raises(NotFoundError, match=r"no such file; file: .*set/records/1"):
+        with pytest.raises(errors.NotFoundError, match=r"no such file; file: .*set/records/1"):
             action()
     for start, stop in ((999, 1001), (1000, 1005), (1005, 1010)):
-        with pytest.raises(StorageError, match="the file ended early") as caught:
+        with pytest.raises(errors.StorageError, match="the file ended early") as caught:
             get(storage, "records/0", start, stop)
-        assert not isinstance(caught.value, TransientError)
+        assert not isinstance(caught.value, errors.TransientError)
     storage.close()
 
 
@@ -112,26 +101,11 @@ def test_a_file_that_is_replaced_while_it_is_read(place: Place, client: str) -> 
     storage = place.open()
     get(storage, "records/0", 0, 10)
     place.put("records/0", DATA[::-1])
-    with pytest.raises(StorageError, match="replaced while it was read") as caught:
+    with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
         get(storage, "records/0", 0, 10)
-    assert not isinstance(caught.value, TransientError)
+    assert not isinstance(caught.value, errors.TransientError)
     assert storage.size("records/0") == len(DATA)  # looks anew
     assert get(storage, "records/0", 0, 10) == DATA[::-1][:10]
-    storage.close()
-
-
-def test_many_threads_read_and_one_closes(place: Place, client: str) -> None:
-    place.put("records/0", DATA)
-    storage = place.open()
-
-    def read(i: int) -> bool:
-        start = (i * 99_991) % 1_000_000
-        if i % 20 == 10:
-            storage.close()
-        return get(storage, "records/0", start, start + 50_000) == DATA[start : start + 50_000]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(read, range(40)))
     storage.close()
 
 
@@ -160,22 +134,32 @@ def test_clips_are_those_of_the_local_disk(place: Place, small: Path, client: st
     assert plain(clips(place.url, place.options)) == local
 
 
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("place", "backend"),
-    [
-        pytest.param("s3", "s3fs", marks=pytest.mark.service),
-        pytest.param("s3", "fsspec", marks=pytest.mark.service),
-    ],
+    [("s3", "s3fs"), ("s3", "fsspec"), ("azurite", "adlfs"), ("azurite", "blobfile")],
     indirect=["place"],
 )
-def test_clips_through_fsspec(place: Place, backend: str, small: Path) -> None:
+def test_clips_through_fsspec(
+    place: Place,
+    backend: str,
+    small: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With the filesystem's own options."""
-    pytest.importorskip("s3fs", reason="pip install s3fs")
     place.copy(small)
-    given = place.options
-    options = {"key": given["access_key_id"], "secret": given["secret_access_key"]}
-    options["endpoint_url"] = given["endpoint"]
-    found = clips(place.url, {**options, "backend": backend})
+    url, options = place.url, dict(place.options)
+    if backend == "blobfile":
+        azurite = request.getfixturevalue("azurite")
+        url = url.replace("az://", f"az://{azurite.account}/")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
+        options = {"get_http_pool": partial(pool_to, azurite.host)}
+    elif place.kind == "s3":
+        pytest.importorskip("s3fs", reason="pip install s3fs")
+        names = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": "endpoint_url"}
+        options = {new: options[name] for name, new in names.items()}
+    found = clips(url, {**options, "backend": backend})
     assert plain(found) == plain(clips(small))
 
 
@@ -267,9 +251,7 @@ def test_workers_of_a_fork_have_obstore_unless_their_parent_has_streamed(
 
 
 @pytest.mark.parametrize("place", ["http"], indirect=True)
-def test_opening_a_large_dataset_leaves_obstore_to_the_workers(
-    place: Place,
-) -> None:
+def test_opening_a_large_dataset_leaves_obstore_to_the_workers(place: Place) -> None:
     for name in ("manifest.json", "index/table.arrow", "records/0"):
         place.put(name, DATA)
     with obstore_is(used=False):
@@ -284,17 +266,6 @@ def test_opening_a_large_dataset_leaves_obstore_to_the_workers(
         storage.close()
 
 
-def _in_a_fork(work: Callable[[], bool]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            signal.alarm(100)  # a call that hangs hangs in C
-            code = 0 if work() else 2
-        os._exit(code)
-    return os.waitpid(pid, 0)[1]
-
-
 def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Place) -> None:
     place.put("records/0", DATA)
     storage = place.open()
@@ -303,20 +274,8 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
         return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
 
     assert reads()
-    stop = threading.Event()
-
-    def busy() -> None:
-        while not stop.is_set():
-            reads()
-
-    thread = threading.Thread(target=busy)
-    thread.start()
-    try:
-        for _ in range(2):
-            assert _in_a_fork(reads) == 0
-    finally:
-        stop.set()
-        thread.join()
+    with busy_threads(reads):
+        assert all(in_a_fork(reads) for _ in range(2))
     assert reads()
     storage.close()
 
@@ -324,7 +283,7 @@ def test_a_forked_child_reads_though_its_parent_reads_at_this_moment(place: Plac
 @pytest.mark.parametrize("place", ["http"], indirect=True)
 def test_without_another_client_a_fork_is_told_what_to_do(place: Place) -> None:
     storage = place.open(user_agent="me")
-    with obstore_is(lost=True), pytest.raises(LocationError, match="forkserver"):
+    with obstore_is(lost=True), pytest.raises(errors.LocationError, match="forkserver"):
         storage.size("a")
 
 
@@ -361,19 +320,19 @@ def said(code: str) -> bytes:
 @pytest.mark.parametrize(
     ("status", "code", "error", "match"),
     [
-        (403, "AccessDenied", AccessError, "may not list"),
-        (403, "InvalidAccessKeyId", AccessError, "no such access key"),
-        (403, "SignatureDoesNotMatch", AccessError, "secret access key is wrong"),
-        (401, "AuthenticationRequired", AccessError, "access is refused"),
-        (400, "ExpiredToken", AccessError, "has expired"),
-        (404, "NoSuchBucket", NotFoundError, "no such bucket"),
-        (400, "AuthorizationHeaderMalformed", LocationError, "another region"),
-        (301, "PermanentRedirect", LocationError, "another region"),
-        (503, "SlowDown", DeadlineError, "SlowDown"),
-        (503, "ServiceUnavailable", DeadlineError, "503"),
-        (429, "TooManyRequests", DeadlineError, "429"),
-        (400, "RequestTimeout", DeadlineError, "RequestTimeout"),
-        (403, "rateLimitExceeded", DeadlineError, "rateLimitExceeded"),
+        (403, "AccessDenied", errors.AccessError, "may not list"),
+        (403, "InvalidAccessKeyId", errors.AccessError, "no such access key"),
+        (403, "SignatureDoesNotMatch", errors.AccessError, "secret access key is wrong"),
+        (401, "AuthenticationRequired", errors.AccessError, "access is refused"),
+        (400, "ExpiredToken", errors.AccessError, "has expired"),
+        (404, "NoSuchBucket", errors.NotFoundError, "no such bucket"),
+        (400, "AuthorizationHeaderMalformed", errors.LocationError, "another region"),
+        (301, "PermanentRedirect", errors.LocationError, "another region"),
+        (503, "SlowDown", errors.DeadlineError, "SlowDown"),
+        (503, "ServiceUnavailable", errors.DeadlineError, "503"),
+        (429, "TooManyRequests", errors.DeadlineError, "429"),
+        (400, "RequestTimeout", errors.DeadlineError, "RequestTimeout"),
+        (403, "rateLimitExceeded", errors.DeadlineError, "rateLimitExceeded"),
     ],
 )
 @pytest.mark.parametrize("open_at", [s3_at, gs_at])
@@ -381,7 +340,7 @@ def test_what_s3_and_gcs_say(
     open_at: Callable[..., Storage],
     status: int,
     code: str,
-    error: type[StorageError],
+    error: type[errors.StorageError],
     match: str,
 ) -> None:
     with obstore_is(used=True), CannedServer([Canned(answer(status, said(code)))]) as server:
@@ -408,9 +367,9 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(
         storage = open_storage(server.endpoint)
         assert storage.size("big") == 100 << 20
         for start in (0, 50 << 20):
-            with pytest.raises(StorageError, match="does not answer ranges") as caught:
+            with pytest.raises(errors.StorageError, match="does not answer ranges") as caught:
                 get(storage, "big", start, start + 1000)
-            assert not isinstance(caught.value, TransientError)
+            assert not isinstance(caught.value, errors.TransientError)
         storage.close()
         gc.collect()
         assert server.sent < 16 << 20
@@ -444,7 +403,7 @@ def test_connections_are_used_again(client: str, tmp_path: Path) -> None:
 def test_a_handshake_that_breaks_may_pass(client: str) -> None:
     with CannedServer([Canned(b"", "reset")]) as server:
         storage = open_storage(f"https://{server.host}/a", {"deadline": 0.3})
-        with pytest.raises(DeadlineError):
+        with pytest.raises(errors.DeadlineError):
             get(storage, "a", 0, 50)
         storage.close()
 
@@ -479,32 +438,28 @@ def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
             lambda path: storage.put(path, b"x", expected=None),
             lambda path: storage.put(path, b"x", expected="tag"),
         ):
-            with pytest.raises(DestinationError, match="cannot be written"):
+            with pytest.raises(errors.DestinationError, match="cannot be written"):
                 write("a")
         for read in (storage.files, storage.unfinished):
-            with pytest.raises(StorageError, match="does not list"):
+            with pytest.raises(errors.StorageError, match="does not list"):
                 read("records")
 
 
 def test_a_token_does_not_go_over_plain_http() -> None:
-    with pytest.raises(LocationError, match="plain http"):
+    with pytest.raises(errors.LocationError, match="plain http"):
         open_storage("gs://b/p", {"bearer_token": "S3CRET", "base_url": "http://example.org"})
     pytest.importorskip("azure.identity")
     options = {"account_name": "acme", "endpoint": "http://example.org", "deadline": 0.3}
     storage = open_storage("az://b/p", options)
-    with pytest.raises(LocationError, match="plain http"):
+    with pytest.raises(errors.LocationError, match="plain http"):
         storage.size("a")
-    with pytest.raises(LocationError, match="plain http"):
+    with pytest.raises(errors.LocationError, match="plain http"):
         storage.put("a", b"x", expected=None)
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong host", "503"])
 def test_no_credential_of_s3_is_shown(
-    kind: str,
-    moto: Moto,
-    small: Path,
-    caplog: pytest.LogCaptureFixture,
-    client: str,
+    kind: str, moto: Moto, small: Path, caplog: pytest.LogCaptureFixture, client: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     for name in list(logging.root.manager.loggerDict):
@@ -523,7 +478,7 @@ def test_no_credential_of_s3_is_shown(
         for action in (lambda: get(storage, "records/0", 0, 50), lambda: storage.size("none")):
             try:
                 action()
-            except StorageError as error:
+            except errors.StorageError as error:
                 shown += "".join(traceback.format_exception(error)) + repr(vars(error))
         shown += caplog.text
         storage.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -17,20 +15,12 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import convert
-from seqrecord.errors import (
-    AccessError,
-    ConflictError,
-    DeadlineError,
-    DestinationError,
-    NotFoundError,
-    StorageError,
-)
+from seqrecord import convert, errors
 from seqrecord.storage import Storage, open_storage
 from seqrecord.storage.ranges import unwanted_if
 from tests.fault_proxy import FaultProxy, Scripted
 from tests.made_source import MadeSource
-from tests.own_threads import own_threads
+from tests.own_threads import in_a_fork, own_threads
 from tests.places import CLOUDS, Place, hastened
 from tests.services.process import wait_for
 from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
@@ -90,9 +80,9 @@ def test_whichever_client_reads_tells_the_same_tag(place: Place, storage: Storag
     assert (data, tag) == storage.read_whole("manifest.json", 100)
     other.put("manifest.json", b"two", expected=tag)
     assert storage.read_whole("manifest.json", 100)[0] == b"two"
-    with pytest.raises(StorageError, match="too large"):
+    with pytest.raises(errors.StorageError, match="too large"):
         other.read_whole("manifest.json", 2)
-    with pytest.raises(ConflictError):
+    with pytest.raises(errors.ConflictError):
         other.put("manifest.json", b"three", expected=tag)
     other.close()
 
@@ -132,7 +122,7 @@ def test_a_large_file_is_sent_in_pieces(place: Place, storage: Storage) -> None:
     assert get(storage, PATH) == LARGE
     again = storage.create(PATH)
     again.write(LARGE)
-    with pytest.raises(DestinationError, match="exists already"):
+    with pytest.raises(errors.DestinationError, match="exists already"):
         again.commit()
     again.abort()
     assert place.names() == [f"data/set/{PATH}"]
@@ -156,7 +146,7 @@ def _written(storage: Storage, seen: Storage, data: bytes) -> tuple[list[tuple[i
             upload.checkpoint(b"%d" % stop)
             wait_for(is_decided)
         upload.commit()
-    except StorageError:
+    except errors.StorageError:
         return kept, False
     return kept, True
 
@@ -211,13 +201,13 @@ def test_a_server_that_is_gone_is_a_deadline_error(place: Place, size: int) -> N
         upload = storage.create(PATH)
         upload.write(LARGE[:size])
         proxy.close()
-        with pytest.raises(DeadlineError, match=r"attempts? in \d+ s.*00000-ab\.seqrec"):
+        with pytest.raises(errors.DeadlineError, match=r"attempts? in \d+ s.*00000-ab\.seqrec"):
             upload.commit()
-        with pytest.raises(DeadlineError):
+        with pytest.raises(errors.DeadlineError):
             storage.put("manifest.json", b"x", expected=None)
         upload.checkpoint(b"one")
         wait_for(lambda: not _uploading())
-        with pytest.raises(DeadlineError):
+        with pytest.raises(errors.DeadlineError):
             upload.write(b"more")
         storage.close()
 
@@ -257,7 +247,7 @@ def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
     for backend in ("obstore", "urllib3"):
         options = {**place.options, "deadline": 5, "backend": backend}
         storage = hastened(open_storage(url, options))
-        with pytest.raises(NotFoundError, match=rf"no such (bucket|container).*{url}"):
+        with pytest.raises(errors.NotFoundError, match=rf"no such (bucket|container).*{url}"):
             ACTIONS[action](storage)
         storage.close()
 
@@ -266,7 +256,7 @@ def test_a_bucket_that_is_not_there_is_named(place: Place, action: str) -> None:
 def test_a_refusal_is_an_error_at_once(place: Place, action: str) -> None:
     with FaultProxy(place.host, lambda _: "403") as proxy:
         storage = place.hasty(proxy.host)
-        with pytest.raises(AccessError, match=r"access is refused.*check"):
+        with pytest.raises(errors.AccessError, match=r"access is refused.*check"):
             ACTIONS[action](storage)
         assert storage.counters()["retries"] == 0
         storage.close()
@@ -277,7 +267,7 @@ def test_nothing_is_left_of_an_upload_that_is_interrupted(
 ) -> None:
     upload = storage.create(PATH)
     upload.write(LARGE)
-    with unwanted_if(lambda: True), pytest.raises(StorageError, match="nobody waits"):
+    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="nobody waits"):
         upload.commit()
     upload.abort()
     assert place.names() == []
@@ -297,23 +287,20 @@ def test_a_forked_child_reads_and_says_how_to_write(place: Place, storage: Stora
     upload = storage.create(PATH)
     upload.write(DATA)
     upload.checkpoint(b"one")
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            signal.alarm(100)
-            assert get(storage, "records/other", 5, 50) == DATA[5:50]
-            for action in (
-                lambda: put(storage, "records/child", b"x"),
-                lambda: storage.put("records/child", b"x", expected=None),
-                lambda: storage.files("records"),
-            ):
-                with pytest.raises(StorageError, match="spawned"):
-                    action()
-            storage.close()  # which ends nothing of the parent's
-            code = 0
-        os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def child() -> bool:
+        for action in (
+            lambda: put(storage, "records/child", b"x"),
+            lambda: storage.put("records/child", b"x", expected=None),
+            lambda: storage.files("records"),
+        ):
+            with pytest.raises(errors.StorageError, match="spawned"):
+                action()
+        found = get(storage, "records/other", 5, 50)
+        storage.close()  # which ends nothing of the parent's
+        return found == DATA[5:50]
+
+    assert in_a_fork(child)
     upload.commit()
     assert get(storage, PATH) == DATA
     assert [file.path for file in storage.files("records")] == [PATH, "records/other"]
@@ -377,7 +364,7 @@ def test_killed_and_resumed(place: Place, storage: Storage, tmp_path: Path, work
     found = left(storage)
     assert found
     assert all(checkpoints for _, checkpoints, _ in found)
-    with pytest.raises(NotFoundError, match="no dataset here"):
+    with pytest.raises(errors.NotFoundError, match="no dataset here"):
         seqrecord.open(place.url, storage_options=options)
     report = convert(
         SOURCE, place.url, mode="resume", workers=1, storage_options=options, **SETTINGS

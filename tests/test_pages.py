@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import EncodedImage, FeatureSpec, FormatError
-from seqrecord.errors import CodecError, FrameError, SchemaError
+from seqrecord.errors import CodecError, FrameError
 from seqrecord.format.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
 
 _ZSTD = ({"id": "zstd", "level": 1},)
@@ -146,32 +146,6 @@ def test_page_too_large() -> None:
         codec.join([Blob(Huge(), (1,)), Blob(Huge(), (1,))])
 
 
-def _offsets(*values: int) -> bytes:
-    return struct.pack(f"<{len(values)}I", *values)
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        b"",
-        _offsets(12, 13),
-        _offsets(12, 13, 14),
-        _offsets(12, 13, 15) + b"ab",  # beyond its end
-        _offsets(12, 13, 13) + b"ab",  # short of its end
-        _offsets(11, 13, 14) + b"ab",
-        _offsets(13, 13, 14) + b"ab",
-        _offsets(12, 11, 14) + b"ab",
-        _offsets(12, 2**32 - 1, 14) + b"ab",
-        _offsets(0, 0, 0) + b"ab",
-    ],
-)
-def test_bad_offsets(page: bytes) -> None:
-    codec = _codec("|u1", (1,), _ZSTD)
-    with pytest.raises(FormatError, match="offsets") as caught:
-        codec.decode_into(memoryview(page), 2, np.empty((2, 1), "u1"))
-    assert caught.value.feature == "f"
-
-
 @pytest.mark.parametrize("shape", [(1, 3), (2**31, 2), (2**32 - 1, 2), (2**29 + 1, 2)])
 def test_bad_shapes(shape: tuple[int, int]) -> None:
     codec = _codec("|u1", (None, 2))
@@ -237,9 +211,3 @@ def test_bytes_that_are_no_bools() -> None:
         page[-1] = 2
         with pytest.raises(CodecError, match="neither 0 nor 1"):
             codec.decode_into(memoryview(page), 1, out)
-
-
-def test_unknown_codec_names_its_feature() -> None:
-    with pytest.raises(SchemaError) as caught:
-        _codec("|u1", (2,), ({"id": "pickle"},))
-    assert caught.value.feature == "f"

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from seqrecord import NotFoundError, StorageError
 from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.storage.ranges import MAX_GAP, ByteRange, check_wanted, plan
+from seqrecord.storage.ranges import ByteRange, check_wanted, coalesce, plan
 from seqrecord.storage.requests import RequestReader, fill, hurried
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.own_threads import own_threads
@@ -46,11 +46,7 @@ def small(inner: Storage, **settings: int) -> ParallelStorage:
 
 
 class TestParallelStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = small(LocalStorage(tmp_path / "dataset"), max_requests=4)
-        yield storage
-        storage.close()
+    make = staticmethod(lambda folder: small(LocalStorage(folder), max_requests=4))
 
 
 # Which requests
@@ -75,12 +71,12 @@ def test_long_ranges_are_cut_into_equal_pieces(length: int, expected: list[int])
 
 
 _FILE = np.random.default_rng(3).bytes(90)
-_RANGES = st.lists(
+_SPLIT = st.lists(
     st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 60), st.integers(0, 30)), max_size=9
 )
 
 
-@given(_RANGES, st.integers(0, 8), st.integers(1, 40))
+@given(_SPLIT, st.integers(0, 8), st.integers(1, 40))
 def test_a_plan_against_brute_force(ranges: list[ByteRange], max_gap: int, max_bytes: int) -> None:
     arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
     parts = plan(ranges, [array.data for array in arrays], max_gap=max_gap, max_bytes=max_bytes)
@@ -133,23 +129,6 @@ def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
     return best[-1]
 
 
-def test_near_ranges_are_one_request() -> None:
-    ranges = [ByteRange(*pair) for pair in [(300, 400), (0, 100), (5, 5), (100, 200)]]
-    arrays = [np.zeros(item.length, np.uint8) for item in ranges]
-    [(items, views)] = plan(ranges, [array.data for array in arrays])
-    assert items == [(0, 100), (100, 200), (200, 300), (300, 400)]
-    fill(views, [DATA[:250], DATA[250:400]])
-    assert arrays[0].tobytes() == DATA[300:400]
-    assert arrays[3].tobytes() == DATA[100:200]
-
-
-def test_far_ranges_are_several() -> None:
-    far = MAX_GAP + 1
-    ranges = [ByteRange(0, 10), ByteRange(10 + far, 20 + far), ByteRange(20 + far, 30 + far)]
-    buffers = [memoryview(bytearray(10)) for _ in ranges]
-    assert [items for items, _ in plan(ranges, buffers)] == [ranges[:1], ranges[1:]]
-
-
 def test_buffers_of_other_items_are_cut_by_bytes() -> None:
     out = np.zeros((3 * MIB, 3), "<f8")
     parts = plan([ByteRange(0, out.nbytes)], [out.data])
@@ -199,11 +178,6 @@ def test_chunks_of_any_length_fill_views_of_any_length(step: int) -> None:
     assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
 
 
-def test_a_body_that_ends_early_is_told_by_its_length() -> None:
-    array = np.zeros(10, np.uint8)
-    assert fill([array.data], [b"123", b"4"]) == 4
-
-
 def test_a_body_that_trickles_is_given_up() -> None:
     times = iter(range(0, 1000, 10))
     chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB a second, then next to nothing
@@ -245,13 +219,6 @@ def test_pieces_are_under_way_together_and_bounded(tmp_path: Path) -> None:
         got = list(pool.map(lambda start: get(storage, PATH, start, start + 64_000), (0, 9)))
     assert got == [DATA[:64_000], DATA[9:64_009]]
     assert most == 4
-
-
-def test_no_thread_outlives_a_call(tmp_path: Path) -> None:
-    storage = small(LocalStorage(tmp_path))
-    put(storage, PATH, DATA)
-    assert get(storage, PATH) == DATA
-    assert own_threads("seqrecord-read") == []
 
 
 def test_one_piece_is_read_by_its_caller(tmp_path: Path) -> None:
@@ -339,3 +306,46 @@ def test_where_no_thread_starts_requests_follow_each_other(
 def test_places_have_to_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="requests"):
         ParallelStorage(LocalStorage(tmp_path), max_requests=0)
+
+
+# coalesce() against what it promises, on any ranges
+
+_RANGES = st.lists(
+    st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 60), st.integers(0, 20))
+)
+
+
+@given(_RANGES, st.integers(0, 8), st.integers(0, 40))
+def test_coalesce(ranges: list[ByteRange], max_gap: int, max_length: int) -> None:
+    reads = coalesce(ranges, max_gap=max_gap, max_length=max_length)
+    assert sorted(member for _, members in reads for member in members) == list(range(len(ranges)))
+    for read, members in reads:
+        inside = [ranges[member] for member in members]
+        assert read == ByteRange(min(r.start for r in inside), max(r.stop for r in inside))
+        assert read.length <= max(max_length, *(r.length for r in inside))
+        # An empty range is a neighbour too.
+        first, *others = sorted(inside)
+        stops = accumulate((r.stop for r in [first, *others]), max)
+        gaps = [b.start - stop for stop, b in zip(stops, others, strict=False)]
+        assert all(gap <= max_gap for gap in gaps)
+    assert [read.start for read, _ in reads] == sorted(read.start for read, _ in reads)
+    # Neighbours stay apart only for a reason.
+    for (a, _), (b, _) in pairwise(reads):
+        merged = max(a.stop, b.stop) - a.start
+        assert b.start - a.stop > max_gap or merged > max_length
+
+
+def test_examples() -> None:
+    ranges = [ByteRange(100, 110), ByteRange(0, 10), ByteRange(12, 20), ByteRange(5, 8)]
+    assert coalesce(ranges, max_gap=2, max_length=20) == [
+        (ByteRange(0, 20), [1, 3, 2]),
+        (ByteRange(100, 110), [0]),
+    ]
+    assert coalesce([ByteRange(0, 99)], max_gap=0, max_length=10) == [(ByteRange(0, 99), [0])]
+    assert ByteRange(3, 7).length == 4
+
+
+@pytest.mark.parametrize("bad", [ByteRange(-1, 3), ByteRange(4, 3)])
+def test_not_a_range(bad: ByteRange) -> None:
+    with pytest.raises(ValueError, match="not a byte range"):
+        coalesce([ByteRange(0, 1), bad], max_gap=0, max_length=1)

@@ -32,8 +32,8 @@ def reader(path: Path) -> Iterator[Dataset]:
 
 def _exported(dataset: Any, path: Path, **more: Any) -> object:
     target = path / type(dataset).__name__
-    files = seqrecord.export.to_files(dataset, "a", target, **more)
-    return [(file.relative_to(target), file.read_bytes()) for file in files]
+    [folder] = seqrecord.export.to_files(dataset, "a", target, **more)
+    return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def _streamed(dataset: Any, path: Path, **more: Any) -> object:

@@ -132,13 +132,6 @@ def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
             assert engine.places[skipped:] == whole.places[plan.first_clip(batch) :]
 
 
-@given(requests())
-def test_a_plan_is_a_function_of_its_arguments(request: Request) -> None:
-    for one, other in zip(parts(request), parts(request), strict=True):
-        first, second = request.run(one), request.run(other)
-        assert (first.clips, first.chunks) == (second.clips, second.chunks)
-
-
 def abandonedfactory(spec: ClipSpec, chosen: PlanSettings, chunk_frames: int = 8) -> Request:
     lengths = (2176, 434, 927, 1357, 1077, 731, 1656, 339, 3717, 3084)
     case = Case(lengths, (chunk_frames,) * 10, spec, tuple(range(10)), frozenset())

@@ -22,7 +22,7 @@ from seqrecord.sampling import (
     resident_bounds,
 )
 from tests.clip_cases import grid_of, specs
-from tests.plan_cases import Chunks, Engine
+from tests.plan_cases import Chunks, Engine, plan_settings
 
 WHOLE = Part()
 Lengths = tuple[tuple[int, ...], ...]  # of the chunks of each episode
@@ -129,17 +129,7 @@ def cases(draw: st.DrawFn) -> Case:
         tuple(sorted(draw(st.sets(every)) or range(len(num_frames)))),
         draw(st.integers(0, num_groups - 1)),
         tuple((e, s, min(s + n, num_frames[e])) for e, s, n in gaps if s < num_frames[e]),
-        PlanSettings(
-            shuffle=draw(st.sampled_from([True, True, False])),
-            seed=draw(st.integers(0, 2**20)),
-            batch_size=draw(st.none() | st.integers(1, 7)),
-            drop_last=draw(st.booleans()),
-            equal=draw(st.booleans()),
-            num_cursors=draw(st.integers(1, 5)),
-            block_frames=draw(st.integers(1, 40)),
-            run_frames=draw(st.none() | st.integers(1, 50)),
-            first_block_frames=draw(st.integers(1, 40)),
-        ),
+        draw(plan_settings),
         Part(draw(st.integers(0, count - 1)), count),
         draw(st.integers(0, 2)),
     )

@@ -15,14 +15,12 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import ClipError, EngineOptions, SeqRecordStream, StateError, prefetch_to_device
+from seqrecord import ClipError, SeqRecordStream, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
 from seqrecord.engine.device.streams import SideStream
-from tests.clip_data import leaves_nothing
+from tests.clip_data import leaves_nothing, make_loader
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, make_stream, on_host
-
-BATCH: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "engine": EngineOptions(shuffle_buffer=16)}
 
 
 @pytest.fixture(params=STREAMS)
@@ -177,26 +175,17 @@ def test_a_loader_without_length_or_state() -> None:
         prefetch_to_device([], "cpu", depth=0)
 
 
-class OnHost:
-    """A prefetcher whose batches can be compared."""
-
-    def __init__(self, prefetcher: DevicePrefetcher[Any]) -> None:
-        self._prefetcher = prefetcher
+class OnHost(DevicePrefetcher[Any]):
+    """One whose batches can be compared."""
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._prefetcher:
-            yield on_host(batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._prefetcher.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self._prefetcher.load_state_dict(state_dict)
+        return map(on_host, super().__iter__())
 
 
 def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
     check_resume(
-        lambda: OnHost(DevicePrefetcher(SeqRecordStream(path, **BATCH), stream, 2)),
+        lambda: OnHost(make_loader(path, SeqRecordStream), stream, 2),
+        num_epochs=2,
         positions=lambda n: (2, n // 2, n - 1),
     )
 
@@ -205,17 +194,17 @@ def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
     def make() -> OnHost:
-        stream = SeqRecordStream(path, **BATCH)
+        stream = make_loader(path, SeqRecordStream)
         loader: Any = StatefulDataLoader(
             stream, batch_size=None, num_workers=workers, persistent_workers=workers > 0
         )
-        return OnHost(prefetch_to_device(loader, "cpu", depth=3))
+        return OnHost(loader, make_stream("cpu"), 3)
 
     check_resume(make, num_epochs=2, positions=lambda n: (n // 2,))
 
 
 def test_the_state_is_that_of_the_batch_in_hand(path: Path) -> None:
-    prefetcher = prefetch_to_device(SeqRecordStream(path, **BATCH), "cpu", depth=4)
+    prefetcher = prefetch_to_device(make_loader(path, SeqRecordStream), "cpu", depth=4)
     assert prefetcher.state_dict()["batch"] == 0
     for number, _ in enumerate(prefetcher, start=1):
         assert prefetcher.state_dict()["batch"] == number
@@ -227,7 +216,7 @@ def test_the_state_is_that_of_the_batch_in_hand(path: Path) -> None:
 
 
 def test_leaving_a_prefetcher_early(path: Path, stream: SideStream) -> None:
-    prefetcher = DevicePrefetcher(SeqRecordStream(path, **BATCH), stream, 3)
+    prefetcher = DevicePrefetcher(make_loader(path, SeqRecordStream), stream, 3)
     list(prefetcher)
     with leaves_nothing():
         for _ in prefetcher:

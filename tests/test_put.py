@@ -43,12 +43,6 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", raising(errno.ENOLCK))
 
 
-@pytest.fixture
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Syncs take most of the time, and matter after a loss of power alone."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 @pytest.fixture(params=["locks", "no locks"])
 def disk(request: pytest.FixtureRequest) -> str:
     """What the disk can do."""
@@ -82,12 +76,9 @@ def names(storage: LocalStorage) -> list[str]:
     return sorted(path.name for path in storage.root.iterdir())
 
 
+@pytest.mark.usefixtures("no_locks")
 class TestWithoutLocks(StorageContract):
-    @pytest.fixture
-    def storage(self, no_locks: None, tmp_path: Path) -> Iterator[LocalStorage]:
-        storage = LocalStorage(tmp_path / "set")
-        yield storage
-        storage.close()
+    make = staticmethod(LocalStorage)
 
 
 def test_whoever_looks_at_a_name_does_not_cost_it(
@@ -132,7 +123,7 @@ def forked(function: Callable[[int], Any], count: int = 1) -> list[int]:
     return [process.exitcode or 0 for process in processes]
 
 
-@pytest.mark.usefixtures("disk", "no_sync")
+@pytest.mark.usefixtures("disk")
 @pytest.mark.parametrize("is_new", [True, False])
 def test_of_many_writers_one_succeeds(storage: LocalStorage, is_new: bool, thorough: bool) -> None:
     for turn in range(8 if thorough else 1):
@@ -155,7 +146,7 @@ def test_of_many_writers_one_succeeds(storage: LocalStorage, is_new: bool, thoro
         assert names(storage) == [PATH]
 
 
-@pytest.mark.usefixtures("disk", "no_sync")
+@pytest.mark.usefixtures("disk")
 def test_a_chain_of_writers_loses_nothing(storage: LocalStorage) -> None:
     """Each counts up by one, and begins anew where another was there first."""
     storage.put(PATH, b"0", expected=None)
@@ -214,7 +205,6 @@ def is_sure(storage: LocalStorage, disk: str) -> bool:
     return type(storage) is LocalStorage and disk == "locks"
 
 
-@pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_kill_leaves_the_old_or_the_new_file(
     storage: LocalStorage, disk: str, is_new: bool, thorough: bool
@@ -244,7 +234,6 @@ def test_a_kill_leaves_the_old_or_the_new_file(
     assert (waits > 0) == (not is_sure(storage, disk))
 
 
-@pytest.mark.usefixtures("no_sync")
 def test_a_writer_that_stands_still_overwrites_nothing(
     storage: LocalStorage, disk: str, thorough: bool
 ) -> None:
@@ -278,7 +267,6 @@ def test_a_writer_that_stands_still_overwrites_nothing(
     assert (waits > 0) == (disk == "locks")
 
 
-@pytest.mark.usefixtures("no_sync")
 def test_of_two_writers_that_stand_still_one_succeeds(
     tmp_path: Path, disk: str, thorough: bool
 ) -> None:
@@ -445,16 +433,3 @@ def test_links_in_the_place_of_leftovers_are_not_followed(storage: LocalStorage)
         storage.put(PATH, NEW, expected=expected)
     assert content(storage) == OLD
     assert secret.read_bytes() == b"secret"
-
-
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "set").write_bytes(b"x")
-    for storage in (LocalStorage(tmp_path / "set"), MountStorage(tmp_path / "set")):
-        with pytest.raises(StorageError, match=r"manifest\.json"):
-            storage.put(PATH, NEW, expected=None)
-        with pytest.raises(StorageError):
-            storage.read_whole(PATH, 1000)
-        with pytest.raises(StorageError):
-            storage.files("records")
-        with pytest.raises(StorageError):
-            storage.unfinished("records")

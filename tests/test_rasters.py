@@ -34,11 +34,7 @@ def write_exr(path: Path, channels: dict[str, Array], **more: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "want"),
-    [
-        ("flow.flo", values()[..., :2]),
-        ("depth.pfm", values()[..., 0]),
-        ("normals.pfm", values()),
-    ],
+    [("flow.flo", values()[..., :2]), ("depth.pfm", values()[..., 0]), ("normals.pfm", values())],
 )
 def test_files_of_opencv(name: str, want: Array) -> None:
     header = array_header(FOLDER / name)
@@ -115,6 +111,7 @@ def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
     assert [str(spec) for spec in source.schema().values()] == [
         "depth: float32 [5, 7]",
         "flow: float32 [5, 7, 2]",
+        "frame_number: int64 []",
         "normal: float16 [5, 7, 3]",
     ]
     assert (source.schema()["flow"].kind, source.schema()["flow"].unit) == ("flow", "px")

@@ -225,12 +225,6 @@ def test_features_that_are_not_there(written: tuple[Path, Written], features: li
         seqrecord.open(written[0], features=features)
 
 
-def test_no_dataset(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(NotFoundError, match="no dataset here"):
-            seqrecord.open(folder)
-
-
 def test_close_then_use_again(written: tuple[Path, Written]) -> None:
     with seqrecord.open(written[0]) as dataset:
         episode = dataset.episodes["alpha/Easy/P000"]

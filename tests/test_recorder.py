@@ -17,15 +17,7 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
-from seqrecord.errors import (
-    DestinationError,
-    FrameError,
-    NotFoundError,
-    QueueFullError,
-    SchemaError,
-    StorageError,
-)
+from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter, errors
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.writing.frame_queue import WhenFull
 from tests.datasets import EPISODES, small_schema, write_small
@@ -90,7 +82,7 @@ def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
         for key, fps in (("a", None), ("b", 12.5)):
             with recorder.episode(key, fps=fps) as episode:
                 episode.append({"x": np.zeros(3)})
-        with pytest.raises(SchemaError):
+        with pytest.raises(errors.SchemaError):
             recorder.episode("c", fps=-1)
     with seqrecord.open(tmp_path / "d") as dataset:
         assert (dataset.features["x"].unit, dataset.features["x"].kind) == ("m", "state")
@@ -99,13 +91,10 @@ def test_what_features_are_and_rates_are_kept(tmp_path: Path) -> None:
 
 
 def test_features_are_those_of_the_first_frame(tmp_path: Path) -> None:
-    with (
-        SeqRecordRecorder(tmp_path / "d") as recorder,
-        recorder.episode("a") as episode,
-    ):
+    with SeqRecordRecorder(tmp_path / "d") as recorder, recorder.episode("a") as episode:
         episode.append({"x": np.zeros(3), "y": np.int32(1)})
         episode.append({"x": np.ones(3)})
-        with pytest.raises(FrameError, match=r"episode: a; frame: 2; .*got: z"):
+        with pytest.raises(errors.FrameError, match=r"episode: a; frame: 2; .*got: z"):
             episode.append({"z": np.zeros(3)})
     with seqrecord.open(tmp_path / "d") as dataset:
         assert set(dataset.features) == {"x", "y"}
@@ -145,7 +134,7 @@ def test_a_frame_that_does_not_fit_is_refused_and_the_episode_goes_on(
             frame: dict[str, Any] = {"x": np.full(3, float(number)), "said": "é", "blob": b"12"}
             frame |= {"flags": np.array([True]), "photo": EncodedImage(png(4, 6))}
             episode.append(frame)
-            with pytest.raises(FrameError, match=f"episode: a.*frame: {number + 1}"):
+            with pytest.raises(errors.FrameError, match=f"episode: a.*frame: {number + 1}"):
                 episode.append(bad)
     with seqrecord.open(tmp_path / "d") as dataset:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], [0, 1, 2])
@@ -213,7 +202,7 @@ def test_a_queue_that_is_full(
         for number in range(10):
             try:
                 taken.append(episode.append(large(number)))
-            except QueueFullError:
+            except errors.QueueFullError:
                 assert when_full == "raise"
                 taken.append(False)
         stats = recorder.stats()
@@ -232,7 +221,7 @@ def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path)
 
     def fault(operation: Operation, path: str, number: int) -> Failure:
         is_due = operation == "write" and burning.is_set()
-        return StorageError("the disk burns", file=path) if is_due else None
+        return errors.StorageError("the disk burns", file=path) if is_due else None
 
     storage = FaultyStorage(LocalStorage(tmp_path / "d"), fault)
     recorder = SeqRecordRecorder(storage, codecs="raw", chunk_frames=1)
@@ -242,17 +231,17 @@ def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path)
     burning.set()
     episode = recorder.episode("b")
     episode.append({"x": np.zeros(3)})
-    with pytest.raises(DestinationError, match=r"the disk burns.*resume"):
+    with pytest.raises(errors.DestinationError, match=r"the disk burns.*resume"):
         episode.close()
-    with pytest.raises(DestinationError, match="the disk burns"):
+    with pytest.raises(errors.DestinationError, match="the disk burns"):
         recorder.episode("c")
-    with pytest.raises(DestinationError, match="the disk burns"):
+    with pytest.raises(errors.DestinationError, match="the disk burns"):
         recorder.close()
     assert recorder_threads() == []
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         seqrecord.open(tmp_path / "d")
     with SeqRecordRecorder(tmp_path / "d", codecs="raw", mode="resume") as recorder:
-        with pytest.raises(DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="there already"):
             recorder.episode("a")
         with recorder.episode("b") as episode:
             episode.append({"x": np.zeros(3)})
@@ -279,7 +268,7 @@ def test_an_episode_without_frames_is_forgotten(tmp_path: Path) -> None:
         recorder.episode("b").close()
         with recorder.episode("b") as episode:  # the key is free again
             episode.append({"x": np.zeros(3)})
-        with pytest.raises(DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="there already"):
             recorder.episode("b")
         recorder.episode("c")
     with seqrecord.open(tmp_path / "d") as dataset:
@@ -289,17 +278,17 @@ def test_an_episode_without_frames_is_forgotten(tmp_path: Path) -> None:
 def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
     with SeqRecordRecorder(tmp_path / "d") as recorder:
         first = recorder.episode("a")
-        with pytest.raises(DestinationError, match="episode a has not ended"):
+        with pytest.raises(errors.DestinationError, match="episode a has not ended"):
             recorder.episode("b")
         first.append({"x": np.zeros(3)})
         first.close()
         first.close()  # it has
-        with pytest.raises(DestinationError, match="the episode has ended"):
+        with pytest.raises(errors.DestinationError, match="the episode has ended"):
             first.append({"x": np.zeros(3)})
-        with pytest.raises(DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="there already"):
             recorder.episode("a")
     for call in (recorder.close, lambda: recorder.episode("z")):
-        with pytest.raises(DestinationError, match="the recorder is closed"):
+        with pytest.raises(errors.DestinationError, match="the recorder is closed"):
             call()
     recorder.abort()  # nothing to do
 
@@ -316,7 +305,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
-    with pytest.raises(DestinationError, match=match):
+    with pytest.raises(errors.DestinationError, match=match):
         SeqRecordRecorder(tmp_path / "d", **arguments)
     assert recorder_threads() == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, residen
 from seqrecord.sampling.elastic import Session, find_remaining
 from tests import test_plan_groups as groups
 from tests.clip_cases import episode_table
-from tests.plan_cases import Engine, Request, requests
+from tests.plan_cases import LAYOUTS, Engine, Request, requests
 
 Clips = Counter[tuple[int, int]]
 SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
@@ -27,15 +28,9 @@ def plans_of(
     table: ClipTable, episodes: EpisodeTable, session: Session, *, epoch: int, number: int
 ) -> list[EpochPlan]:
     """Of all parts of a session."""
+    given: Any = {"epoch": epoch, "session": number}
     return [
-        EpochPlan(
-            table,
-            episodes,
-            session.settings,
-            epoch=epoch,
-            part=Part(i, session.num_parts),
-            session=number,
-        )
+        EpochPlan(table, episodes, session.settings, part=Part(i, session.num_parts), **given)
         for i in range(session.num_parts)
     ]
 
@@ -69,14 +64,7 @@ def chains(draw: st.DrawFn, first: PlanSettings) -> list[Session]:
     for number in range(draw(st.integers(1, 3))):
         settings = first
         if number:
-            settings = replace(
-                first,
-                batch_size=draw(st.none() | st.integers(1, 7)),
-                num_cursors=draw(st.integers(1, 6)),
-                block_frames=draw(st.integers(1, 40)),
-                run_frames=draw(st.none() | st.integers(1, 50)),
-                first_block_frames=draw(st.integers(1, 40)),
-            )
+            settings = replace(first, **draw(st.fixed_dictionaries(LAYOUTS)))
         batches = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3))
         found.append(Session(draw(st.integers(1, 3)), tuple(batches), settings))
     return found

@@ -89,7 +89,10 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 def test_all_episodes_are_on_one_timeline(records: Path, tmp_path: Path) -> None:
     path = tmp_path / "all.rrd"
-    assert view_rerun(records, save=path) == sum(LENGTHS.values())
+    told: list[tuple[int, int]] = []
+    count = sum(LENGTHS.values())
+    assert view_rerun(records, save=path, progress=lambda *done: told.append(done)) == count
+    assert told == [(number, count) for number in range(1, count + 1)]
     rows = read(path)
     whole = [(key, number) for key, length in LENGTHS.items() for number in range(length)]
     assert [row["frame"] for row in rows["image"]] == list(range(len(whole)))
@@ -116,12 +119,14 @@ def test_some_frames_of_some_episodes(records: Path, tmp_path: Path) -> None:
     command = ["view", str(records), "kitchen/*", "--rerun", "--save", str(path)]
     done = CliRunner().invoke(main, [*command, "--every", "2", "--features", "image,pose"])
     assert done.exit_code == 0, done.output
-    assert done.output == f"{path}: 5 frames\n"
+    assert done.stdout == f"{path}: 5 frames\n"
+    assert "5/5 frames" in done.stderr
     rows = read(path)
     assert {"image", "world/pose", "episode"} <= set(rows)
     assert "depth" not in rows
     poses = [row["translation"][0][0] for row in rows["world/pose"]]
     assert poses == [0, 2, 4, 0, 2]
+    assert CliRunner().invoke(main, [*command, "--quiet"]).stderr == ""
 
 
 def test_images_may_be_compressed(records: Path, tmp_path: Path) -> None:

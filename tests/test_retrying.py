@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
+import seqrecord
+from seqrecord.edit import clean
 from seqrecord.errors import (
     AccessError,
     ConflictError,
@@ -30,6 +29,8 @@ from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.retrying import Pace, Retrier, RetryingStorage
+from tests.datasets import write_small
+from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
 
@@ -96,48 +97,26 @@ def faulty(tmp_path: Path, fault: Fault) -> FaultyStorage:
 
 
 class TestRetryingLocalStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
-        storage = RetryingStorage(LocalStorage(tmp_path / "dataset"))
-        yield storage
-        storage.close()
+    make = staticmethod(lambda folder: RetryingStorage(LocalStorage(folder)))
 
 
 class TestFailingStorage(StorageContract):
     """Every third request fails the first time, and nobody notices."""
 
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[Storage]:
+    @staticmethod
+    def make(folder: Path) -> Storage:
         fault = FailTransiently(1, 0.34, ("read", "size", "list", "remove", "create"))
-        retrier = Retrier(sleep=_do_nothing)
-        storage = RetryingStorage(faulty(tmp_path / "dataset", fault), retrier=retrier)
-        yield ParallelStorage(storage)
-        storage.close()
-
-
-def _do_nothing(seconds: float) -> None:
-    pass
+        retrier = Retrier(sleep=lambda _: None)
+        return ParallelStorage(RetryingStorage(faulty(folder, fault), retrier=retrier))
 
 
 # Waiting
 
 
-def test_what_goes_well_is_not_repeated(clock: Clock) -> None:
-    assert clock.retrier().call(Failing(), file=FILE) == 7
-    assert clock.slept == []
-
-
-def test_waits_double_up_to_eight_seconds(clock: Clock) -> None:
-    work = Failing(*[busy() for _ in range(8)])
-    retrier = clock.retrier()
-    assert retrier.call(work, file=FILE) == 7
-    assert clock.slept == [0.25, 0.5, 1, 2, 4, 8, 8, 8]
-    assert retrier.counters() == {"requests": 9, "retries": 8}
-
-
 @pytest.mark.parametrize(
     ("draw", "deadline", "errors", "slept"),
     [
+        (1.0, 120, [busy()] * 8, [0.25, 0.5, 1, 2, 4, 8, 8, 8]),
         (0.0, 120, [busy(), busy()], [0.125, 0.25]),  # drawn from the upper half
         (0.5, 120, [busy(), busy()], [0.1875, 0.375]),
         (0.0, 120, [busy(3), busy(), busy(0.5)], [3.125, 0.25, 1.0]),  # the server's wish on top
@@ -285,51 +264,7 @@ def test_a_closed_storage_is_used_again(tmp_path: Path) -> None:
     assert storage.counters()["retries"] == 1
 
 
-def test_the_end_of_the_interpreter_wakes_those_that_wait() -> None:
-    program = """
-import threading
-from seqrecord.errors import TransientError
-from seqrecord.storage.retrying import Retrier
-
-waits = threading.Event()
-def fail():
-    waits.set()
-    raise TransientError("busy")
-
-def work():
-    try:
-        Retrier(deadline=3600, draw=lambda: 1e6).call(fail, file="f")
-    except Exception as error:
-        print(type(error).__name__, error)
-
-threading.Thread(target=work).start()
-waits.wait()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "StorageError closed while it waited" in done.stdout
-
-
 # Storages
-
-
-def test_reads_are_those_of_a_quiet_run(tmp_path: Path) -> None:
-    data = np.random.default_rng(1).bytes(1 << 20)
-    put(LocalStorage(tmp_path), PATH, data)
-    storage = instantly(faulty(tmp_path, FailTransiently(7, 0.5, retry_after=0.1)))
-    rng = np.random.default_rng(2)
-    for _ in range(100):
-        ends = np.sort(rng.integers(0, len(data), (5, 2)), axis=1)
-        ranges = [ByteRange(int(a), int(b)) for a, b in ends]
-        arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
-        storage.read_ranges(PATH, ranges, [array.data for array in arrays])
-        for item, array in zip(ranges, arrays, strict=True):
-            assert array.tobytes() == data[item.start : item.stop]
-        assert storage.size(PATH) == len(data)
-    counters = storage.counters()
-    assert counters["requests"] == 200 + counters["retries"]
-    assert counters["retries"] > 100
 
 
 @pytest.mark.parametrize(
@@ -354,14 +289,6 @@ def test_a_refusal_is_certain_only_where_no_answer_was_lost(
     with pytest.raises(raised) as found:
         storage.put("manifest.json", b"x", expected=None)
     assert issubclass(raised, TransientError) == isinstance(found.value, TransientError)
-
-
-def test_a_short_file_is_not_repeated(tmp_path: Path) -> None:
-    storage = instantly(LocalStorage(tmp_path))
-    put(storage, PATH, DATA)
-    with pytest.raises(StorageError, match="ended early"):
-        get(storage, PATH, 0, len(DATA) + 1)
-    assert storage.counters()["retries"] == 0
 
 
 @pytest.mark.parametrize("operation", ["size", "list", "remove", "create"])
@@ -420,30 +347,12 @@ def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
         RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9), max_requests=1
     )
     put(storage, PATH, DATA)
-    stop = threading.Event()
 
-    def busy() -> None:
-        while not stop.is_set():
-            get(storage, PATH, 0, 10)
+    def reads() -> bool:
+        return get(storage, PATH, 5, 50) == DATA[5:50] and storage.counters()["requests"] == 1
 
-    threads = [threading.Thread(target=busy) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(10):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                with contextlib.suppress(BaseException):
-                    threading.Timer(60, os._exit, [3]).start()
-                    ok = get(storage, PATH, 5, 50) == DATA[5:50]
-                    code = 0 if ok and storage.counters()["requests"] == 1 else 2
-                os._exit(code)
-            assert os.waitpid(pid, 0)[1] == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with busy_threads(lambda: get(storage, PATH, 0, 10), 3):
+        assert all(in_a_fork(reads) for _ in range(10))
 
 
 # Pace
@@ -495,3 +404,32 @@ def test_one_value_for_all_threads_of_a_process() -> None:
     assert made.take() is mine
     assert made.take() is None
     assert made.get() is not mine
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        seqrecord.open,
+        seqrecord.verify,
+        seqrecord.reindex,
+        partial(seqrecord.SeqRecordWriter, mode="append"),
+        partial(clean, older_than=0),
+    ],
+)
+def test_a_deadline_counts_once(command: Any, tmp_path: Path, clock: Clock) -> None:
+    down = FaultyStorage(LocalStorage(tmp_path), FailAt("read", error=busy(), onwards=True))
+    with pytest.raises(DeadlineError, match="in 120 s"):
+        command(RetryingStorage(down, retrier=clock.retrier()))
+    assert clock.now == 120
+
+
+def test_a_check_ends_where_nothing_answers_any_more(tmp_path: Path, clock: Clock) -> None:
+    """That is no problem of the dataset."""
+    write_small(tmp_path)
+    down = FailAt("read", 12, error=busy(), onwards=True)
+    storage = RetryingStorage(FaultyStorage(LocalStorage(tmp_path), down), retrier=clock.retrier())
+    with pytest.raises(DeadlineError, match="in 120 s"):
+        seqrecord.verify(storage, num_threads=1)

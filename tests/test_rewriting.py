@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -12,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter
 from seqrecord.edit import (
-    RewriteProgress,
+    CopyProgress,
     add_feature,
     clean,
     delete_episodes,
@@ -32,8 +32,9 @@ from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
-from tests.command_line import main
+from tests import command_line
 from tests.killed_at import killed_at
+from tests.storage_doubles import DamagesOnce
 from tests.test_features_added import (
     WIDTHS,
     Model,
@@ -178,6 +179,19 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
     assert paths_in(path) == before
 
 
+def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path: Path) -> None:
+    """Of another place than a local disk, whichever read of pages it was."""
+    path, model = dataset
+    delete_episodes(path, "e0")
+    for number in itertools.count(3 * len(named(path))):  # three reads of each footer
+        place = shutil.copytree(path, tmp_path / str(number))
+        storage = DamagesOnce(LocalStorage(place), number=number)
+        assert rewrite_files(storage, least_dead=0.001).written  # type: ignore[arg-type]
+        if storage.left >= 0:  # there are no more reads
+            break
+        check(place, kept(model, "e0"))
+
+
 def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     delete_episodes(path, "e1")  # one file has a few of its chunks, another one nothing else
@@ -230,9 +244,9 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     model = without(model, "y")
     total = set(rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
     assert len(total) > 3
-    seen: list[RewriteProgress] = []
+    seen: list[CopyProgress] = []
 
-    def show(progress: RewriteProgress) -> None:
+    def show(progress: CopyProgress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))
@@ -449,10 +463,8 @@ def test_rewritten_files_are_merged(dataset: tuple[Path, Model], tmp_path: Path)
 def test_the_command(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
 
-    def run(*words: object) -> str:
-        result = CliRunner().invoke(main, ["clean", str(path), *map(str, words)])
-        assert result.exit_code == 0, result.output
-        return result.stdout
+    def run(*words: object, code: int = 0) -> str:
+        return command_line.run("clean", path, *words, code=code).stdout
 
     assert run("--older-than", "0s") == f"{path}: 0 files removed\n"
     delete_episodes(path, "e3")
@@ -475,4 +487,4 @@ def test_the_command(dataset: tuple[Path, Model]) -> None:
     assert set(planned.rewritten) <= set(run("--older-than", "0s").splitlines())
     check(path, kept(model, "e3"))
     for words in (["--min-dead", "0"], ["--min-dead", "1.1"]):
-        assert CliRunner().invoke(main, ["clean", str(path), *words]).exit_code == 2
+        run(*words, code=2)

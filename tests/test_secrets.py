@@ -78,13 +78,7 @@ def _forms(text: str) -> tuple[str, ...]:
     return tuple({text, quote(text, safe=""), unquote(text), MARK})
 
 
-def given(
-    kind: str,
-    service: Azurite,
-    container: str,
-    *,
-    endpoint: str | None = None,
-) -> Given:
+def given(kind: str, service: Azurite, container: str, *, endpoint: str | None = None) -> Given:
     """A credential of a kind, right or wrong, for a service or another place that passes for it."""
     endpoint = endpoint or service.endpoint
     az, wrong_key = f"az://{container}/set", base64.b64encode((MARK * 5).encode()).decode()
@@ -232,10 +226,7 @@ def test_a_service_that_refuses(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", ["nobody", "reset", "403", "404", "500", "503", "short"])
 def test_a_service_that_fails(
-    service: Azurite,
-    caplog: pytest.LogCaptureFixture,
-    backend: str,
-    fault: str,
+    service: Azurite, caplog: pytest.LogCaptureFixture, backend: str, fault: str
 ) -> None:
     container = service.new_container()
     service.put(container, "set/records/a.seqrec", bytes(3 << 20))
@@ -282,8 +273,7 @@ def test_what_client_libraries_log_is_without_secrets(
 
 @pytest.mark.service
 @pytest.mark.parametrize(
-    ("kind", "backend"),
-    [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "urllib3")],
+    ("kind", "backend"), [*((kind, "obstore") for kind in RIGHT), ("SAS in the URL", "urllib3")]
 )
 def test_a_dataset_that_works(
     service: Azurite,

@@ -288,7 +288,7 @@ def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None
 def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
     spec = case.spec
     used = {(e, start): [(e, f) for f in case.frames(start)] for e, start in case.clips()}
-    # Of each sequence for itself: see `frames_left_out`.
+    # Of each sequence for itself: see `count_unused_frames`.
     distinct = sum(len({f for clip in s for f in used[clip]}) for s in sequences_of(case))
     total = sum(case.num_frames[episode] for episode in case.selected)
     found = count_unused_frames(case.table, case.episodes.num_frames)

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import convert
-from seqrecord.errors import (
-    AccessError,
-    ConflictError,
-    DeadlineError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
+from seqrecord import convert, errors
 from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
 from tests.made_source import MadeSource, made_frame
 from tests.obstore_runtime import obstore_is
@@ -64,7 +56,7 @@ def test_every_operation_survives_two_faults(place: Place, kind: str) -> None:
         data, tag = faulty(lambda: storage.read_whole("manifest.json", 100))
         assert data == b"one"
         faulty(lambda: storage.put("manifest.json", b"two", expected=tag))
-        with pytest.raises(ConflictError):
+        with pytest.raises(errors.ConflictError):
             faulty(lambda: storage.put("manifest.json", b"three", expected=tag))
         assert faulty(lambda: get(storage, "manifest.json", 0, 3)) == b"two"
         upload = storage.create(PATH)
@@ -156,11 +148,11 @@ def test_a_listing_that_is_forbidden(place: Place) -> None:
     with FaultProxy(place.host, lambda request: "403" if _is_list(request) else None) as proxy:
         storage = place.open(proxy.host)
         for action in (storage.files, storage.unfinished):
-            with pytest.raises(AccessError, match="access is refused") as caught:
+            with pytest.raises(errors.AccessError, match="access is refused") as caught:
                 action("records")
             assert place.url in str(caught.value)
         url, options = place.at(proxy.host)
-        with pytest.raises(AccessError) as caught:
+        with pytest.raises(errors.AccessError) as caught:
             convert(SOURCE, url, workers=1, storage_options=options, **SETTINGS)
         assert place.url in str(caught.value)
         assert proxy.requests < 20
@@ -180,7 +172,7 @@ def test_a_service_that_is_gone_is_a_deadline(place: Place) -> None:
         lambda: storage.remove("a"),
         upload.commit,
     ):
-        with pytest.raises(DeadlineError) as caught:
+        with pytest.raises(errors.DeadlineError) as caught:
             action()
         assert place.url in str(caught.value)
     storage.close()
@@ -223,9 +215,9 @@ def test_an_object_shorter_than_its_claim(place: Place, small: Path) -> None:
     path = _record_files(small)[-1]
     data = (small / path).read_bytes()
     place.put(path, data[: len(data) // 2])
-    with pytest.raises(StorageError, match=path.rpartition("/")[2]) as caught:
+    with pytest.raises(errors.StorageError, match=path.rpartition("/")[2]) as caught:
         read_all(place.url, {**place.options, "deadline": 5})
-    assert not isinstance(caught.value, (TransientError, NotFoundError))
+    assert not isinstance(caught.value, (errors.TransientError, errors.NotFoundError))
     assert not seqrecord.verify(place.url, storage_options=place.options).ok
 
 
@@ -238,7 +230,7 @@ def test_an_object_that_is_replaced_in_the_middle_of_an_epoch(place: Place, smal
             episode[0]
         for path in _record_files(small):
             place.put(path, (small / path).read_bytes()[::-1])
-        with pytest.raises(StorageError, match="replaced while it was read") as caught:
+        with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
             _read(episodes)
-    assert not isinstance(caught.value, TransientError)
+    assert not isinstance(caught.value, errors.TransientError)
     assert place.url in str(caught.value)

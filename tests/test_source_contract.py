@@ -32,7 +32,7 @@ from seqrecord.sources import Source, format_names, open_source
 from seqrecord.sources.base import EpisodeInfo
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
-from tests.source_writers import write_euroc, write_kitti, write_tum
+from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
 from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
 from tests.test_sources_mcap import CAMERA, recording
 from tests.trees import make_frames, write_v1, write_v2
@@ -146,6 +146,11 @@ def folders(folder: Path) -> None:
         (episode / "metadata.json").write_text('{"task": "pick", "ok": true}')
 
 
+def tars(folder: Path) -> None:
+    write_samples(folder / "a.tar", 0, "run_2/")
+    write_samples(folder / "more" / "b.tar", 1, count=4)
+
+
 def sequences(folder: Path, write: Callable[..., object]) -> None:
     for number, name in enumerate("ab"):
         write(folder / name, number)
@@ -225,6 +230,14 @@ SETS: dict[str, Set] = {
         keeps_images=True,
     ),
     "folders": damaged("Folders", folders, "there/b", "rgb/2.png", keeps_images=True),
+    "webdataset": Set(
+        "WebDataset",
+        tars,
+        lambda root: cut(root / "more/b.tar"),
+        "more/b",
+        "more/b.tar",
+        keeps_images=True,
+    ),
     "tum": damaged(
         *("Tum", functools.partial(sequences, write=write_tum), "b"),
         "rgb/1305031102.033000.png",

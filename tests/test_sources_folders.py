@@ -17,7 +17,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders
+from seqrecord.sources import Folders, Source, open_source
 from tests.source_faults import check_fault, cut, encoded, fault, remove, save, write
 from tests.trees import write_junk
 
@@ -39,11 +39,14 @@ def _save(folder: Path, array: Array, names: list[str] | None = None, ending: st
             Image.fromarray(value).save(folder / f"{name}.{ending}")
 
 
-def _read(source: Folders, episode: int = 0) -> list[dict[str, Array]]:
+def _read(source: Source, episode: int = 0) -> list[dict[str, Array]]:
     frames = []
     for frame in source.frames(source.episodes()[episode]):
         assert list(frame) == [name for name in source.schema() if name in frame]
         for name, value in frame.items():
+            if source.schema()[name].value == "text":
+                assert isinstance(value, str)
+                continue
             assert isinstance(value, np.ndarray)
             assert value.flags.c_contiguous
             assert value.dtype == source.schema()[name].dtype
@@ -74,10 +77,14 @@ def test_an_episode_of_every_kind(tmp_path: Path) -> None:
     write_junk(tmp_path)
     source = Folders(tmp_path)
     [info] = source.episodes()
-    assert (info.key, info.num_frames, info.metadata) == ("run", 3, metadata)
+    names = ("depth16", "gray", "points", "rgb", "rgba")
+    files = {n: f"{n}/{{:06d}}.{'npy' if n == 'points' else 'png'}" for n in names}
+    assert (info.key, info.num_frames) == ("run", 3)
+    assert info.metadata == {**metadata, "files": files}
     assert [str(spec) for spec in source.schema().values()] == [
         "actions: float32 [32]",
         "depth16: uint16 [4, 5]",
+        "frame_number: int64 []",
         "gray: uint8 [4, 5]",
         "points: float64 [7, 3]",
         "reward: float64 []",
@@ -96,8 +103,8 @@ def test_keys_are_paths_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "b" / "notes").mkdir()
     source = Folders(tmp_path)
     assert [i.key for i in source.episodes()] == ["a", "b/2020/run1", "b/2020/run10", "b/x"]
-    assert [list(frame) for frame in _read(source, 0)] == [["rgb"]] * 2
-    assert [list(frame) for frame in _read(source, 3)] == [["actions", "rgb"]] * 2
+    assert [list(frame) for frame in _read(source, 0)] == [["frame_number", "rgb"]] * 2
+    assert [list(frame) for frame in _read(source, 3)] == [["actions", "frame_number", "rgb"]] * 2
     one = Folders(tmp_path / "b" / "x")
     assert [info.key for info in one.episodes()] == ["x"]
     assert len(_read(one)) == 2
@@ -107,9 +114,160 @@ def test_frames_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     images = _images(0, 3, 4, 5)
     _save(tmp_path / "run" / "gray", images, ["frame_2", "frame_10", "frame_100"])
     _save(tmp_path / "run" / "level", np.arange(3), ["frame_2", "frame_10", "frame_100"], "npy")
-    for index, frame in enumerate(_read(Folders(tmp_path))):
+    for index, frame in enumerate(_read(Folders(tmp_path, allow_gaps=True))):
         assert frame["level"] == index
         np.testing.assert_array_equal(frame["gray"], images[index])
+
+
+def _touch(folder: Path, *names: str) -> None:
+    """One file for each name: images, and arrays of one number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, name in enumerate(names):
+        if name.endswith(".npy"):
+            np.save(folder / name, np.float32(index))
+        else:
+            Image.fromarray(_images(index, 4, 5, 3)).save(folder / name)
+
+
+@pytest.mark.parametrize("numbers", [(4, 90), (3, 4, 90), (0, 1, 3, 4), (0, 20, 60)], ids=str)
+def test_a_gap_in_the_numbers_is_an_error_unless_it_is_allowed(
+    tmp_path: Path, numbers: tuple[int, ...]
+) -> None:
+    _touch(tmp_path / "run" / "rgb", *(f"{number:05d}.png" for number in numbers))
+    source = open_source(tmp_path)
+    with pytest.raises(SourceError, match="allow_gaps=true") as caught:
+        list(source.frames(source.episodes()[0]))
+    assert (caught.value.episode, caught.value.file) == ("run", str(tmp_path / "run"))
+    source = open_source(tmp_path, allow_gaps=True)
+    assert [int(frame["frame_number"]) for frame in _read(source)] == [*numbers]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("0000.png", "0020.png", "0040.png"),
+        ("1403636579763555584.png", "1403636579813555584.png", "1403636580213555584.png"),
+        ("8.png", "9.png", "10.png"),
+        ("take 1-007 {a}.png", "take 1-008 {a}.png"),
+        ("cam0_7_left.jpg", "cam0_8_left.jpg"),
+        ("IMG0007.png", "IMG0008.png"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_a_batch_leads_back_to_its_files(tmp_path: Path, names: tuple[str, ...]) -> None:
+    _touch(tmp_path / "src" / "run" / "rgb", *names)
+    seqrecord.convert(Folders(tmp_path / "src"), tmp_path / "records", workers=1)
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "records", clip_len=len(names), batch_size=1, metadata=["files"]
+    )
+    [batch] = pipe
+    numbers = batch["frame_number"][0].tolist()
+    assert [batch["files"][0]["rgb"].format(n) for n in numbers] == [f"rgb/{n}" for n in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        (("left.png", "right.png"), [0, 1]),
+        (("1305031102.075304.png", "1305031102.175304.png", "1305031103.0.png"), [0, 1, 2]),
+        (("000007_000008_flow.png", "000008_000009_flow.png"), [7, 8]),
+        (("9_1.png", "9_2.png", "10_2.png"), [0, 1, 2]),
+        ((f"{1 << 63}.png", f"{(1 << 63) + 1}.png"), [0, 1]),
+    ],
+    ids=lambda names: names[0],
+)
+def test_names_that_numbers_do_not_tell_are_kept(
+    tmp_path: Path, names: tuple[str, ...], numbers: list[int]
+) -> None:
+    _touch(tmp_path / "run" / "rgb", *names)
+    found = {
+        str(frame["frame_name"]): int(frame["frame_number"]) for frame in _read(Folders(tmp_path))
+    }
+    assert found == {name[:-4]: number for name, number in zip(names, numbers, strict=True)}
+    assert "files" not in Folders(tmp_path).episodes()[0].metadata
+
+
+def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        files = [
+            f"{i:04d}_{kind}" for i in range(3) for kind in ("rgb.png", "depth.npy", "seg.png")
+        ]
+        _touch(tmp_path / name, *files, "preview.png")
+    _touch(tmp_path / "c", "0000_rgb.png", "0001_rgb.png")  # an episode that lacks the others
+    (tmp_path / "a" / "metadata.json").write_text('{"task": "pick"}')
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["a", "b", "c"]
+    assert list(source.schema()) == ["depth", "frame_number", "rgb", "seg"]
+    paths = {"depth": "{:04d}_depth.npy", "rgb": "{:04d}_rgb.png", "seg": "{:04d}_seg.png"}
+    assert source.episodes()[0].metadata == {"task": "pick", "files": paths}
+    for index, frame in enumerate(_read(source)):
+        assert frame["depth"] == 3 * index + 1
+        np.testing.assert_array_equal(frame["rgb"], _images(3 * index, 4, 5, 3))
+    assert [list(frame) for frame in _read(source, 2)] == [["frame_number", "rgb"]] * 2
+    assert [info.key for info in Folders(tmp_path / "a").episodes()] == ["a"]
+    (tmp_path / "b" / "0001_rgb.png").unlink()
+    with pytest.raises(SourceError, match="disagrees") as caught:
+        list(source.frames(source.episodes()[1]))
+    assert caught.value.feature == "rgb"
+
+
+@pytest.mark.parametrize(
+    ("files", "features"),
+    [
+        (["rgb/0.png", "cam/0_l.png", "cam/0_r.png", "cam/0.png"], "cam cam.l cam.r rgb"),
+        (["rgb_0.png", "depth_0.png", "arm.npy"], "arm depth rgb"),
+        (["0.png", "0_depth.png"], "depth frame"),
+        (["img_0.png", "arm.npy"], "arm img"),
+        (["plot.png", "arm.npy"], "arm"),
+        (["rgb/IMG_1.png", "rgb/DSC_2.png"], "rgb"),
+        (["rgb/0_rgb.png", "depth/00_depth.png"], "depth rgb"),
+        (["0.rgb.png", "0.depth.png", "1.rgb.png", "1.depth.png"], "depth rgb"),
+    ],
+    ids=str,
+)
+def test_names_of_features(tmp_path: Path, files: list[str], features: str) -> None:
+    for file in files:
+        _touch((tmp_path / "run" / file).parent, Path(file).name)
+    if "arm.npy" in files:
+        np.save(tmp_path / "run" / "arm.npy", np.zeros((1, 2)))
+    source = Folders(tmp_path)
+    [info] = source.episodes()
+    assert info.key == "run"
+    names = [name for name in source.schema() if not name.startswith("frame_")]
+    assert names == features.split()
+    assert {*_read(Folders(tmp_path))[0]} >= {*names}
+
+
+def test_sparse_features(tmp_path: Path) -> None:
+    stems = [f"{number:03d}" for number in range(5, 10)]
+    _save(tmp_path / "run" / "rgb", _images(0, 5, 4, 5, 3), stems)
+    _save(tmp_path / "run" / "depth", np.arange(2.0), ["006", "009"], "npy")
+    np.save(tmp_path / "run" / "arm.npy", np.zeros((5, 2)))
+    source: Source = Folders(tmp_path)
+    with pytest.raises(SourceError, match="disagrees") as caught:
+        list(source.frames(source.episodes()[0]))
+    assert "sparse=" in str(caught.value.expected)
+    frames: list[dict[str, Array]] = []
+    for features in (None, ["depth"], ["arm", "depth", "frame_number"]):
+        source = open_source(tmp_path, sparse="depth", features=features)
+        assert source.episodes()[0].metadata["frames_without_depth"] == 3
+        frames = _read(source)
+        assert ["depth" in frame for frame in frames] == [False, True, False, False, True]
+        assert [frame["depth"] for frame in frames if "depth" in frame] == [0, 1]
+    assert [frame["frame_number"] for frame in frames] == [5, 6, 7, 8, 9]
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        assert dataset.episodes["run"].present("depth").tolist() == [
+            False,
+            True,
+            False,
+            False,
+            True,
+        ]
+    _touch(tmp_path / "run" / "depth", "010.npy")
+    with pytest.raises(SourceError) as caught:
+        list(source.frames(source.episodes()[0]))
+    assert (caught.value.feature, caught.value.got) == ("depth", "10")
 
 
 def test_dimensions_that_differ_between_episodes_are_variable(tmp_path: Path) -> None:
@@ -169,6 +327,7 @@ def test_kept_images(tmp_path: Path) -> None:
     source = Folders(tmp_path, keep_encoded=True)
     codecs = {name: spec.codec for name, spec in source.schema().items()}
     assert codecs == {
+        "frame_number": (),
         "labels": (),
         "photo": ({"id": "seqrecord.image", "format": "jpeg"},),
         "render": ({"id": "seqrecord.image", "format": "png"},),
@@ -264,14 +423,34 @@ def test_broken(tree: Path, name: str, keep_encoded: bool) -> None:
     check_fault(BROKEN[name], Folders(tree, keep_encoded=keep_encoded), "b", tree / "b")
 
 
-def test_a_jpeg_among_kept_pngs(tree: Path) -> None:
-    (tree / "b" / "rgb" / "1.png").unlink()
-    Image.fromarray(_images(0, 4, 5, 3)).save(tree / "b" / "rgb" / "1.jpg")
-    assert len(_read(Folders(tree), 1)) == 3
-    kept = Folders(tree, keep_encoded=True)
-    with pytest.raises(SourceError, match="another format than the one kept") as caught:
-        list(kept.frames(kept.episodes()[1]))
-    assert (caught.value.expected, caught.value.got) == ("png", "jpeg")
+@pytest.mark.parametrize("episodes", ["a", "ab"], ids=["in one episode", "in two"])
+def test_jpegs_and_pngs_are_kept_side_by_side(
+    tree: Path, tmp_path_factory: pytest.TempPathFactory, episodes: str
+) -> None:
+    """As they are, on each way from files to files and batches; arrays become PNGs."""
+    for episode in episodes:
+        for number in (1, 2) if episode == "a" else (0, 1, 2):
+            path = tree / episode / "rgb" / f"{number}.png"
+            path.unlink()
+            Image.fromarray(_images(number, 4, 5, 3)).save(path.with_suffix(".jpg"))
+    source = Folders(tree, keep_encoded=True)
+    codec = {"id": "seqrecord.image", "format": "any"}
+    assert source.schema()["rgb"].codec == (codec,)
+    wanted = [_read(Folders(tree), i) for i in range(2)]
+    out = tmp_path_factory.mktemp("out")
+    records = out / "records"
+    seqrecord.convert(source, records, workers=1)
+    seqrecord.convert(open_source(records), out / "again", workers=1)
+    for place in (records, out / "again"):
+        with seqrecord.open(place) as dataset:
+            assert dataset.features["rgb"].codec == (codec,)
+            for key, frames in zip("ab", wanted, strict=True):
+                got = dataset.episodes[key][:]["rgb"]
+                np.testing.assert_array_equal(got, [frame["rgb"] for frame in frames])
+                seqrecord.export.to_files(dataset, key, out / f"{place.name}-files")
+                for path in (tree / key / "rgb").iterdir():
+                    copy = out / f"{place.name}-files" / key / "rgb"
+                    assert (copy / f"00000{path.name}").read_bytes() == path.read_bytes()
 
 
 def test_names_that_cannot_be_features(tmp_path: Path) -> None:
@@ -305,7 +484,7 @@ _CUT = """
 import os, sys
 from pathlib import Path
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders
+from seqrecord.sources import Folders, Source, open_source
 
 source = Folders(sys.argv[1])
 frames = source.frames(source.episodes()[0])

@@ -107,11 +107,7 @@ def test_all_of_a_scene_come_into_one_split(tmp_path: Path) -> None:
     assert len(last) == 1
 
 
-@given(
-    st.integers(1, 30),
-    st.lists(st.floats(0, 1), min_size=1, max_size=4),
-    st.integers(0, 5),
-)
+@given(st.integers(1, 30), st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 5))
 def test_shares_are_met_within_one_episode(count: int, parts: list[float], seed: int) -> None:
     shares = [part / max(1.0, sum(parts)) for part in parts]
     old = np.full(count, NO_SPLIT, np.int64)

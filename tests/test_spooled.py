@@ -13,13 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from seqrecord import errors
 from seqrecord.checksum import crc32c
-from seqrecord.errors import (
-    DestinationError,
-    NotFoundError,
-    StorageError,
-    TransientError,
-)
 from seqrecord.storage import Unfinished
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.ranges import ByteRange, unwanted_if
@@ -64,7 +59,7 @@ class Store:
     def send(self, path: str, content: Content) -> None:
         self.on_send()
         if path in self.objects:
-            raise DestinationError("the file exists already", file=path)
+            raise errors.DestinationError("the file exists already", file=path)
         pieces = (content.read(at, at + 700) for at in range(0, content.size, 700))
         self.objects[path] = b"".join(pieces)
 
@@ -82,7 +77,7 @@ class Store:
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         if path not in self.objects:
-            raise NotFoundError("no such file", file=path)
+            raise errors.NotFoundError("no such file", file=path)
         return self.objects[path], ""
 
     def read_ranges(
@@ -186,7 +181,7 @@ def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
     assert left.path == PATH
     assert left.checkpoints() == [(i + 1, b"%d" % i) for i in range(10)]
     assert read(left, 0, 10) == b"x" * 10
-    with pytest.raises(StorageError, match="ended early"):
+    with pytest.raises(errors.StorageError, match="ended early"):
         read(left, 0, 11)
 
 
@@ -282,7 +277,7 @@ def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
 def test_nothing_is_sent_that_is_unwanted(store: Store) -> None:
     upload = store.upload(PATH)
     upload.write(DATA)
-    with unwanted_if(lambda: True), pytest.raises(StorageError, match="nobody waits"):
+    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="nobody waits"):
         upload.commit()
     upload.commit()
     assert store.objects == {PATH: DATA}
@@ -330,7 +325,7 @@ def test_no_part_is_put_that_the_whole_file_comes_before(store: Store) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, call: str) -> None:
     def fail() -> None:
-        raise TransientError("as asked", file="part")
+        raise errors.TransientError("as asked", file="part")
 
     store.on_put = fail
     upload = store.upload(PATH)
@@ -338,7 +333,7 @@ def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, cal
     upload.checkpoint(b"one")
     wait_for(lambda: threads() == [])
     for _ in range(2):
-        with pytest.raises(TransientError, match="as asked"):
+        with pytest.raises(errors.TransientError, match="as asked"):
             CALLS[call](upload)
     upload.leave()
     assert store.objects == {}
@@ -347,14 +342,14 @@ def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, cal
 @pytest.mark.usefixtures("never_due")
 def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
     def fail() -> None:
-        raise TransientError("as asked", file=PATH)
+        raise errors.TransientError("as asked", file=PATH)
 
     for end in ("commit", "leave", "abort"):
         store.on_send = fail
         upload = store.upload(PATH)
         upload.write(DATA)
         upload.checkpoint(b"one")
-        with pytest.raises(TransientError):
+        with pytest.raises(errors.TransientError):
             upload.commit()
         store.on_send = lambda: None
         getattr(upload, end)()
@@ -368,7 +363,7 @@ def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(path: str) -> None:
-        raise StorageError("as asked", file=path)
+        raise errors.StorageError("as asked", file=path)
 
     store.on_remove = fail
     upload = store.upload(PATH)

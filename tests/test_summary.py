@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import ClipSpec, FormatError, SeqRecordWriter, summarize
@@ -21,7 +20,7 @@ from seqrecord.reading.summary import (
     summarize_episode,
 )
 from seqrecord.text import codec_text
-from tests.command_line import main
+from tests.command_line import run
 from tests.datasets import SmallFrame, write_small
 from tests.tiny import change_table
 
@@ -154,14 +153,6 @@ def test_codec_text() -> None:
     assert codec_text(chain) == "delta(-1) + zstd(3)"
 
 
-def test_no_gap_at_all(tmp_path: Path) -> None:
-    write_small(tmp_path, missing=False)
-    summary = summarize(seqrecord.open(tmp_path), clip=ClipSpec(5))
-    assert np.all([feature.num_missing == 0 for feature in summary.features])
-    assert summary.clips is not None
-    assert summary.clips.num_incomplete == 0
-
-
 def test_an_episode_against_its_frames(tmp_path: Path) -> None:
     written = write_small(tmp_path)
     dataset = seqrecord.open(tmp_path)
@@ -209,7 +200,7 @@ def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
             with writer.episode(key) as episode:
                 episode.append({"x": np.zeros(3)})
     for options in ([], ["--episodes"], ["--episodes", "--json"]):
-        text = CliRunner().invoke(main, ["info", str(tmp_path), "z[1]", *options]).stdout
+        text = run("info", tmp_path, "z[1]", *options).stdout
         assert "z[1]" in text
         assert "z1" not in text
 

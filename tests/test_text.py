@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, FormatError
 from seqrecord.format.text import (
     FORBIDDEN_IN_KEY,
-    MAX_JSON_DEPTH,
     MAX_KEY_LENGTH,
     MAX_METADATA_LENGTH,
     check_key,
@@ -118,12 +117,6 @@ def test_json_that_looks_odd_is_taken() -> None:
     assert parse_json(
         b' {"\\ud83d\\ude00": [1e308, -0.0, "\\\\ud800", 12345678901234567890]} '
     ) == {"😀": [1e308, 0.0, "\\ud800", 12345678901234567890]}
-
-
-def test_json_depth() -> None:
-    assert parse_json("[" * MAX_JSON_DEPTH + "1" + "]" * MAX_JSON_DEPTH)
-    with pytest.raises(FormatError, match="too deeply"):
-        parse_json("[" * (MAX_JSON_DEPTH + 1) + "1" + "]" * (MAX_JSON_DEPTH + 1))
 
 
 # --- sizes and durations ----------------------------------------------------------------------

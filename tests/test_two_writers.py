@@ -370,7 +370,7 @@ def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
     assert (tmp_path / MANIFEST).read_bytes() == manifest
     assert clean(tmp_path, older_than=3000) == listed
     there = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert there == named
+    assert there - set((tmp_path / "manifests").iterdir()) == named
     assert keys_of(tmp_path) == "abc"
     assert clean(tmp_path, older_than=0) == []
     with writer(tmp_path, "resume") as more:
@@ -487,10 +487,10 @@ class Meanwhile(StorageWrapper):
         self._before, self._after = before, after
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        if self._before:
+        if self._before and path == MANIFEST:
             self._before()
         super().put(path, data, expected=expected)
-        if self._after:
+        if self._after and path == MANIFEST:
             self._after()
 
 

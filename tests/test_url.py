@@ -77,12 +77,6 @@ def test_azure_urls_name_the_account_and_its_service(url: str, endpoint: str) ->
     assert where.shown == url
 
 
-def test_a_sas_in_the_url_is_an_option_and_not_shown() -> None:
-    with_sas = parse_location(f"https://acme.blob.core.windows.net/box/path?sv=1&sig={SECRET}")
-    assert with_sas.options["sas_token"] == f"sv=1&sig={SECRET}"
-    assert with_sas.shown == "https://acme.blob.core.windows.net/box/path"
-
-
 def test_the_account_comes_first_where_blobfile_is_named() -> None:
     for where in (
         parse_location("az://acme/box/path", backend="blobfile"),

@@ -18,7 +18,7 @@ import pytest
 from seqrecord.codecs.video.config import VIDEO_CODECS, VideoConfig, named_video
 from seqrecord.codecs.video.decoding import GopFrames, decode_gop, describe
 from seqrecord.codecs.video.encoding import encode_gop
-from seqrecord.codecs.video.gops import Gop
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
@@ -339,3 +339,31 @@ def test_packets_of_grey_are_no_packets_of_colour() -> None:
         decode_gop(deep, 47, 61, encode_gop(colour, pixels))
     with pytest.raises(CodecError, match="can be kept"):
         describe("ffv1", encode_gop(deep, frames))
+
+
+# Gop: what a group of pictures is, and what is none
+
+
+def test_gop() -> None:
+    gop = Gop((b"key", b"p", b"b", b"hidden"), (0, 2, 1, -1))
+    assert gop.num_frames == 3
+    assert gop.nbytes == 11
+
+
+@pytest.mark.parametrize(
+    ("packets", "order"),
+    [
+        ((), ()),
+        ((b"a",), (-1,)),
+        ((b"a",), (1,)),
+        ((b"a", b"b"), (0, 0)),
+        ((b"a", b"b"), (0,)),
+        ((b"a", b""), (0, 1)),
+        ((b"a", b"b"), (0, -2)),
+        ((b"a",) * (MAX_GOP_FRAMES + 1), tuple(range(MAX_GOP_FRAMES + 1))),
+        ((b"a",) * (MAX_GOP_PACKETS + 1), (0, *[-1] * MAX_GOP_PACKETS)),
+    ],
+)
+def test_no_gop(packets: tuple[bytes, ...], order: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="GOP"):
+        Gop(packets, order)

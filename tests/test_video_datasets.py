@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 import seqrecord
@@ -20,7 +19,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import CodecError, FrameError, MissingPackageError, SchemaError, SourceError
 from seqrecord.schema import FeatureSpec, Schema
-from tests.command_line import main
+from tests.command_line import run
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 
 Pixels = npt.NDArray[np.uint8]
@@ -113,9 +112,7 @@ def test_statistics_of_kept_video_come_from_decoding(
     path, decoded = kept
     dataset = seqrecord.open(path)
     assert list(dataset.statistics) == ["state"]
-    from seqrecord.reading.compute_statistics import compute_statistics
-
-    found = compute_statistics(dataset)["image"]
+    found = dataset.compute_statistics()["image"]
     pixels = np.concatenate(list(decoded.values())).reshape(-1, 3)
     assert np.allclose(found.mean, pixels.mean(axis=0), atol=4)
 
@@ -333,12 +330,6 @@ def test_a_packet_that_does_not_decode_is_named(tmp_path: Path) -> None:
         list(pipe)
 
 
-def _run(*words: object) -> str:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_the_command_line(tmp_path: Path) -> None:
     """A folder of PNGs packed as video, looked at, verified, exported again."""
     folder = tmp_path / "originals" / "run" / "image"
@@ -347,25 +338,22 @@ def test_the_command_line(tmp_path: Path) -> None:
         Image.fromarray(image).save(folder / f"{number:06d}.png")
     records = tmp_path / "records"
     common = ("--src", tmp_path / "originals", "--dst", records, "--workers", 1)
-    _run("write", *common, "--codec", "image=ffv1:gop=4")
+    run("write", *common, "--codec", "image=ffv1:gop=4")
     dataset = seqrecord.open(records)
     assert np.array_equal(dataset.episodes["run"][:]["image"], moving(12))
     assert dataset.features["image"].codec == (
         {"id": "video", "codec": "ffv1", "pixel_format": "bgr0", "gop": 4},
     )
-    assert "ffv1" in _run("info", records, "--clip-len", 4)
-    _run("verify", records, "--deep")
-    _run("reindex", records)
-    _run("stats", records, "--recompute")
-    _run("export", records, "run", tmp_path / "out")
+    assert "ffv1" in run("info", records, "--clip-len", 4).stdout
+    run("verify", records, "--deep")
+    run("reindex", records)
+    run("stats", records, "--recompute")
+    run("export", records, "run", tmp_path / "out")
     exported = sorted((tmp_path / "out").rglob("*.png"))
     found = np.stack([np.asarray(Image.open(path)) for path in exported])
     assert np.array_equal(found, moving(12))
-    result = CliRunner().invoke(
-        main, ["write", *map(str, common[:2]), "--codec", "image=av1:gop=0"]
-    )
-    assert result.exit_code == 1
-    assert "takes gop 1 to 256" in result.stderr
+    refused = run("write", *common[:2], "--codec", "image=av1:gop=0", code=1)
+    assert "takes gop 1 to 256" in refused.stderr
 
 
 def test_pyav_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +378,7 @@ def test_depth_of_16_bits_is_video_without_loss(tmp_path: Path) -> None:
         Image.fromarray(frame).save(folder / f"{number:06d}.png")
     records = tmp_path / "records"
     common = ("--src", tmp_path / "originals", "--dst", records, "--workers", 1)
-    _run("write", *common, "--codec", "depth=ffv1:gop=5")
+    run("write", *common, "--codec", "depth=ffv1:gop=5")
     dataset = seqrecord.open(records)
     assert dataset.features["depth"].codec == (
         {"id": "video", "codec": "ffv1", "pixel_format": "gray16le", "gop": 5},
@@ -403,9 +391,9 @@ def test_depth_of_16_bits_is_video_without_loss(tmp_path: Path) -> None:
     ):
         start = int(clip["start"])
         assert np.array_equal(clip["depth"].numpy(), depth[start : start + 3])
-    _run("verify", records, "--deep")
-    _run("stats", records, "--recompute")
-    _run("export", records, "run", tmp_path / "out")
+    run("verify", records, "--deep")
+    run("stats", records, "--recompute")
+    run("export", records, "run", tmp_path / "out")
     exported = sorted((tmp_path / "out").rglob("*.png"))
     assert [np.array_equal(np.asarray(Image.open(path)), depth[i])
             for i, path in enumerate(exported)] == [True] * 20  # fmt: skip

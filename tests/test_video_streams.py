@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from seqrecord.codecs.video.packets import Start, packet_format
 from seqrecord.errors import SourceError
 from seqrecord.sources import Videos
 from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_packets import Start, packet_format
 from seqrecord.sources.video_streams import read_gops, video_spec
 from tests.video_file_data import (
     QUIET,

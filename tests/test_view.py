@@ -97,7 +97,9 @@ def test_pictures_and_their_legends(
         ("pose_left", "f8", (7,), [f"pose_left[{i}]" for i in range(7)]),
         ("reward", "f4", (), ["reward"]),
         ("state", "f4", (40,), ["state"]),  # more than a dozen share their axes
-        ("imu_acc", "f8", (10, 3), []),
+        ("transform", "f8", (3, 4), [f"transform[{i}]" for i in range(12)]),
+        ("keypoints", "f4", (10, 3), ["keypoints"]),
+        ("points", "f4", (100, 3), []),
         ("wave", "c8", (5,), []),
         ("normals", "f4", (48, 64, 3), []),
         ("tiny", "u1", (2, 2, 3), []),
@@ -121,7 +123,7 @@ def test_depth_has_one_scale_for_all_frames_and_survives_the_sky() -> None:
     assert last[22, 32].tolist() == last[0, 0].tolist() == NEUTRAL
     assert 40 < last[40, 32].sum() < 300  # 30 m is neither lost beside the sky nor near
     assert "missing" in texts(figure)
-    assert {"2 m", "14.1 m", "100 m"} <= set(texts(figure))
+    assert {"2", "14.1", "100"} <= set(texts(figure))  # a clip does not say the unit
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_flow_wheel() -> None:
     longer = np.ones((40, 40, 2)) * [1, 0]
     longer[0, 0] = [3, 0]  # beyond what all but a percent have
     np.testing.assert_allclose(image_of("flow", longer)[0, 0], [191, 0, 0], atol=1)
-    assert "rim 1.25 px" in texts(view({"flow": [longer]}))
+    assert "rim 1.25" in texts(view({"flow": [longer]}))
 
 
 def test_palette_of_labels() -> None:
@@ -334,8 +336,62 @@ def test_a_clip_of_a_loader(dataset: Dataset) -> None:
     batches = seqrecord.SeqRecordPipe(
         dataset.url, clip_len=3, features=features, batch_size=2, shuffle=False
     )
-    with pytest.raises(ClipError, match="more than one clip"):
-        view(next(iter(batches)))
+    batch = next(iter(batches))
+    with pytest.raises(ClipError, match=r"more than one clip.*row=0 to row=1"):
+        view(batch)
+    one = {name: values[1] for name, values in batch.items()}
+    np.testing.assert_array_equal(pixels(view(batch, row=1)), pixels(view(one)))
+
+
+@pytest.fixture
+def spoken(tmp_path: Path) -> Path:
+    """Texts, units, a pose in millimetres, and an IMU whose number of samples varies."""
+    features: dict[str, Any] = {
+        "range": {"kind": "depth", "unit": "mm"},
+        "state": {"unit": "rad"},
+    }
+    with (
+        seqrecord.SeqRecordWriter(tmp_path / "spoken", features=features) as writer,
+        writer.episode("a", metadata={"robot": "arm"}) as episode,
+    ):
+        for number in range(4):
+            episode.append(
+                {
+                    "range": np.full((16, 16), 1500, np.uint16),
+                    "state": np.array([number]),
+                    "imu": np.arange(3.0 * (number + 1)).reshape(-1, 3),
+                    "task": "pick\nup" if number < 2 else "place",
+                    "raw": bytes(number),
+                }
+            )
+    return tmp_path / "spoken"
+
+
+def test_texts_and_units_of_a_dataset(spoken: Path) -> None:
+    found = texts(view(spoken))
+    assert [found.count(t) for t in ("pick up", "place", "0 bytes")] == [1, 1, 1]
+    assert {"1500 mm", "0.0 to 3.0 rad"} <= set(found)
+    assert axes_of(view(spoken), "range").images  # by its kind, whatever its name is
+
+
+def test_samples_between_frames_are_points_of_one_curve(spoken: Path) -> None:
+    [line] = axes_of(view(spoken), "imu[1]").lines
+    every = [0, 1, 1.5, 2, 2 + 1 / 3, 2 + 2 / 3, 3, 3.25, 3.5, 3.75]
+    np.testing.assert_allclose(np.asarray(line.get_xdata()), every)
+    np.testing.assert_array_equal(np.asarray(line.get_ydata())[1:3], [1, 4])
+
+
+@pytest.mark.parametrize("ragged", ["list", "pad", "nested"])
+def test_what_batches_tell_of_their_clips(spoken: Path, ragged: str) -> None:
+    options: dict[str, Any] = {"clip_len": 2, "metadata": ["robot"], "ragged": ragged}
+    loader = seqrecord.SeqRecordStream(spoken, batch_size=2, shuffle=False, **options)
+    for figure in (
+        view(next(iter(loader)), row=1),
+        view(seqrecord.SeqRecordDataset(spoken, **options)[1]),
+    ):
+        found = texts(figure)
+        assert {"frames 1 to 2, robot: arm", "pick up", "place"} <= set(found)
+        assert "imu[2]" in labels(figure)
 
 
 def test_columns_are_spread_over_the_clip(dataset: Dataset) -> None:
@@ -369,7 +425,11 @@ def test_a_note_whose_length_happens_not_to_vary(dataset: Dataset) -> None:
         ({}, {}, ClipError, "without features"),
         ({"episode": "a", "start": 3}, {}, ClipError, "without features"),
         ({"x": []}, {}, ClipError, "length"),
-        ({"x": 3.0}, {}, ClipError, "not frames"),
+        ({"x": 3.0}, {}, ClipError, "without features"),
+        ({"x": np.zeros((2, 3))}, {"row": 2}, ClipError, "no such row"),
+        ({"x": np.zeros((2, 3))}, {"row": True}, ClipError, "no such row"),
+        ({"x": np.zeros(3), "episode": "a"}, {"row": 0}, ClipError, "row"),
+        (None, {"row": 0}, ClipError, "row"),
         ({"x": [[1], [1, 2]]}, {"episode": "a"}, ClipError, "episode"),
         ({"x": np.zeros(3)}, {"clip_len": 2}, ClipError, "clip_len"),
         ({"x": np.zeros(3)}, {"features": ["nope"]}, SchemaError, "no such feature"),

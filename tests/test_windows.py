@@ -1,226 +1,70 @@
-"""Windows per feature, against brute force: which clips there are, their frames, their masks."""
+"""What windows are: offsets, seconds, timestamps, `Latest`; beside the model of `clip_model`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import (
     ClipError,
     EngineOptions,
+    Latest,
+    LoaderOptions,
+    Seconds,
     SeqRecordDataset,
-    SeqRecordNode,
     SeqRecordPipe,
     SeqRecordStream,
+    SeqRecordWriter,
     StateError,
 )
-from seqrecord.errors import MemoryLimitError
+from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
 from seqrecord.pipes.clip_windows import describe_offsets
+from seqrecord.pipes.selection import ClipSelection
 from seqrecord.sampling import Window
-from tests.clip_data import LENGTHS, effective, expected_frame, names, write_numbered
+from tests.clip_data import LENGTHS, effective, expected_frame, names
+from tests.clip_model import FEATURES, GROUPS, Case, write_all
 from tests.resume_contract import check_resume
 
-FEATURES = ["image", "flow", "note", "id"]
 FIXED = ["image", "flow", "id"]
-Offsets = Mapping[str, Sequence[int]]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    groups = {"image": 0, "flow": 1, "note": 1, "id": 2}
-    return write_numbered(tmp_path_factory.mktemp("windows") / "groups", groups=groups)
-
-
-@pytest.fixture(scope="module")
-def one_group(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    groups = dict.fromkeys(FEATURES, 0)
-    return write_numbered(tmp_path_factory.mktemp("windows") / "one", groups=groups)
-
-
-def frames_of(offsets: Sequence[int], episode: int, start: int, *, pad: bool) -> list[int] | None:
-    """The frames of a clip; `None` where one lies outside and is not padded."""
-    frames = [start + offset for offset in offsets]
-    last = LENGTHS[episode] - 1
-    if not pad and not all(0 <= frame <= last for frame in frames):
-        return None
-    return [min(max(frame, 0), last) for frame in frames]
-
-
-def possible(
-    offsets: Offsets, stride: int = 1, *, pad: bool, phase: int = 0
-) -> list[tuple[str, int]]:
-    """Key and start of every clip, one at a time."""
-    clips = []
-    for episode, num_frames in enumerate(LENGTHS):
-        for start in range(phase, num_frames, stride):
-            found = {n: frames_of(o, episode, start, pad=pad) for n, o in offsets.items()}
-            if all(
-                frames is not None and all(name in expected_frame(episode, f) for f in frames)
-                for name, frames in found.items()
-            ):
-                clips.append((f"set/{episode}", start))
-    return clips
-
-
-def check(
-    clip: dict[str, Any], offsets: Offsets, *, masks: Sequence[str], pad: bool
-) -> list[tuple[str, int]]:
-    """Assert that a clip or a batch holds what its names say; returns them."""
-    assert list(clip) == [*offsets, "episode", "start", *(f"{name}_is_pad" for name in masks)]
-    clips, single = names(clip), isinstance(clip["episode"], str)
-    for name, of_feature in offsets.items():
-        values = [clip[name]] if single else clip[name]
-        assert len(values) == len(clips)
-        for value, (key, start) in zip(values, clips, strict=True):
-            frames = frames_of(of_feature, int(key[4:]), start, pad=pad)
-            assert frames is not None
-            assert len(value) == len(frames)
-            for got, frame in zip(value, frames, strict=True):
-                expected = expected_frame(int(key[4:]), frame)[name]
-                assert got.numpy().dtype == expected.dtype
-                np.testing.assert_array_equal(got.numpy(), expected)
-    for name in masks:
-        mask = clip[f"{name}_is_pad"]
-        assert mask.dtype == torch.bool
-        every = [_is_pad(offsets[name], of) for of in clips]
-        assert mask.tolist() == (every[0] if single else every)
-    return clips
-
-
-def _is_pad(offsets: Sequence[int], clip: tuple[str, int]) -> list[bool]:
-    length = LENGTHS[int(clip[0][4:])]
-    return [not 0 <= clip[1] + offset < length for offset in offsets]
-
-
-window = (
-    st.lists(st.integers(-7, 12), min_size=1, max_size=5)
-    | st.builds(range, st.integers(-3, 0), st.integers(1, 5))
-    | st.builds(lambda n, step: range(0, n * step, step), st.integers(1, 4), st.integers(1, 3))
-)
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Sequence[int]], list[str]]:
-    """Arguments of a loader, the offsets of each feature, and the features with masks."""
-    features = draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
-    windows = draw(st.dictionaries(st.sampled_from(features), window, min_size=1))
-    clip_len, pad = draw(st.none() | st.integers(1, 4)), draw(st.sampled_from([None, "edge"]))
-    dilation = draw(st.integers(1, 2)) if clip_len else 1
-    others = range(0, (clip_len or 1) * dilation, dilation)
-    arguments: dict[str, Any] = {
-        "features": features, "windows": windows, "clip_len": clip_len, "dilation": dilation,
-        "pad": pad, "stride": draw(st.sampled_from([1, 1, 2, 5])),
-    }  # fmt: skip
-    masks = [n for n in features if pad and (clip_len or n in windows)]
-    return arguments, {name: windows.get(name, others) for name in features}, masks
-
-
-@given(data=st.data())
-def test_every_clip_is_right(path: Path, one_group: Path, data: st.DataObject) -> None:
-    path = data.draw(st.sampled_from([path, one_group]))
-    arguments, offsets, masks = data.draw(requests())
-    pad = arguments["pad"] is not None
-    expected = possible(offsets, arguments["stride"], pad=pad)
-    others: dict[str, Any] = {
-        "batch_size": data.draw(st.none() | st.integers(1, 7)),
-        "shuffle": data.draw(st.booleans()),
-        "num_cursors": data.draw(st.none() | st.integers(1, 5)),
-        "shuffle_buffer": data.draw(st.sampled_from([1, 5, 64])),
-        "memory_limit": data.draw(st.sampled_from([30_000, 200_000, 4 << 20])),
-        "device": data.draw(st.sampled_from([None, "cpu"])),
-        "num_threads": data.draw(st.integers(1, 3)),
-        "seed": data.draw(st.integers(0, 5)),
-    }
-    others = effective(others)
-    if not expected:
-        with pytest.raises(ClipError, match="no clip has all of its frames"):
-            SeqRecordPipe(path, **arguments, **others)
-        return
-    try:
-        pipe = SeqRecordPipe(path, **arguments, **others)
-    except MemoryLimitError:
-        return
-    clips = [c for item in pipe for c in check(item, offsets, masks=masks, pad=pad)]
-    assert clips == expected if not others["shuffle"] else sorted(clips) == sorted(expected)
-    stats, starts = pipe.stats(), sum(-(-n // arguments["stride"]) for n in LENGTHS)
-    assert stats["clips"] == len(expected)
-    assert stats["clips_incomplete"] + stats["clips_outside"] == starts - len(expected)
-    assert not (pad and stats["clips_outside"])
-
-    dataset = SeqRecordDataset(path, **arguments)
-    assert len(dataset) == len(expected)
-    numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
-    found = dataset.__getitems__(numbers) if len(numbers) > 1 else [dataset[numbers[0]]]
-    asked = [c for clip in found for c in check(clip, offsets, masks=masks, pad=pad)]
-    assert asked == [expected[number] for number in numbers]
-
-
 WINDOWS: dict[str, Any] = {"image": [-1, 0], "id": range(16), "flow": [-4, -2, 3]}
 ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
-ORDERED = {name: WINDOWS[name] for name in FIXED}
+TAKERS: list[Any] = [SeqRecordPipe, SeqRecordDataset]
 
 
-@pytest.mark.parametrize("more", [{"clip_len": 3}, {"pad": None}])
-def test_resumes_anywhere(path: Path, more: dict[str, Any]) -> None:
-    chosen = {**ASKED, "batch_size": 4, "shuffle_buffer": 64, "num_cursors": 4, **more}
-    check_resume(lambda: SeqRecordPipe(path, **effective(chosen)), num_epochs=2)
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("windows") / "records", GROUPS)
 
 
-def test_a_state_is_of_its_windows(path: Path) -> None:
-    state = SeqRecordPipe(path, **ASKED, batch_size=4).state_dict()
-    SeqRecordPipe(path, **ASKED, batch_size=4).load_state_dict(state)
-    for other, said in (
-        ({"windows": {**WINDOWS, "id": range(15)}}, "windows"),
-        ({"pad": None}, "pad"),
-        ({"windows": None, "clip_len": 1}, "clip_len, windows"),
-    ):
-        pipe = SeqRecordPipe(path, **{**ASKED, **other}, batch_size=4)
+def test_a_state_is_of_its_windows(path: Path, records: Path) -> None:
+    def check(path: Path, options: dict[str, Any], other: dict[str, Any], said: str) -> None:
+        state = SeqRecordPipe(path, **options).state_dict()
+        SeqRecordPipe(path, **options).load_state_dict(state)
         with pytest.raises(StateError, match=f"of other settings: {said}"):
-            pipe.load_state_dict(state)
+            SeqRecordPipe(path, **{**options, **other}).load_state_dict(state)
+
+    check(path, ASKED, {"windows": {**WINDOWS, "id": range(15)}}, "windows")
+    check(path, ASKED, {"pad": None}, "pad")
+    check(path, ASKED, {"windows": None, "clip_len": 1}, "clip_len, windows")
+    for latest in (Latest(max_age=3), Latest(unknown="zeros"), Latest([0, 1])):
+        options = {"clip_len": 2, "features": ["gps"], "windows": {"gps": Latest()}}
+        check(records, options, {"windows": {"gps": latest}}, "windows")
 
 
-def test_every_loader_takes_windows(path: Path) -> None:
-    def sorted_clips(items: Any) -> list[tuple[str, int]]:
-        return sorted(c for i in items for c in check(i, ORDERED, masks=FIXED, pad=True))
-
-    expected = sorted(possible(ORDERED, pad=True))
-    stream = SeqRecordStream(path, **ASKED, batch_size=4, equal=False)
-    assert sorted_clips(DataLoader(stream, batch_size=None, num_workers=2)) == expected
-    node = SeqRecordNode(path, **ASKED, batch_size=4)
-    node.reset()
-    assert sorted_clips(node) == expected
-    dataset = SeqRecordDataset(path, **ASKED)
-    loader = DataLoader(dataset, batch_size=4, collate_fn=seqrecord.collate)
-    assert sorted_clips(loader) == expected
-    chain = SeqRecordPipe(path, **ASKED).shuffle().batch(4).collate(seqrecord.collate)
-    assert sorted_clips(chain) == expected
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-def test_workers_resume_in_the_middle(path: Path) -> None:
-    def make() -> Any:
-        stream = SeqRecordStream(path, **ASKED, batch_size=4)
-        return StatefulDataLoader(stream, batch_size=None, num_workers=2)
-
-    whole = [names(batch) for batch in make()]
-    loader = make()
-    iterator = iter(loader)
-    first = [names(next(iterator)) for _ in range(5)]
-    state = loader.state_dict()
-    del iterator
-    other = make()
-    other.load_state_dict(state)
-    assert first + [names(batch) for batch in other] == whole
+def inside(number: int, start: int, offsets: Sequence[int]) -> list[int]:
+    return [min(max(start + offset, 0), LENGTHS[number] - 1) for offset in offsets]
 
 
 def test_windows_of_what_a_transform_makes(path: Path) -> None:
@@ -230,55 +74,47 @@ def test_windows_of_what_a_transform_makes(path: Path) -> None:
         return {"sum": frame["image"].sum(), "id": frame["id"], "flow": frame["flow"]}
 
     windows = {"sum": [0, 3], "id": [-2, -1]}
+    every = [
+        (f"set/{number}", start)
+        for number, length in enumerate(LENGTHS)
+        for start in range(length)
+        if all("flow" in expected_frame(number, i) for i in inside(number, start, [-2, -1, 0, 3]))
+    ]
     settings: dict[str, Any] = {"windows": windows, "frame_transform": transform, "pad": "edge"}
-    every = {name: [-2, -1, 0, 3] for name in FEATURES}
-    expected = possible(every, pad=True)
-    pipe = SeqRecordPipe(path, batch_size=3, **settings)
-    items = [(item, i) for item in pipe for i in range(len(item["episode"]))]
-    dataset = SeqRecordDataset(path, **settings)
-    assert sorted(names(item)[i] for item, i in items) == sorted(expected)
-    for item, i in items:
-        episode, start = int(item["episode"][i][4:]), int(item["start"][i])
-        again = dataset[expected.index((item["episode"][i], start))]
+    clips, dataset = list(SeqRecordPipe(path, **settings)), SeqRecordDataset(path, **settings)
+    assert sorted(names(clip)[0] for clip in clips) == every
+    for clip in clips:
+        number, start = int(clip["episode"][4:]), int(clip["start"])
+        again = dataset[every.index((clip["episode"], start))]
         for name, offsets in {**windows, "flow": [0]}.items():
-            frames = frames_of(offsets, episode, start, pad=True)
-            assert frames is not None
-            values = [transform(expected_frame(episode, f))[name].tolist() for f in frames]
-            assert item[name][i].tolist() == values == again[name].tolist()
-    assert {"sum_is_pad", "id_is_pad"} <= set(items[0][0])
-    assert "flow_is_pad" not in items[0][0]
+            frames = [expected_frame(number, i) for i in inside(number, start, offsets)]
+            values = [transform(frame)[name].tolist() for frame in frames]
+            assert clip[name].tolist() == values == again[name].tolist()
+        assert {"sum_is_pad", "id_is_pad"} <= set(clip)
+        assert "flow_is_pad" not in clip
 
 
-def test_phases_and_chosen_clips(path: Path) -> None:
-    offsets: Offsets = {"image": [-1, 0], "flow": range(3), "id": [0]}
-    settings: dict[str, Any] = {
-        "features": FIXED,
-        "windows": {n: offsets[n] for n in ("image", "flow")},
-    }
-    pipe = SeqRecordPipe(path, stride=4, rotate_phase=True, batch_size=4, **settings)
-    found = []
-    for _ in range(4):
-        for batch in pipe:
-            found += check(batch, offsets, masks=[], pad=False)
-    assert sorted(found) == sorted(possible(offsets, pad=False))
+def test_phases_and_chosen_clips(records: Path) -> None:
+    windows = {"image": [-1, 0], "flow": range(3)}
+    settings: dict[str, Any] = {"features": FIXED, "windows": windows}
+    case, pipe = Case(settings), SeqRecordPipe(records, stride=4, rotate_phase=True, **settings)
+    assert sorted(case.check(clip) for _ in range(4) for clip in pipe) == case.clips
 
-    chosen = {"episode": ["set/0", "set/3", "set/0"], "start": [5, 8, 22]}
+    chosen = {"episode": ["lab/0", "kitchen/3", "lab/0"], "start": [5, 8, 22]}
     with pytest.raises(ClipError, match="no clip lies in its episode, in row 2") as caught:
-        SeqRecordPipe(path, clips=chosen, **settings)
+        SeqRecordPipe(records, clips=chosen, **settings)
     assert (caught.value.expected, caught.value.got) == ("1 to 20", 22)
-    padded = SeqRecordPipe(path, clips=chosen, pad="edge", batch_size=2, **settings)
-    clips = [c for b in padded for c in check(b, offsets, masks=["image", "flow"], pad=True)]
-    assert sorted(clips) == [("set/0", 5), ("set/3", 8)]  # frame 22 of set/0 has no flow
+    case = Case({**settings, "pad": "edge"})
+    padded = SeqRecordPipe(records, clips=chosen, **case.options)
+    assert sorted(map(case.check, padded)) == [(0, 5), (3, 8)]  # frame 22 of lab/0 has no flow
 
 
-def test_small_windows_hold_few_images(tmp_path: Path) -> None:
+def test_small_windows_hold_few_images(records: Path) -> None:
     """Sixteen ids ahead hold no images, and each frame is decoded once."""
-    path = write_numbered(tmp_path / "records", groups={"image": 0, "flow": 1, "note": 1, "id": 1})
-    settings: dict[str, Any] = {"features": ["image", "id"], "batch_size": 4}
+    settings: dict[str, Any] = {"features": ["image", "action"], "batch_size": 4}
     settings["engine"] = EngineOptions(num_cursors=2, shuffle_buffer=8)
-    windows = {"image": [-1, 0], "id": range(16)}
-    small = SeqRecordPipe(path, windows=windows, **settings)
-    whole = SeqRecordPipe(path, clip_len=16, **settings)
+    small = SeqRecordPipe(records, windows={"image": [-1, 0], "action": range(16)}, **settings)
+    whole = SeqRecordPipe(records, clip_len=16, **settings)
     for pipe in (small, whole):
         list(pipe)
     assert small.stats()["resident_bytes"] < 0.6 * whole.stats()["resident_bytes"]
@@ -294,6 +130,9 @@ def test_windows_of_groups() -> None:
     assert Window.around([np.arange(0, 9, 4)], 2, pad=True) == Window(0, 9, 1, 0)
 
 
+EMPTY, INVALID = "a window is empty, or too long", "a window is not valid"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "got"),
     [
@@ -301,38 +140,59 @@ def test_windows_of_groups() -> None:
         ({"windows": {}}, "windows is not valid", "{}"),
         ({"windows": [0, 1]}, "windows is not valid", "[0, 1]"),
         ({"windows": {3: [0]}}, "windows is not valid", "{3: [0]}"),
-        ({"windows": {"image": []}}, "a window is empty", "0 offsets, the furthest 0 frames away"),
-        ({"windows": {"image": [0.5]}}, "a window is not valid", "[0.5]"),
-        ({"windows": {"image": [True]}}, "a window is not valid", "[True]"),
-        ({"windows": {"image": 3}}, "a window is not valid", "3"),
-        ({"windows": {"image": "0"}}, "a window is not valid", "'0'"),
-        ({"windows": {"image": [1 << 31]}}, "a window is empty, or too long", None),
-        ({"windows": {"image": range(1 << 60)}}, "a window is empty, or too long", None),
+        ({"windows": {"image": []}}, EMPTY, "0 offsets, the furthest 0 frames away"),
+        ({"windows": {"image": [0.5]}}, INVALID, "[0.5]"),
+        ({"windows": {"image": [True]}}, INVALID, "[True]"),
+        ({"windows": {"image": 3}}, INVALID, "3"),
+        ({"windows": {"image": "0"}}, INVALID, "'0'"),
+        ({"windows": {"image": [1 << 31]}}, EMPTY, None),
+        ({"windows": {"image": range(1 << 60)}}, EMPTY, None),
         ({"windows": {"depth": [0]}}, "a feature that clips do not have", "depth"),
         ({"windows": {"image": [0]}, "features": ["id"]}, "clips do not have", "image"),
         ({"windows": {"image": [0]}, "dilation": 2}, "dilation is that of clip_len", 2),
         ({"windows": {"image": range(99)}}, "no clip has all of its frames", None),
         ({"clip_len": 2, "pad": "zero"}, "pad is not valid", "'zero'"),
         ({"clip_len": 2, "pad": True}, "pad is not valid", "True"),
+        ({"clip_len": 2, "windows": {"gps": Latest(Latest())}}, INVALID, None),  # type: ignore[arg-type]
+        ({"clip_len": 2, "windows": {"gps": Latest([])}}, EMPTY, None),
+        ({"clip_len": 2, "windows": {"gps": Latest("0")}}, INVALID, None),  # type: ignore[arg-type]
+        ({"clip_len": 2, "windows": {"gbs": Latest()}}, "a feature that clips do not", "gbs"),
+        (
+            {"clip_len": 2, "windows": {"gps": Latest()}, "frame_transform": dict},
+            "go with frame_transform",
+            None,
+        ),
+        (
+            {"clip_len": 2, "windows": {"gps": Latest([0])}, "dilation": (1, 2)},
+            "clips of clip_len frames",
+            None,
+        ),
     ],
+    ids=str,
 )
-def test_bad_windows(path: Path, arguments: dict[str, Any], message: str, got: object) -> None:
-    makers: list[Any] = [SeqRecordPipe, SeqRecordDataset]
-    for make in makers:
+def test_bad_windows(records: Path, arguments: dict[str, Any], message: str, got: object) -> None:
+    for take in TAKERS:
         with pytest.raises(ClipError, match=message) as caught:
-            make(path, **arguments)
-        if got is not None:
-            assert caught.value.got == got
+            take(records, **arguments)
+        assert got is None or caught.value.got == got
+        assert got != "gbs" or caught.value.expected == ", ".join(FEATURES)
 
 
-def test_a_mask_has_a_name_of_its_own(tmp_path: Path) -> None:
-    with seqrecord.SeqRecordWriter(tmp_path) as writer, writer.episode("one") as episode:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("a_is_pad", {"windows": {"a": [0]}, "pad": "edge"}), ("a_age", {"windows": {"a": Latest()}})],
+)
+def test_what_clips_tell_has_a_name_of_its_own(
+    tmp_path: Path, name: str, more: dict[str, Any]
+) -> None:
+    with SeqRecordWriter(tmp_path) as writer, writer.episode("one") as episode:
         for i in range(3):
-            episode.append({"a": np.int64(i), "a_is_pad": np.int64(i)})
-    assert len(SeqRecordDataset(tmp_path, clip_len=2)) == 2
-    with pytest.raises(ClipError, match="the name of what clips tell") as caught:
-        SeqRecordDataset(tmp_path, windows={"a": [0]}, pad="edge")
-    assert caught.value.got == "a_is_pad"
+            episode.append({"a": np.int64(i), name: np.int64(i)})
+    for take in TAKERS:
+        assert len(take(tmp_path, clip_len=2)) == 2
+        with pytest.raises(ClipError, match="the name of what clips tell") as caught:
+            take(tmp_path, clip_len=1, **more)
+        assert caught.value.got == name
 
 
 @pytest.mark.parametrize(
@@ -341,3 +201,444 @@ def test_a_mask_has_a_name_of_its_own(tmp_path: Path) -> None:
 )
 def test_offsets_as_text(offsets: Sequence[int], said: str) -> None:
     assert describe_offsets(np.array(offsets)) == said
+
+
+# ---- the newest value
+
+
+def test_each_chunk_is_read_once(records: Path) -> None:
+    """In one run an episode, however far one looks back."""
+    case = Case({"clip_len": 3, "features": ["image", "say"], "windows": {"say": Latest()}})
+    pipe = SeqRecordPipe(records, **case.options, batch_size=4, shuffle=False)
+    assert len(list(pipe)) > 3
+    groups = pipe.dataset.contents.index.groups
+    used = {episode for episode, _ in case.clips}
+    chunks = sum(int(groups[group].num_chunks[episode]) for group in (0, 4) for episode in used)
+    assert chunks / 2 < pipe.stats()["loads"] <= chunks
+
+
+def test_a_function_is_called_with_it(records: Path) -> None:
+    """Also of the first clip, for which nothing is known."""
+
+    def shift(clip: dict[str, Any], _generator: np.random.Generator) -> dict[str, Any]:
+        assert len(clip["force"]) == 2
+        return {name: clip[name] * (2 if name == "gps" else 1) for name in ("gps", "id")} | {
+            "say": clip["say"]
+        }
+
+    latest = Latest(unknown="zeros")
+    windows = dict.fromkeys(["gps", "say", "force"], latest)
+    case = Case({"clip_len": 2, "features": ["gps", "say", "id"], "windows": windows})
+    features = [*case.features, "force"]
+    options = {**case.options, "features": features, "clip_transform": shift}
+    clips = list(SeqRecordPipe(records, **options))
+    for clip in clips:
+        assert "force" not in clip
+        del clip["force_age"]
+        case.check({**clip, "gps": clip["gps"] / 2})
+    assert len(clips) == len(case.clips)
+
+
+def test_memory_holds_what_one_looks_back_to(records: Path) -> None:
+    """The group of `say` is held for as many frames as an episode has; that of images is not."""
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "lab/0"}
+    for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-22, 24))):
+        selection = ClipSelection(records, LoaderOptions(**options, windows={"say": latest}))
+        windows = [(w.offset, w.span) for w in selection.windows.of_groups(1)]
+        assert windows == [(0, 2), expected]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"max_age": age} for age in (-1, 1.5, True, 1 << 31)),
+        *({"unknown": unknown} for unknown in ("mask", np.zeros(2))),
+    ],
+    ids=str,
+)
+def test_ages_that_make_no_sense(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ClipError, match=f"{next(iter(arguments))} of Latest") as caught:
+        Latest(**arguments)
+    assert caught.value.got is not None
+
+
+def of_flags(episodes: dict[int, list[bool]], most: int | None, offsets: list[int]) -> KnownWindow:
+    """`episodes` are the flags of each frame, whether it has the feature, by row."""
+    runs = [
+        (e, i, i + 1) for e, flags in episodes.items() for i, has in enumerate(flags) if not has
+    ]
+    columns = [np.array(column, np.int64) for column in zip(*runs, strict=True)]
+    missing = MissingFrames.of(*columns) if runs else MissingFrames.none()
+    return KnownWindow(OffsetWindow.of(offsets), missing, most)
+
+
+def newest(flags: list[bool], frame: int, most: int | None) -> int | None:
+    known = [i for i in range(frame + 1) if flags[i]]
+    if not known or (most is not None and frame - known[-1] > most):
+        return None
+    return known[-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    episodes=st.dictionaries(
+        st.integers(0, 6), st.lists(st.booleans(), min_size=1, max_size=12), min_size=1
+    ),
+    most=st.none() | st.integers(0, 6),
+    offsets=st.lists(st.integers(-5, 5), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_what_is_found_is_the_newest(
+    episodes: dict[int, list[bool]], most: int | None, offsets: list[int], data: Any
+) -> None:
+    """Of clips whose frames may lie beyond the ends of episodes: then these ends count."""
+    known = of_flags(dict(sorted(episodes.items())), most, offsets)
+    rows = data.draw(st.lists(st.sampled_from(sorted(episodes)), min_size=1, max_size=5))
+    starts = [data.draw(st.integers(0, len(episodes[row]) - 1)) for row in rows]
+    num_frames = np.array([len(episodes.get(row, ())) for row in range(7)])
+    every = ClipFrames({"gps": known}, num_frames)
+    found = every.find("gps", np.array(rows), np.array(starts))
+    assert found.age is not None
+    frames = [
+        [min(max(start + offset, 0), len(episodes[row]) - 1) for offset in offsets]
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    unknown = {
+        (int(e), i)
+        for e, a, b in zip(
+            known.unknown.episode, known.unknown.start, known.unknown.stop, strict=True
+        )
+        for i in range(a, b)
+    }
+    for k, row in enumerate(rows):
+        for t, frame in enumerate(frames[k]):
+            expected = newest(episodes[row], frame, most)
+            assert ((row, frame) in unknown) == (expected is None)
+            if expected is None:
+                assert (found.frames[k, t], found.age[k, t]) == (frame, -1)
+            else:
+                assert (found.frames[k, t], found.age[k, t]) == (expected, frame - expected)
+    ages = [
+        i - n
+        for flags in episodes.values()
+        for i in range(len(flags))
+        if (n := newest(flags, i, most)) is not None
+    ]
+    assert known.reach == max(ages, default=0)
+
+
+# ---- seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps", "offsets"),
+    [
+        (Seconds(-0.5, 0), 10, [-5, -4, -3, -2, -1, 0]),
+        (Seconds(-0.5, 0), 15, [-7, -6, -5, -4, -3, -2, -1, 0]),
+        (Seconds(0, 0.1), 30, [0, 1, 2, 3]),
+        (Seconds(0, 0), 30, [0]),
+        (Seconds(0.1, 0.4, every=0.1), 30, [3, 6, 9, 12]),
+        (Seconds([0, -0.1, -0.1]), 50, [0, -5, -5]),
+        (Seconds([1 / 3]), 30, [10]),
+        (Seconds([0.099], tolerance=0.01), 10, [1]),
+    ],
+)
+def test_offsets(seconds: Seconds, fps: float, offsets: list[int]) -> None:
+    found = seconds.offsets(fps, "image")
+    assert found.dtype == np.int64
+    assert found.tolist() == offsets
+
+
+@given(st.sampled_from([5, 10, 24, 29.97, 30, 60, 1000]), st.integers(-90, 90), st.integers(0, 60))
+def test_every_frame_between_two_times(fps: float, first: int, count: int) -> None:
+    last = first + count
+    whole = Seconds(first / fps, last / fps).offsets(fps, "a").tolist()
+    assert whole == list(range(first, last + 1))
+    asked = [i / fps for i in whole]
+    assert Seconds(asked).offsets(fps, "a").tolist() == whole
+    within = Seconds((first - 0.5) / fps, (last + 0.5) / fps).offsets(fps, "a").tolist()
+    assert within == whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(((first,), "two times, or a list") for first in (0.5, np.array(0.5), "now")),
+        (([],), "at least one"),
+        *((([time],), "not a number of seconds") for time in ("now", math.nan)),
+        *(((first, last), "not a number") for first, last in ((0, math.inf), (True, 2))),
+        ((10**400, 1), "not a number of seconds"),
+        ((0.5, 0), "ends before it begins"),
+        ((0, 1, -1), "every of Seconds is too small"),
+        (([0], None, 0.1), "no every"),
+        ((0, 1, None, -1), "tolerance of Seconds is too small"),
+        ((0, 1, 1e-300), "too many times"),
+        ((itertools.count(),), "too many times"),
+        ((-0.5, 0, None, 1e-4, "time"), "need to be told each time"),
+        (([0], None, None, 1e-4, 3), "not a feature's name"),
+        (([0], None, None, 1e-4, None, "pad"), "beyond of Seconds"),
+        (([0], None, None, 1e-4, "time", "skip"), "beyond of Seconds"),
+    ],
+)
+def test_bad_seconds(arguments: tuple[Any, ...], message: str) -> None:
+    names = ("first", "last", "every", "tolerance", "by", "beyond")
+    with pytest.raises(ClipError, match=message):
+        Seconds(**dict(zip(names, arguments, strict=False)))
+
+
+def test_times_without_a_frame() -> None:
+    with pytest.raises(ClipError, match="no frame is near enough") as caught:
+        Seconds([0, 0.15]).offsets(10, "image")
+    assert caught.value.feature == "image"
+    assert caught.value.got == "0.15 s, and the nearest frame at 0.2 s"
+    with pytest.raises(ClipError, match="no frame lies within Seconds"):
+        Seconds(0.01, 0.09).offsets(10, "image")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps"),
+    [
+        (Seconds(-1e8, 1e8), 30),
+        (Seconds([1e8]), 240),
+        (Seconds(0, 1), 1e300),
+        (Seconds([1]), 1e300),
+        (Seconds(0, 1e8, every=1e6), 1e3),
+    ],
+)
+def test_too_many_frames(seconds: Seconds, fps: float) -> None:
+    with pytest.raises(ClipError, match=r"too many frames.*at most 1048576") as caught:
+        seconds.offsets(fps, "image")
+    assert caught.value.feature == "image"
+
+
+def test_repr() -> None:
+    for text in (
+        "Seconds(-0.5, 0)", "Seconds([-0.1, 0.0])", "Seconds(0, 1, every=0.5, tolerance=0.01)"
+    ):  # fmt: skip
+        assert repr(eval(text)) == text
+
+
+def write_rated(path: Path, fps: list[float | None]) -> Path:
+    with SeqRecordWriter(path) as writer:
+        for number, rate in enumerate(fps):
+            with writer.episode(f"{number}", fps=rate) as episode:
+                for i in range(20):
+                    episode.append({"a": np.int64(100 * number + i)})
+    return path
+
+
+def test_seconds_of_a_dataset(tmp_path: Path) -> None:
+    path = write_rated(tmp_path / "same", [10, 10])
+    clips = SeqRecordDataset(path, windows={"a": Seconds([-0.2, 0, 0.3])}, pad="edge")
+    assert len(clips) == 40
+    assert clips[39]["a"].tolist() == [117, 119, 119]
+    assert clips[39]["a_is_pad"].tolist() == [False, False, True]
+    assert len(SeqRecordDataset(path, windows={"a": Seconds(-0.2, 0.3)})) == 30
+
+    path = write_rated(tmp_path / "other", [10, 30, None])
+    for episodes in (None, ["0", "2"], ["2"]):
+        with pytest.raises(ClipError, match="how many frames a second") as caught:
+            SeqRecordDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
+        assert (caught.value.episode, caught.value.got) == ("2", "none")
+    with pytest.raises(ClipError, match="other numbers of frames in Seconds") as caught:
+        SeqRecordDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["0", "1"])
+    assert (caught.value.episode, caught.value.feature) == ("1", "a")
+    with pytest.raises(ClipError, match="no frame is near enough") as caught:
+        SeqRecordDataset(path, windows={"a": Seconds([0.1, 1 / 30])}, episodes=["0", "1"])
+    assert caught.value.episode == "0"
+    assert len(SeqRecordDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
+
+
+def test_lists_of_clips_of_other_rates(records: Path) -> None:
+    """Each start is checked by the window of its own episode."""
+    windows = {"id": Seconds([0, 0.5]), "note": [0]}
+    options: dict[str, Any] = {"windows": windows, "features": ["id", "note"]}
+    case, good = (
+        Case(options),
+        {"episode": ["lab/0", "kitchen/3", "kitchen/3"], "start": [6, 3, 24]},
+    )
+    every = SeqRecordDataset(records, **options, clips=good)
+    assert [case.check(every[i]) for i in range(3)] == [(0, 6), (3, 3), (3, 24)]
+    chosen = SeqRecordDataset(records, **options, clips=good, episodes=["kitchen/3"])
+    assert [case.check(chosen[i]) for i in range(len(chosen))] == [(3, 3), (3, 24)]
+    for row, start, most in ((1, [6, 25, 24], 24), (0, [18, 3, 24], 17)):
+        with pytest.raises(ClipError, match=f"no clip lies in its episode, in row {row}") as caught:
+            SeqRecordDataset(records, **options, clips={**good, "start": start})
+        assert (caught.value.expected, caught.value.got) == (f"0 to {most}", start[row])
+
+
+# ---- timestamps
+
+TIMED = (60, 1, 9, 33)
+TIMES = [-0.25, 0, 0.1, 0.31]
+
+
+def stamps(episode: int) -> npt.NDArray[np.int64]:
+    """Nanoseconds: about ten frames a second, with jitter and a gap."""
+    rng = np.random.default_rng(episode)
+    steps = rng.integers(85_000_000, 115_000_000, TIMED[episode])
+    if episode == 3:
+        steps[20] += 150_000_000
+    found: npt.NDArray[np.int64] = 1_700_000_000_000_000_000 + np.cumsum(steps)
+    return found
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("timed") / "records"
+    features = {"time": {"kind": "timestamp", "unit": "ns"}}
+    with SeqRecordWriter(path, features=features, chunk_frames=8) as writer:
+        for number, length in enumerate(TIMED):
+            with writer.episode(f"{number}") as episode:
+                for i, at in enumerate(stamps(number)):
+                    frame = {"time": at, "imu": np.array([number, i]), "image": np.full((4, 4), i)}
+                    episode.append(frame)
+                assert length == i + 1
+    return path
+
+
+def nearest(
+    episode: int, start: int, times: list[float], tolerance: float
+) -> list[tuple[int, bool, bool]]:
+    """Frame, whether its time lies outside, and whether it lies too far away."""
+    at = (stamps(episode) - stamps(episode)[0]) * 1e-9
+    found = []
+    for time in times:
+        asked = at[start] + time
+        frame = int(np.argmin(np.abs(at - asked)))
+        far = abs(at[frame] - asked) > tolerance
+        outside = far and not at[0] <= asked <= at[-1]
+        found.append((frame, outside, far and not outside))
+    return found
+
+
+def check(clip: dict[str, Any], times: list[float], tolerance: float) -> None:
+    episode, start = int(clip["episode"]), int(clip["start"])
+    wanted = nearest(episode, start, times, tolerance)
+    assert clip["imu"].tolist() == [[episode, frame] for frame, _, _ in wanted]
+    assert clip["imu_is_pad"].tolist() == [outside or far for _, outside, far in wanted]
+    assert clip["image"][:, 0, 0].tolist() == [start]
+
+
+def split(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    names = [name for name in batch if name != "episode"]
+    return [
+        {"episode": key, **{name: batch[name][i] for name in names}}
+        for i, key in enumerate(batch["episode"])
+    ]
+
+
+@settings(deadline=None)
+@given(
+    times=st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=4),
+    tolerance=st.sampled_from([0.02, 0.06, 0.5]),
+    shuffle=st.booleans(),
+    device=st.sampled_from([None, "cpu"]),
+)
+def test_the_nearest_frames(
+    timed: Path, times: list[float], tolerance: float, shuffle: bool, device: str | None
+) -> None:
+    windows = {"imu": Seconds(times, by="time", tolerance=tolerance, beyond="pad")}
+    options: dict[str, Any] = {"features": ["imu", "image"], "windows": windows, "pad": "edge"}
+    order = effective({"shuffle": shuffle, "shuffle_buffer": 16})
+    pipe = SeqRecordPipe(timed, **options, **order, batch_size=5, device=device)
+    clips = [clip for batch in pipe for clip in split(batch)]
+    assert len(clips) == sum(TIMED)
+    far = 0
+    for clip in clips:
+        check(clip, times, tolerance)
+        wanted = nearest(int(clip["episode"]), int(clip["start"]), times, tolerance)
+        far += sum(one[2] for one in wanted)
+    assert pipe.stats()["times_without_frame"] == far
+    dataset = SeqRecordDataset(timed, **options)
+    for clip in dataset.__getitems__([0, 59, 60, 65, 102]):
+        check({**clip, "imu_is_pad": clip["imu_is_pad"]}, times, tolerance)
+
+
+def test_a_time_without_a_frame_is_an_error(timed: Path) -> None:
+    windows = {"imu": Seconds([0, 0.1], by="time", tolerance=0.06)}
+    for make in (
+        lambda: list(SeqRecordPipe(timed, windows=windows, pad="edge", batch_size=4)),
+        lambda: SeqRecordDataset(timed, windows=windows, pad="edge", episodes=["3"])[19],
+    ):
+        with pytest.raises(ClipError, match="no frame is near enough") as caught:
+            make()
+        error = caught.value
+        assert (error.episode, error.frame, error.feature) == ("3", 19, "time")
+        assert error.expected == "a timestamp 0.1 s from that of the clip's start, to 0.06 s"
+        assert str(error.got).startswith("the nearest one ")
+    episodes = ["0", "1", "2"]
+    assert list(SeqRecordPipe(timed, windows=windows, pad="edge", episodes=episodes, batch_size=4))
+
+
+def test_clips_inside_their_episodes(timed: Path) -> None:
+    """Without padding, clips are left out that might have a frame outside."""
+    windows = {"imu": Seconds(TIMES, by="time", tolerance=0.06, beyond="pad")}
+    pipe = SeqRecordPipe(timed, windows=windows, features=["imu", "image"], batch_size=4)
+    clips = [clip for batch in pipe for clip in split(batch)]
+    outside = pipe.stats()["clips_outside"]
+    assert len(clips) + outside == sum(TIMED)
+    assert len(clips) >= sum(max(0, length - 10) for length in TIMED)
+    for clip in clips:
+        check(clip, TIMES, 0.06)
+        found = nearest(int(clip["episode"]), int(clip["start"]), TIMES, 0.06)
+        assert not any(is_outside for _, is_outside, _ in found)
+
+
+def test_resumes_and_works_in_workers(timed: Path) -> None:
+    windows = {"imu": Seconds(0, 0.4, every=0.1, by="time", tolerance=0.2, beyond="pad")}
+    options: dict[str, Any] = {"windows": windows, "pad": "edge", "batch_size": 8}
+    options["engine"] = seqrecord.EngineOptions(num_cursors=8)
+    check_resume(
+        lambda: SeqRecordPipe(timed, **options), num_epochs=2, positions=lambda n: [2, n - 2]
+    )
+    stream = SeqRecordStream(timed, **options)
+    batches = list(DataLoader(stream, batch_size=None, num_workers=1))
+    dataset = pickle.loads(pickle.dumps(SeqRecordDataset(timed, windows=windows, pad="edge")))
+    assert (
+        dataset[30]["imu"].tolist()
+        == SeqRecordDataset(timed, windows=windows, pad="edge")[30]["imu"].tolist()
+    )
+    for clip in (clip for batch in batches for clip in split(batch)):
+        check(clip, [0, 0.1, 0.2, 0.3, 0.4], 0.2)
+
+
+def test_windows_that_time_cannot_bound(timed: Path, tmp_path: Path) -> None:
+    def refused(path: Path, message: str, by: str = "time") -> ClipError:
+        with pytest.raises(ClipError, match=message) as caught:
+            SeqRecordDataset(path, windows={"a": Seconds([0.1], by=by)})
+        return caught.value
+
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    for name, episodes in (("back", [[1, 2, 3], [1, 2, 2]]), ("none", [[1, 2, 3], [1, 0, 3]])):
+        with SeqRecordWriter(tmp_path / name, features=features, statistics=False) as writer:
+            for number, times in enumerate(episodes):
+                with writer.episode(f"{number}") as episode:
+                    for time in times:
+                        frame = {"time": np.float64(time)} if time else {}
+                        episode.append({**frame, "a": np.int64(time)})
+    for name in ("back", "none"):
+        error = refused(tmp_path / name, "timestamps do not ascend, or a frame has none")
+        assert (error.episode, error.feature) == ("1", "time")
+    assert refused(tmp_path / "back", "a feature that is not there", by="b").got == "b"
+    assert (
+        refused(tmp_path / "back", "not a timestamp", by="a").got
+        == "kind None, unit None, int64 []"
+    )
+    windows = {"a": Seconds([1], by="time")}  # others than the selected episode do not matter
+    clips = SeqRecordDataset(tmp_path / "none", windows=windows, episodes=["0"], pad="edge")
+    assert [clip["a"].tolist() for clip in (clips[0], clips[1], clips[2])] == [[2], [3], [3]]
+
+
+def test_episodes_of_one_frame_have_no_other(tmp_path: Path) -> None:
+    """No frame stands for another one without a word."""
+    path, features = tmp_path / "records", {"time": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(path, features=features) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.array([3]), "time": np.array(1.5)})
+    for times in ([-0.5, 0], [0, 0.5]):
+        windows = {"x": Seconds(times, by="time")}
+        with pytest.raises(ClipError, match="no clip has all of its frames"):
+            SeqRecordDataset(path, windows=windows)
+        padded = SeqRecordDataset(path, windows=windows, pad="edge")[0]
+        assert padded["x_is_pad"].tolist() == [time != 0 for time in times]
+    assert SeqRecordDataset(path, windows={"x": Seconds([0], by="time")})[0]["x"].tolist() == [[3]]

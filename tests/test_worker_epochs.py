@@ -25,7 +25,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     ClipError,
-    EngineOptions,
     SeqRecordError,
     SeqRecordMix,
     SeqRecordPipe,
@@ -34,25 +33,30 @@ from seqrecord import (
 )
 from seqrecord.pipes.worker_epochs import SharedEpochs
 from seqrecord.processes.threads import ThreadPool
-from tests.clip_data import digest, effective, leaves_nothing, names
+from tests.clip_data import begun, check, digests, leaves_nothing, make_loader, names, resumed
 from tests.resume_contract import check_resume
 
 pytestmark = [
-    pytest.mark.timeout(
-        300
-    ),  # each spawned worker imports torch, which takes long on a busy machine
+    pytest.mark.timeout(300),  # a spawned worker imports torch: long, on a busy machine
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
-SETTINGS: dict[str, Any] = {"clip_len": 3, "seed": 2, "batch_size": 4}
-SETTINGS["engine"] = EngineOptions(shuffle_buffer=16)
+FEATURES = ["image", "flow", "note", "id"]
 
 
-def stream(path: Path, **changes: Any) -> SeqRecordStream:
-    return SeqRecordStream(path, **effective({**SETTINGS, "features": ["id"], **changes}))
+def stream(path: Path, kind: Any = SeqRecordStream, **changes: Any) -> Any:
+    return make_loader(path, kind, **{"features": ["id"], **changes})
 
 
-def planned(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:
+def stateful(data: Any, workers: int = 2, **options: Any) -> Any:
+    return StatefulDataLoader(data, batch_size=None, num_workers=workers, **options)
+
+
+def loading(data: Any, workers: int = 2, **options: Any) -> Any:
+    return DataLoader(data, batch_size=None, num_workers=workers, **options)
+
+
+def planned(path: Path, epoch: int, workers: int = 2, **changes: Any) -> list[Any]:
     """The batches of an epoch as a DataLoader gives them, each of its workers in turn."""
     parts = []
     for worker in range(workers):
@@ -62,19 +66,24 @@ def planned(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:
     return [batch for turn in zip_longest(*parts) for batch in turn if batch]
 
 
+def plan(path: Path, epochs: Sequence[int], workers: int = 2, **changes: Any) -> list[Any]:
+    """These epochs, one after the other."""
+    return [planned(path, epoch, workers, **changes) for epoch in epochs]
+
+
 def run(loader: Any) -> list[Any]:
     return [names(batch) for batch in loader]
 
 
 def starts() -> Iterator[Any]:
     """How workers start and whether they persist, under which loader, and for so many epochs."""
-    quick = [(DataLoader, "fork", True), (StatefulDataLoader, "fork", False)]
+    fast = [(loading, "fork", True), (stateful, "fork", False), (stateful, "forkserver", False)]
     for case in itertools.product(
-        (DataLoader, StatefulDataLoader), ("fork", "forkserver", "spawn"), (False, True)
+        (loading, stateful), ("fork", "forkserver", "spawn"), (False, True)
     ):
-        if case[1] == "spawn" and case[2] != (case[0] is DataLoader):
+        if case[1] == "spawn" and case[2] != (case[0] is loading):
             continue  # each start of a worker imports torch
-        marks = () if case in quick else pytest.mark.slow
+        marks = () if case in fast else pytest.mark.slow
         yield pytest.param(*case, 3 if case[1] == "fork" else 2, marks=marks)
 
 
@@ -82,58 +91,48 @@ def starts() -> Iterator[Any]:
 def test_epochs_of_workers_are_those_of_the_plan(
     path: Path, loader_of: Any, start: str, persistent: bool, num_epochs: int
 ) -> None:
-    expected = [planned(path, epoch, 2) for epoch in range(num_epochs)]
+    workers = 2 if start == "fork" else 1
+    kind = SeqRecordPipe if loader_of is loading else SeqRecordStream
+    expected = plan(path, range(num_epochs), workers, features=FEATURES)
     gc.collect()
     with leaves_nothing() if start == "fork" else nullcontext():
+        data = stream(path, kind, features=FEATURES)
         loader = loader_of(
-            stream(path),
-            batch_size=None,
-            num_workers=2,
-            persistent_workers=persistent,
-            multiprocessing_context=start,
+            data, workers, persistent_workers=persistent, multiprocessing_context=start
         )
-        assert [run(loader) for _ in range(num_epochs)] == expected
-        del loader
+        found = [[check(batch, FEATURES, 3) for batch in loader] for _ in range(num_epochs)]
+        assert found == expected
+        assert len(loader) == len(found[0])
+        del loader, data
     assert expected[0] != expected[1]
 
 
-def test_epochs_of_workers_of_a_forkserver(path: Path) -> None:
-    """As Python 3.14 starts them."""
-    loader = StatefulDataLoader(
-        stream(path), batch_size=None, num_workers=1, multiprocessing_context="forkserver"
-    )
-    assert [run(loader) for _ in range(2)] == [planned(path, epoch, 1) for epoch in range(2)]
-
-
-@pytest.mark.parametrize("reseed", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_equal_seeds_are_not_taken_for_one_epoch(path: Path, reseed: bool) -> None:
+def test_equal_seeds_are_not_taken_for_one_epoch(path: Path) -> None:
     data = stream(path)
-    for epoch in range(3):
-        if reseed:
-            torch.manual_seed(0)
-        generator = None if reseed else torch.Generator().manual_seed(7)
-        loader = DataLoader(data, batch_size=None, num_workers=2, generator=generator)
-        assert run(loader) == planned(path, epoch, 2)
+    for epoch in range(2):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(7) if epoch else None
+        assert run(loading(data, generator=generator)) == planned(path, epoch)
 
 
 def test_an_epoch_left_early_in_workers_is_over(path: Path) -> None:
-    loader = StatefulDataLoader(stream(path), batch_size=None, num_workers=2)
+    loader = stateful(stream(path))
     for batch in loader:
-        assert names(batch) == planned(path, 0, 2)[0]
+        assert names(batch) == planned(path, 0)[0]
         break
-    assert run(loader) == planned(path, 1, 2)
+    assert run(loader) == planned(path, 1)
 
 
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_set_epoch_reaches_workers(path: Path, persistent: bool) -> None:
     data = stream(path)
-    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=persistent)
+    loader = loading(data, persistent_workers=persistent)
     for epoch in (4, 5, 1, 1):
         data.set_epoch(epoch)
-        assert run(loader) == planned(path, epoch, 2)
-    assert run(loader) == planned(path, 2, 2)
+        assert run(loader) == planned(path, epoch)
+    assert run(loader) == planned(path, 2)
     assert run(data) == planned(path, 3, 1)  # … and without workers
-    assert run(loader) == planned(path, 4, 2)
+    assert run(loader) == planned(path, 4)
 
 
 def _set_epoch(worker: int) -> None:
@@ -146,15 +145,15 @@ def _set_epoch(worker: int) -> None:
 
 def test_workers_may_set_the_epoch(path: Path) -> None:
     data = stream(path)
-    loader = DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=_set_epoch)
-    assert run(loader) == planned(path, 5, 2) == run(loader)
-    assert run(DataLoader(data, batch_size=None, num_workers=2)) == planned(path, 6, 2)
+    loader = loading(data, worker_init_fn=_set_epoch)
+    assert run(loader) == planned(path, 5) == run(loader)
+    assert run(loading(data)) == planned(path, 6)
 
 
 def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None:
     data = stream(path)
     for epoch, workers in enumerate((2, 3, 1)):
-        loader = DataLoader(data, batch_size=None, num_workers=workers)
+        loader = loading(data, workers)
         assert run(loader) == planned(path, epoch, workers)
 
 
@@ -169,24 +168,24 @@ class Wrapped(IterableDataset[Any]):
 
 
 def test_a_stream_inside_another_dataset(path: Path) -> None:
-    loader = DataLoader(Wrapped(stream(path)), batch_size=None, num_workers=2)
-    assert [run(loader) for _ in range(2)] == [planned(path, epoch, 2) for epoch in range(2)]
+    loader = loading(Wrapped(stream(path)))
+    assert [run(loader) for _ in range(2)] == plan(path, range(2))
 
 
 def test_copies_go_their_own_way(path: Path) -> None:
     data = stream(path)
-    loader = DataLoader(data, batch_size=None, num_workers=1)
+    loader = loading(data, 1)
     run(loader)
     for other in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
         assert run(other) == planned(path, 1, 1)
-        assert run(DataLoader(other, batch_size=None, num_workers=2)) == planned(path, 2, 2)
+        assert run(loading(other)) == planned(path, 2)
     assert run(loader) == planned(path, 1, 1)
 
 
 def _rank(data: SeqRecordStream, rank: int, queue: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     # Else each rank of a fork server would start one of its own, which imports torch.
-    loader = DataLoader(data, batch_size=None, num_workers=1 + rank, multiprocessing_context="fork")
+    loader = loading(data, 1 + rank, multiprocessing_context="fork")
     queue.put((rank, [run(loader) for _ in range(2 + rank)]))
 
 
@@ -194,7 +193,7 @@ def _rank(data: SeqRecordStream, rank: int, queue: Any) -> None:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_ranks_that_were_sent_one_stream_count_alone(path: Path, method: str) -> None:
     data = stream(path)
-    assert run(DataLoader(data, batch_size=None, num_workers=1)) == planned(path, 0, 1)
+    assert run(loading(data, 1)) == planned(path, 0, 1)
     context: Any = multiprocessing.get_context(method)
     queue = context.Queue()
     ranks = [context.Process(target=_rank, args=(data, rank, queue)) for rank in range(2)]
@@ -289,7 +288,7 @@ def make_gated(path: Path, kind: Any, order: Sequence[Who], method: str = "fork"
     if kind is GatedMix:
         made = kind({"one": SeqRecordStream(path, clip_len=3, features=["id"])}, batch_size=4)
     else:
-        made = kind(path, **SETTINGS, features=["id"])
+        made = stream(path, kind)
     made.gates = Gates(order, method)
     return made.map(same) if kind is GatedPipe else made
 
@@ -299,8 +298,7 @@ def gated(path: Path, *order: Who, method: str = "fork") -> Any:
 
 
 def loader_named(name: str, data: Any, workers: int = 2, **options: Any) -> Any:
-    init = partial(call_it, name)
-    return DataLoader(data, batch_size=None, num_workers=workers, worker_init_fn=init, **options)
+    return loading(data, workers, worker_init_fn=partial(call_it, name), **options)
 
 
 ORDERS: list[list[Who]] = [
@@ -345,7 +343,7 @@ def test_two_loaders_at_once(path: Path, kind: Any, method: str, order: list[Who
     gates.gates = Gates([], method)
     assert interleaved(loaders) == expected[2:]
     if kind is GatedStream:
-        assert expected == [planned(path, epoch, 2) for epoch in range(4)]
+        assert expected == plan(path, range(4))
         assert run(data) == planned(path, 4, 1)
 
 
@@ -354,11 +352,11 @@ def test_two_loaders_at_once_whose_workers_persist(path: Path, method: str) -> N
     data = gated(path, *ORDERS[2], method=method)
     options: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True}
     loaders = [loader_named(name, data, **options) for name in ("one", "two")]
-    assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in range(2)]
+    assert interleaved(loaders) == plan(path, range(2))
     # Which of the two has which epoch is not promised from here on.
     for epochs in ((2, 3), (4, 5)):
-        assert sorted(interleaved(loaders)) == sorted(planned(path, e, 2) for e in epochs)
-    assert run(loaders[1]) == planned(path, 6, 2)
+        assert sorted(interleaved(loaders)) == sorted(planned(path, e) for e in epochs)
+    assert run(loaders[1]) == planned(path, 6)
 
 
 def test_equal_seeds_before_a_loader_with_more_workers(path: Path) -> None:
@@ -374,28 +372,26 @@ def test_equal_seeds_of_two_loaders_at_once(path: Path) -> None:
         loader_named(name, data, generator=torch.Generator().manual_seed(7))
         for name in ("one", "two")
     ]
-    assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in range(2)]
+    assert interleaved(loaders) == plan(path, range(2))
 
 
 def test_a_worker_that_begins_when_another_loader_is_done(path: Path) -> None:
     data = gated(path, ("two", 0, 1), ("two", 1, 1), ("one", 1, 1))
     first = iter(loader_named("one", data))
-    assert names(next(first)) == planned(path, 0, 2)[0]
-    assert run(loader_named("two", data)) == planned(path, 1, 2)
-    assert run(first) == planned(path, 0, 2)[1:]
-    assert run(loader_named("three", data)) == planned(path, 2, 2)
+    assert names(next(first)) == planned(path, 0)[0]
+    assert run(loader_named("two", data)) == planned(path, 1)
+    assert run(first) == planned(path, 0)[1:]
+    assert run(loader_named("three", data)) == planned(path, 2)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_an_iterator_that_gives_nothing_has_its_epoch(path: Path, method: str) -> None:
-    loader = DataLoader(
-        stream(path), batch_size=None, num_workers=2, multiprocessing_context=method
-    )
+    loader = loading(stream(path), multiprocessing_context=method)
     iter(loader)
     first, second = iter(loader), iter(loader)
-    assert run(second) == planned(path, 2, 2)
-    assert run(first) == planned(path, 1, 2)
-    assert run(loader) == planned(path, 3, 2)
+    assert run(second) == planned(path, 2)
+    assert run(first) == planned(path, 1)
+    assert run(loader) == planned(path, 3)
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -408,7 +404,7 @@ def test_workers_that_begin_late(path: Path, reset: bool) -> None:
         data.gates.go(MAIN, lambda: data.set_epoch(7))
     else:
         assert data.gates.go(MAIN, lambda: run(data)) == planned(path, 1, 1)
-    assert run(iterator) == planned(path, 0, 2)
+    assert run(iterator) == planned(path, 0)
     assert run(loader) == planned(path, 7 if reset else 2, 2)
 
 
@@ -427,15 +423,15 @@ def test_a_worker_that_is_an_epoch_ahead_of_another(path: Path) -> None:
     order: list[Who] = [("one", 0, 1), ("one", 0, 2), ("one", 1, 1), ("one", 1, 2)]
     data = gated(path, *order)
     found = run(loader_named("one", TwiceOver(data), prefetch_factor=30))
-    assert found[::2] == planned(path, 0, 2)[::2] + planned(path, 1, 2)[::2]
-    assert found[1::2] == planned(path, 0, 2)[1::2] + planned(path, 1, 2)[1::2]
+    assert found[::2] == planned(path, 0)[::2] + planned(path, 1)[::2]
+    assert found[1::2] == planned(path, 0)[1::2] + planned(path, 1)[1::2]
 
 
 def test_streams_inside_other_datasets_at_once(path: Path) -> None:
     """The loader whose worker begins first has the first epoch."""
     data = Wrapped(gated(path, *ORDERS[1]))
     loaders = [loader_named(name, data) for name in ("one", "two")]
-    assert interleaved(loaders) == [planned(path, epoch, 2) for epoch in (1, 0)]
+    assert interleaved(loaders) == plan(path, (1, 0))
 
 
 def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +449,7 @@ def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "memfd_create", create_slowly)
 
     def epochs() -> list[Any]:
-        loader = DataLoader(data, batch_size=None, num_workers=2)
+        loader = loading(data)
         together.wait(60)
         return [run(loader) for _ in range(2)]
 
@@ -463,7 +459,7 @@ def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.M
         found = [pool.submit(epochs) for _ in range(2)]
         given = [epoch for future in found for epoch in future.result(100)]
     assert len(callers) == 1
-    assert sorted(given) == sorted(planned(path, epoch, 2) for epoch in range(4))
+    assert sorted(given) == sorted(planned(path, epoch) for epoch in range(4))
 
 
 class Unpickled(IterableDataset[Any]):
@@ -477,8 +473,8 @@ class Unpickled(IterableDataset[Any]):
 
 
 def test_a_stream_that_a_worker_has_made_counts_alone(path: Path) -> None:
-    loader = DataLoader(Unpickled(stream(path)), batch_size=None, num_workers=2)
-    assert [run(loader) for _ in range(2)] == [planned(path, 0, 2)] * 2
+    loader = loading(Unpickled(stream(path)))
+    assert [run(loader) for _ in range(2)] == [planned(path, 0)] * 2
 
 
 def tell_one(worker: int) -> None:
@@ -489,7 +485,7 @@ def tell_one(worker: int) -> None:
 
 
 def test_workers_that_are_told_different_epochs(path: Path) -> None:
-    loader = DataLoader(stream(path), batch_size=None, num_workers=2, worker_init_fn=tell_one)
+    loader = loading(stream(path), worker_init_fn=tell_one)
     with pytest.raises(ClipError, match="were told to begin different epochs"):
         run(loader)
 
@@ -500,12 +496,12 @@ def test_without_shared_memory_workers_raise(path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.EMFILE, "too many open files")
 
     data = stream(path)
-    loader = DataLoader(data, batch_size=None, num_workers=2)
+    loader = loading(data)
     with monkeypatch.context() as patched:
         patched.setattr(os, "memfd_create", refuse)
         with pytest.raises(SeqRecordError, match=r"was forked.*too many open files"):
             run(loader)
-    assert run(loader) == planned(path, 0, 2)
+    assert run(loader) == planned(path, 0)
 
 
 # ---- resuming
@@ -514,9 +510,7 @@ def test_without_shared_memory_workers_raise(path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_resuming_with_workers(path: Path, persistent: bool, thorough: bool) -> None:
     check_resume(
-        lambda: StatefulDataLoader(
-            stream(path), batch_size=None, num_workers=2, persistent_workers=persistent
-        ),
+        lambda: stateful(stream(path), persistent_workers=persistent),
         num_epochs=3 if thorough else 2,
         positions=lambda n: [n // 2, n - 1] if thorough else [n // 2],
     )
@@ -524,25 +518,19 @@ def test_resuming_with_workers(path: Path, persistent: bool, thorough: bool) -> 
 
 @pytest.mark.slow
 def test_resuming_with_workers_that_are_not_forked(path: Path) -> None:
-    def make() -> StatefulDataLoader[Any]:
-        return StatefulDataLoader(
-            stream(path), batch_size=None, num_workers=2, multiprocessing_context="forkserver"
-        )
-
-    loader = make()
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    again = make()
-    again.load_state_dict(loader.state_dict())
-    assert run(again) == planned(path, 0, 2)[3:]
-    assert run(again) == planned(path, 1, 2)
+    options: dict[str, Any] = {"multiprocessing_context": "forkserver"}
+    loader = stateful(stream(path), **options)
+    iterator = begun(loader, 3)
+    again = resumed(stateful(stream(path), **options), loader.state_dict())
+    del iterator
+    assert run(again) == planned(path, 0)[3:]
+    assert run(again) == planned(path, 1)
 
 
 def test_resuming_with_set_epoch(path: Path, thorough: bool) -> None:
     with leaves_nothing():
         check_resume(
-            lambda: StatefulDataLoader(stream(path), batch_size=None, num_workers=2),
+            lambda: stateful(stream(path)),
             num_epochs=3 if thorough else 2,
             positions=lambda n: [n // 2, n - 1] if thorough else [],
             set_epoch=lambda loader, epoch: loader.dataset.set_epoch(epoch),  # type: ignore[attr-defined]
@@ -555,36 +543,27 @@ def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.Mo
     rests, states = [], []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        loader = StatefulDataLoader(stream(path), batch_size=None, num_workers=2)
-        iterator = iter(loader)
-        for _ in range(3):
-            next(iterator)
+        loader = stateful(stream(path))
+        iterator = begun(loader, 3)
         states.append(loader.state_dict())
         rests.append(run(iterator) + run(loader))
     assert rests[0] != rests[1]
-    loader = StatefulDataLoader(stream(path), batch_size=None, num_workers=2)
-    loader.load_state_dict(states[0])
+    loader = resumed(stateful(stream(path)), states[0])
     assert run(loader) + run(loader) == rests[1]
-    alone = stream(path)
-    alone.load_state_dict(states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"])
+    alone = resumed(
+        stream(path), states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+    )
     with pytest.raises(StateError, match="one worker does not say how far the others are"):
         iter(alone)
 
 
 def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -> None:
-    def loader(**changes: Any) -> Any:
-        return StatefulDataLoader(stream(path, **changes), batch_size=None, num_workers=2)
-
     few = {"num_cursors": 5}
-    one = loader(**few)
-    iterator = iter(one)
-    next(iterator)
-    state = one.state_dict()
-    expected = run(iterator) + run(one) + run(one)
-    other = loader()
-    other.load_state_dict(state)
-    assert [batch for _ in range(3) for batch in run(other)] == expected
-    assert planned(path, 2, 2) != planned(path, 2, 2, **few)
+    one = stateful(stream(path, **few))
+    iterator = begun(one)
+    other = resumed(stateful(stream(path)), one.state_dict())
+    assert [run(other) for _ in range(3)] == [run(iterator), run(one), run(one)]
+    assert planned(path, 2) != planned(path, 2, 2, **few)
 
 
 def mix(path: Path) -> SeqRecordMix:
@@ -595,26 +574,19 @@ def mix(path: Path) -> SeqRecordMix:
     return SeqRecordMix(sources, batch_size=4, seed=2, stop="longest")
 
 
-@pytest.mark.parametrize("make", [stream, mix])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("make", "workers"), [(stream, 2), (mix, 1)])
 def test_a_state_that_is_loaded_beside_workers_that_persist(
     path: Path, make: Callable[[Path], Any], workers: int
 ) -> None:
     """They begin there, as new ones do, with its settings; and so once."""
     first = make(path)
-    iterator = iter(first)
-    for _ in range(4):
-        next(iterator)
+    iterator = begun(first, 4)
     state = json.loads(json.dumps(first.state_dict()))
-
-    def loader(data: Any, **options: Any) -> Any:
-        return DataLoader(data, batch_size=None, num_workers=workers, **options)
-
-    fresh = make(path)
-    fresh.load_state_dict(state)
-    expected = [run(loader(fresh)) for _ in range(2)]
+    del iterator
+    fresh = resumed(make(path), state)
+    expected = [run(loading(fresh, workers)) for _ in range(2)]
     data = make(path)
-    persistent = loader(data, persistent_workers=True)
+    persistent = loading(data, workers, persistent_workers=True)
     whole = run(persistent)
     assert len(expected[0]) < len(whole)
     for again in (False, True):
@@ -625,35 +597,32 @@ def test_a_state_that_is_loaded_beside_workers_that_persist(
     data.load_state_dict(state)
     data.set_epoch(5)
     fresh.set_epoch(5)
-    assert run(persistent) == run(loader(fresh))
+    assert run(persistent) == run(loading(fresh, workers))
 
 
 def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path: Path) -> None:
     """They begin with the one that was there when the first of them has begun."""
     first = stream(path)
-    iterator = iter(first)
-    next(iterator)
+    iterator = begun(first)
     state = first.state_dict()
+    del iterator
     data = gated(path, ("one", 0, 2), MAIN, ("one", 1, 2))
     loader = loader_named("one", data, persistent_workers=True)
-    assert run(loader) == planned(path, 0, 2)
+    assert run(loader) == planned(path, 0)
     data.load_state_dict(state)
-    begun = iter(loader)
+    later = iter(loader)
     data.gates.go(MAIN, lambda: data.load_state_dict({**state, "epoch": 9}))
-    fresh = stream(path)
-    fresh.load_state_dict(state)
-    assert run(begun) == run(DataLoader(fresh, batch_size=None, num_workers=2))
+    assert run(later) == run(loading(resumed(stream(path), state)))
 
 
 def test_the_settings_of_a_state_reach_workers_that_persist(path: Path) -> None:
     """In later epochs, too."""
     few = stream(path, num_cursors=5)
     next(iter(few))
-    state = few.state_dict()
     data = stream(path)
-    loader = DataLoader(data, batch_size=None, num_workers=1, persistent_workers=True)
+    loader = loading(data, 1, persistent_workers=True)
     run(loader)
-    data.load_state_dict(state)
+    data.load_state_dict(few.state_dict())
     assert run(loader) == planned(path, 0, 1, num_cursors=5)[1:]
     assert run(loader) == planned(path, 1, 1, num_cursors=5) != planned(path, 1, 1)
 
@@ -663,8 +632,8 @@ def test_the_settings_of_a_state_reach_workers_that_persist(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
 def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -> None:
-    data = kind(path, **SETTINGS)
-    loader = DataLoader(data, batch_size=None, num_workers=2)
+    data = make_loader(path, kind)
+    loader = loading(data)
     start = data.state_dict()
     iterator = iter(loader)
     for _ in range(3):
@@ -685,20 +654,15 @@ def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -
 
 
 def test_a_loader_without_workers_has_a_state(path: Path) -> None:
-    pipe = SeqRecordPipe(path, **SETTINGS)
-    loader = DataLoader(pipe, batch_size=None)
-    iterator = iter(loader)
-    next(iterator)
-    again = SeqRecordPipe(path, **SETTINGS)
-    again.load_state_dict(pipe.state_dict())
-    assert [digest(b) for b in again] == [digest(b) for b in iterator]
+    pipe = make_loader(path)
+    iterator = begun(loading(pipe, 0))
+    assert digests(resumed(make_loader(path), pipe.state_dict())) == digests(iterator)
 
 
 def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
-    for pipe in (SeqRecordPipe(path, **SETTINGS), SeqRecordPipe(path, **SETTINGS).map(len)):
-        loader = StatefulDataLoader(pipe, batch_size=None)
+    for pipe in (make_loader(path), make_loader(path).map(len)):
         with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
-            next(iter(loader))
+            next(iter(stateful(pipe, 0)))
 
 
 # ---- the record

@@ -90,6 +90,8 @@ def copy_dataset(source: Path, target: Path) -> Path:
         *source.glob("*/*.arrow"),
         *source.glob("*/*.seqrec"),
         *source.glob("edits/*.json"),
+        *source.glob("externals/*.json"),
+        *source.glob("original/*"),
     ):
         copy = target / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+import seqrecord
 from benchmarks.tartanair.camera import (
     CROSS_OCCLUDED,
     OUT_OF_VIEW,
@@ -29,9 +30,11 @@ from benchmarks.tartanair.camera import (
 from benchmarks.tartanair.generate import generate, main
 from benchmarks.tartanair.geometry import SKY
 from benchmarks.tartanair.layouts import CAMERAS, MODALITIES
+from benchmarks.tartanair.pictures import draw
 from benchmarks.tartanair.png import decode_png16, encode_png
 from benchmarks.tartanair.render import render
 from benchmarks.tartanair.scene import RING, Scene
+from seqrecord.sources import open_source
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 4
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -505,3 +508,17 @@ class TestPng:
         pixels = np.random.default_rng(0).integers(0, 1 << 16, (9, 11, 3)).astype(np.uint16)
         data = encode_png(pixels, row_filter="sub", compress=True)
         np.testing.assert_array_equal(decode_png16(data), pixels)
+
+
+# The pictures of the documentation can be drawn again
+
+
+def test_the_pictures_of_the_docs(tmp_path: Path) -> None:
+    """From what was packed before: rendering takes long, and has tests of its own."""
+    generate(tmp_path / "tree", episodes=[40], height=48, width=64)
+    seqrecord.convert(open_source(tmp_path / "tree"), tmp_path / "work" / "records", workers=1)
+    paths = draw(tmp_path / "work", tmp_path, 40)
+    assert [path.name for path in paths] == ["view.png", "timeline.png"]
+    for path in paths:
+        with Image.open(path) as image:
+            assert image.width > 1000

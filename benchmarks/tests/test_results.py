@@ -26,12 +26,7 @@ from benchmarks.tartanair.compare.published import (
     table_text,
 )
 from benchmarks.tartanair.compare.report import describe, write_all
-from benchmarks.tartanair.compare.results import (
-    write,
-    write_loaders,
-    write_others,
-    write_published,
-)
+from benchmarks.tartanair.compare.results import write, write_loaders, write_others, write_published
 from benchmarks.tartanair.compare.timeline import (
     SteppedDataset,
     Timeline,

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ import numpy.typing as npt
 from seqrecord.clips.grids import IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import cached_property
+
+if TYPE_CHECKING:
+    from seqrecord.clips.excerpts import Excerpts
 
 __all__ = [
     "ClipFrames",
@@ -288,10 +291,8 @@ class KnownWindow:
         missing, of_clips = self.missing, asked.frames
         if not len(missing):
             return asked._replace(age=np.zeros_like(of_clips))
-        owner = np.broadcast_to(episode[:, None], of_clips.shape)
-        run = np.searchsorted(self._keys, frame_keys(owner, of_clips), side="right") - 1
-        first, stop = missing.start[run], missing.stop[run]
-        lacks = (run >= 0) & (missing.episode[run] == owner) & (of_clips < stop)
+        lacks, run = missing.find(episode[:, None], of_clips)
+        first = missing.start[run]
         age = np.where(lacks, of_clips - first + 1, 0)
         is_unknown = lacks & (first == 0)
         if self.most is not None:
@@ -299,12 +300,8 @@ class KnownWindow:
         age[is_unknown] = UNKNOWN
         return asked._replace(frames=of_clips - np.maximum(age, 0), age=age)
 
-    @cached_property
-    def _keys(self) -> IntArray:
-        return frame_keys(self.missing.episode, self.missing.start)
 
-
-ClipWindow: TypeAlias = OffsetWindow | TimedWindow | KnownWindow
+ClipWindow: TypeAlias = "OffsetWindow | TimedWindow | KnownWindow | Excerpts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,11 +310,13 @@ class ClipFrames:
 
     `num_frames` is int64 of all rows of the index: how many frames each episode has. Where `draw`
     is, clips have the frames `s + offsets * dilation`, the last one first where they are reversed.
+    With `excerpts`, episodes and frames are these and their places; `stored` says what they are of.
     """
 
     windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
+    excerpts: Excerpts | None = None
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -330,6 +329,10 @@ class ClipFrames:
         for name in features:
             found.setdefault(self.windows[name].key, []).append(name)
         return [tuple(names) for names in found.values()]
+
+    def stored(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """The rows of episodes in the index, and their frames as they are stored."""
+        return (episode, frames) if self.excerpts is None else self.excerpts.stored(episode, frames)
 
     def has_unknown(self, feature: str) -> bool:
         """Whether clips may have frames of a feature for which nothing is known: zeros."""
@@ -369,6 +372,16 @@ class MissingFrames:
         """From runs in any order, which may touch and overlap; int64[n] each."""
         first, last = united(frame_keys(episode, start), frame_keys(episode, stop))
         return cls(*split_keys(first), split_keys(last)[1])
+
+    def find(self, episode: IntArray, frame: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
+        """Which frames of episodes are missing, and in which run; there is one at least."""
+        run = np.searchsorted(self._keys, frame_keys(episode, frame), side="right") - 1
+        lacks = (run >= 0) & (self.episode[run] == episode) & (frame < self.stop[run])
+        return lacks, run
+
+    @cached_property
+    def _keys(self) -> IntArray:
+        return frame_keys(self.episode, self.start)
 
     def taken(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
         """Some of the runs, bool[n]."""

@@ -75,6 +75,7 @@ class ChunkGrid:
     _first_edge: IntArray | None = None  # in `edges`, likewise
     whole: ChunkGrid | None = None  # of which this grid has pieces, see `in_pieces`
     by_frame: bool = False  # whether frames are read without the rest of their chunk
+    rows: IntArray | None = None  # of the chunk table, where chunks there do not follow each other
 
     @classmethod
     def of(
@@ -230,7 +231,7 @@ class ChunkGrid:
             start, _ = self.bounds(episode, place)
             return self.whole.row(episode, self.whole.place(episode, start))
         found: IntArray = self.first_chunk[episode] + place
-        return found
+        return found if self.rows is None else self.rows[found]
 
     def start(self, episode: IntArray, frame: IntArray) -> IntArray:
         """The first frame of the chunk that has each frame."""

@@ -23,6 +23,7 @@ from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import cached_property
 from seqrecord.text import repr_of
+from seqrecord.units import is_integer
 
 __all__ = [
     "ClipSpec",
@@ -63,7 +64,7 @@ class ClipSpec:
             ("phase", 0, self.stride),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            if not is_integer(value):
                 raise ClipError(f"a clip's {name} is not an integer", got=repr_of(value, 50))
             if not least <= value < limit:
                 raise ClipError(

@@ -1,7 +1,7 @@
-"""What is made of clips: crops and flips, one window for all frames of a clip, and any functions.
+"""What is made of clips: one window for all frames of a clip, mirrored, resized, and functions.
 
 A chain of steps comes to one window of the frame, mirrored or not, so that only the window is
-copied, once::
+copied, once, or resized::
 
     frame H x W     . . . . . . . .        top 1, left 3
                     . . . a b c . .
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import copy
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,13 @@ import numpy.typing as npt
 from seqrecord.clips.grids import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
-from seqrecord.units import MOST
+from seqrecord.units import MOST, is_integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "Camera",
     "CenterCrop",
     "ClipFunction",
     "ClipTransform",
@@ -36,6 +38,8 @@ __all__ = [
     "CropWindows",
     "HorizontalFlip",
     "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
     "chain_of",
     "is_probability",
 ]
@@ -47,26 +51,28 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 class CropWindows:
     """A window of the frame for each clip, `[top, top + height)` by `[left, left + width)`.
 
-    `top` and `left` are int64[clips], `flipped` is bool[clips]: the window is mirrored from left to
-    right. Pixels are those of the whole frame.
+    These are int64[clips], `flipped` is bool[clips]: the window is mirrored from left to right.
+    Pixels are those of the whole frame. `size` is the height and width that windows are resized
+    to, or `None`.
     """
 
     top: IntArray
     left: IntArray
-    height: int
-    width: int
+    height: IntArray
+    width: IntArray
     flipped: npt.NDArray[np.bool_]
+    size: tuple[int, int] | None = None
 
     @classmethod
-    def whole(cls, num_clips: int, height: int, width: int) -> CropWindows:
-        """The whole frame, for so many clips."""
-        zero = np.zeros(num_clips, np.int64)
-        return cls(zero, zero, height, width, np.zeros(num_clips, np.bool_))
+    def whole(cls, height: IntArray, width: IntArray) -> CropWindows:
+        """The whole frames of clips, int64[clips] each."""
+        zero = np.zeros(len(height), np.int64)
+        return cls(zero, zero, height, width, np.zeros(len(height), np.bool_))
 
     def __len__(self) -> int:
         return len(self.top)
 
-    def crop(self, top: IntArray, left: IntArray, height: int, width: int) -> CropWindows:
+    def crop(self, top: IntArray, left: IntArray, height: IntArray, width: IntArray) -> CropWindows:
         """The windows of these windows; `left` counts in what is seen, so from right to left in a
         flipped one."""
         left = np.where(self.flipped, self.width - width - left, left)
@@ -79,40 +85,57 @@ class CropWindows:
     @property
     def crops(self) -> IntArray:
         """Top, left, height and width, int64[clips, 4]."""
-        size = np.broadcast_to(np.array([self.height, self.width]), (len(self), 2))
-        return np.concatenate((self.top[:, None], self.left[:, None], size), axis=1)
+        return np.stack((self.top, self.left, self.height, self.width), axis=1)
+
+    @property
+    def scale(self) -> tuple[FloatArray, FloatArray]:
+        """How much larger what is seen is than the window: along x and along y, float64[clips]."""
+        height, width = self.size or (self.height, self.width)
+        return width / self.width, height / self.height
 
     def intrinsics(self, camera: FloatArray) -> FloatArray:
         """fx, fy, cx, cy of what is seen, of those of the frame; float64[clips, 4] each.
 
         The middle of the pixel in row 0 and column 0 is at (0, 0), as in OpenCV.
         """
-        fx, fy, cx, cy = camera.T
+        (fx, fy, cx, cy), (along_x, along_y) = camera.T, self.scale
         cx, cy = cx - self.left, cy - self.top
-        cx = np.where(self.flipped, self.width - 1 - cx, cx)
-        return np.stack((fx, fy, cx, cy), axis=1)
+        if self.size is not None:  # pixels begin half a pixel before their middles
+            cx, cy = (cx + 0.5) * along_x - 0.5, (cy + 0.5) * along_y - 0.5
+        width = self.width if self.size is None else self.size[1]
+        cx = np.where(self.flipped, width - 1 - cx, cx)
+        return np.stack((fx * along_x, fy * along_y, cx, cy), axis=1)
 
 
-@runtime_checkable
-class CropStep(Protocol):
-    """A step that chooses windows."""
+class CropStep(ABC):
+    """A step that chooses windows.
 
-    @property
-    def features(self) -> tuple[str, ...] | None:
-        """What it is for; `None` for whatever has the size of the largest feature."""
+    Attributes:
+        features: what it is for; `None` for whatever has the size of the largest feature.
+        num_draws: how many numbers it draws for a clip.
+        shared: whether all cameras get the same ones.
+    """
 
-    @property
-    def num_draws(self) -> int:
-        """How many numbers it draws for a clip."""
+    features: tuple[str, ...] | None
+    num_draws = 0
+    shared = True
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of what is left; `ClipError` where there is too little."""
+    @abstractmethod
+    def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
+        """Height and width of what is left; `None` is not known before there is a frame.
 
+        Raises `ClipError` where there is too little.
+        """
+
+    @abstractmethod
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
         """The windows after the step; `draws` are in [0, 1), float64[num_draws, clips]."""
 
-    def of_features(self, features: tuple[str, ...]) -> CropStep:
+    def of_features(self, features: tuple[str, ...] | None) -> Self:
         """The same step, for these features."""
+        made = copy.copy(self)
+        made.features = features
+        return made
 
 
 ClipFunction: TypeAlias = (
@@ -120,57 +143,86 @@ ClipFunction: TypeAlias = (
 )
 """From the arrays of a clip, [frames, …] by feature, to those that batches have; see `chain_of`."""
 
-ClipTransform: TypeAlias = "CropStep | ClipFunction | Sequence[CropStep | ClipFunction]"
+CropSteps: TypeAlias = "CropStep | Sequence[CropStep]"
+
+ClipTransform: TypeAlias = (
+    "CropStep | ClipFunction | Mapping[str, CropSteps]"
+    " | Sequence[CropStep | ClipFunction | Mapping[str, CropSteps]]"
+)
 
 
-class _Step:
+class Camera(NamedTuple):
+    """Steps for some features of one size; `None` for all that have the size of the largest one."""
+
+    steps: tuple[CropStep, ...]
     features: tuple[str, ...] | None
-
-    def of_features(self, features: tuple[str, ...]) -> Self:
-        made = copy.copy(self)
-        made.features = features
-        return made
+    is_named: bool = False  # by a dict: batches tell of it under its name
 
 
-class _Crop(_Step):
-    num_draws = 0
+class _Sized(CropStep):
+    """A step after which all clips have one `size`."""
 
-    def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        *,
+        features: Sequence[str] | None = None,
+        shared: bool = True,
+    ) -> None:
         self._size = _checked_size(type(self).__name__, size)
         self.features = _checked_names(type(self).__name__, features)
+        self.shared = _checked_flag(type(self).__name__, shared)
 
     def __repr__(self) -> str:
-        chosen = "" if self.features is None else f", features={list(self.features)}"
-        return f"{type(self).__name__}({self._size}{chosen})"
+        return f"{type(self).__name__}({self._size}{_more_of(self)})"
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        if self._size[0] > height or self._size[1] > width:
+    def size(self, height: int | None, width: int | None) -> tuple[int, int]:  # noqa: ARG002
+        return self._size
+
+
+class _Crop(_Sized):
+    def size(self, height: int | None, width: int | None) -> tuple[int, int]:
+        if (height or MOST) < self._size[0] or (width or MOST) < self._size[1]:
             raise ClipError(
                 f"{type(self).__name__}: the crop is larger than the frame",
-                expected=f"at most {height} x {width} pixels",
+                expected=f"at most {height or '?'} x {width or '?'} pixels",
                 got=f"{self._size[0]} x {self._size[1]}",
             )
         return self._size
+
+    def _cut(self, windows: CropWindows, top: IntArray, left: IntArray) -> CropWindows:
+        return windows.crop(top, left, *(np.full(len(windows), side) for side in self._size))
+
+    def _room(self, windows: CropWindows) -> tuple[IntArray, IntArray]:
+        """By how much windows are higher and wider than the crop. Raises `ClipError`."""
+        room = windows.height - self._size[0], windows.width - self._size[1]
+        for clip in np.flatnonzero((room[0] < 0) | (room[1] < 0))[:1]:
+            self.size(int(windows.height[clip]), int(windows.width[clip]))
+        return room
 
 
 class RandomCrop(_Crop):
     """A window of `size` = (height, width) pixels anywhere in the frame, another for each clip.
 
-    All frames of a clip have the same window, and so have all of the chosen features.
+    All frames of a clip have the same window, and so have all of the chosen features. Where
+    episodes differ in size, it is anywhere in the frames of the clip's own episode.
 
     Args:
         size: height and width, or one number for both.
         features: names of what is cropped; by default all features whose frames begin with the
-            height and the width of the largest one.
+            height and the width of the largest one, or all whose height and width vary. Not in a
+            dict of cameras.
+        shared: whether cameras that a dict names have their windows at the same place of their
+            frames, in proportion; or each is drawn on its own.
     """
 
     num_draws = 2
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
-        height, width = self.size(windows.height, windows.width)
-        top = _integers(draws[0], windows.height - height + 1)
-        left = _integers(draws[1], windows.width - width + 1)
-        return windows.crop(top, left, height, width)
+        room = self._room(windows)
+        return self._cut(
+            windows, _integers(draws[0], room[0] + 1), _integers(draws[1], room[1] + 1)
+        )
 
 
 class CenterCrop(_Crop):
@@ -181,75 +233,191 @@ class CenterCrop(_Crop):
         features: as `RandomCrop`'s.
     """
 
+    def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
+        super().__init__(size, features=features)
+
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:  # noqa: ARG002
-        height, width = self.size(windows.height, windows.width)
-        middle = np.zeros(len(windows), np.int64)
-        top, left = (windows.height - height) // 2, (windows.width - width) // 2
-        return windows.crop(middle + top, middle + left, height, width)
+        room = self._room(windows)
+        return self._cut(windows, room[0] // 2, room[1] // 2)
 
 
-class HorizontalFlip(_Step):
+class Resize(_Sized):
+    """All of the window, or of the frame, resized to `size` = (height, width) pixels.
+
+    The last step but for flips. Images, which are features of kind `image`, and of uint8 with three
+    or four channels without a kind, are interpolated linearly, with antialiasing where they become
+    smaller. All else has the value of the nearest pixel: depth, masks, labels. Numbers of an
+    optical flow are scaled too, x by the width, y by the height; `intrinsics` are those of what is
+    seen.
+
+    Args:
+        size: height and width, or one number for both.
+        features: as `RandomCrop`'s.
+    """
+
+    def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
+        super().__init__(size, features=features)
+
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:  # noqa: ARG002
+        return replace(windows, size=self._size)
+
+
+class RandomResizedCrop(_Sized):
+    """A window of a drawn area and shape anywhere in the frame, resized to `size`; see `Resize`.
+
+    The area is drawn evenly from `scale`; the logarithm of width to height evenly from those of
+    `ratio` with which the window lies in the frame. Where none does, the window is the largest one
+    of the nearest ratio. Sides are rounded to pixels.
+
+    Args:
+        size: height and width, or one number for both.
+        scale: least and most area, as shares of the frame's.
+        ratio: least and most of width to height.
+        features, shared: as `RandomCrop`'s.
+    """
+
+    num_draws = 4
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        *,
+        features: Sequence[str] | None = None,
+        shared: bool = True,
+    ) -> None:
+        super().__init__(size, features=features, shared=shared)
+        self._scale = _checked_range("scale", scale, 1.0)
+        self._ratio = _checked_range("ratio", ratio, float(MOST))
+
+    def __repr__(self) -> str:
+        return f"RandomResizedCrop({self._size}, {self._scale}, {self._ratio}{_more_of(self)})"
+
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
+        high, wide, (low, most) = windows.height, windows.width, self._ratio
+        area = high * wide * (self._scale[0] + draws[0] * (self._scale[1] - self._scale[0]))
+        least, greatest = (
+            np.log(np.maximum(low, area / high**2)),
+            np.log(np.minimum(most, wide**2 / area)),
+        )
+        ratio = np.exp(least + draws[1] * (greatest - least))
+        ratio = np.where(greatest < least, np.clip(wide / high, low, most), ratio)
+        area = np.minimum(area, np.minimum(high**2 * ratio, wide**2 / ratio))
+        height = np.clip(np.rint(np.sqrt(area / ratio)).astype(np.int64), 1, high)
+        width = np.clip(np.rint(np.sqrt(area * ratio)).astype(np.int64), 1, wide)
+        top, left = _integers(draws[2], high - height + 1), _integers(draws[3], wide - width + 1)
+        return replace(windows.crop(top, left, height, width), size=self._size)
+
+
+class HorizontalFlip(CropStep):
     """Mirrors a clip from left to right with probability `p`.
 
     The x of an optical flow changes its sign: of features of kind `flow`, and of those without a
     kind that have "flow" in their name and two or more numbers a pixel. Poses, actions and whatever
-    is not an image are left as they are, and so are the names of left and right cameras.
+    is not an image are left as they are, and so are the names of left and right cameras: of a
+    flipped stereo pair left and right must be exchanged.
 
     Args:
         p: the probability.
-        features: as `RandomCrop`'s.
+        features, shared: as `RandomCrop`'s.
     """
 
     num_draws = 1
 
-    def __init__(self, p: float = 0.5, *, features: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, p: float = 0.5, *, features: Sequence[str] | None = None, shared: bool = True
+    ) -> None:
         if not is_probability(p):
             raise ClipError(
                 "HorizontalFlip: not a probability", expected="0 to 1", got=repr_of(p, 50)
             )
         self.p = float(p)
         self.features = _checked_names("HorizontalFlip", features)
+        self.shared = _checked_flag("HorizontalFlip", shared)
 
     def __repr__(self) -> str:
-        chosen = "" if self.features is None else f", features={list(self.features)}"
-        return f"HorizontalFlip({self.p}{chosen})"
+        return f"HorizontalFlip({self.p}{_more_of(self)})"
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
+    def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
         return height, width
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
         return windows.flip(draws[0] < self.p)
 
 
-def chain_of(transform: Any) -> tuple[tuple[CropStep, ...], tuple[ClipFunction, ...]]:
-    """The steps of a `clip_transform`, and the functions after them.
+def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ...]]:
+    """The steps of a `clip_transform`, by camera, and the functions after them.
 
     Raises `ClipError` for what is none, and for a step after a function: only the window is copied,
     so it must be known before.
     """
     chain = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
+    named = [item for item in chain if isinstance(item, Mapping)]
     steps = tuple(step for step in chain if _is_step(step))
-    functions = tuple(step for step in chain if not _is_step(step))
+    is_first = [isinstance(item, Mapping) or _is_step(item) for item in chain]
+    functions = tuple(item for item, first in zip(chain, is_first, strict=True) if not first)
     if not chain or not all(callable(f) and not isinstance(f, type) for f in functions):
         raise ClipError(
             "clip_transform is not valid",
-            expected="RandomCrop, CenterCrop, HorizontalFlip, a function of a clip and a "
-            "generator, or a list of them",
+            expected="RandomCrop, CenterCrop, RandomResizedCrop, Resize, HorizontalFlip, a dict of "
+            "these by feature, a function of a clip and a generator, or a list of them",
             got=repr_of(transform, 100),
         )
-    if len({step.features for step in steps}) > 1:
-        raise ClipError(
-            "the steps of clip_transform choose different features",
-            expected="the same ones for all steps, for they have one window",
-            got=repr_of(transform),
-        )
-    if not all(_is_step(step) for step in chain[: len(steps)]):
+    if not all(is_first[: len(chain) - len(functions)]):
         raise ClipError(
             "clip_transform has a function before a crop or flip",
             expected="crops and flips first, then functions",
             got=repr_of(transform),
         )
-    return steps, functions
+    if named:
+        cameras = tuple(_camera_of(*item, transform) for one in named for item in one.items())
+        if steps or len(named) > 1 or not cameras:
+            raise ClipError(
+                "clip_transform has steps for named cameras, and others",
+                expected="one dict of all features that have steps",
+                got=repr_of(transform),
+            )
+    else:
+        cameras = (Camera(steps, steps[0].features),) if steps else ()
+    for camera in cameras:
+        _check_steps(camera, transform)
+    return cameras, functions
+
+
+def _camera_of(name: Any, steps: Any, transform: Any) -> Camera:
+    chain = tuple(steps) if isinstance(steps, (list, tuple)) else (steps,)
+    if not isinstance(name, str) or not chain or not all(map(_is_step, chain)):
+        raise ClipError(
+            "clip_transform is not valid for a camera",
+            feature=name if isinstance(name, str) else repr_of(name, 50),
+            expected="a feature's name, and crops, flips and Resize, or a list of them",
+            got=repr_of(steps, 100),
+        )
+    if any(step.features is not None for step in chain):
+        raise ClipError(
+            "a step for a named camera chooses features",
+            feature=name,
+            expected="a step without features",
+            got=repr_of(transform),
+        )
+    return Camera(tuple(step.of_features((name,)) for step in chain), (name,), is_named=True)
+
+
+def _check_steps(camera: Camera, transform: Any) -> None:
+    if len({step.features for step in camera.steps}) > 1:
+        raise ClipError(
+            "the steps of clip_transform choose different features",
+            expected="the same ones for all steps, for they have one window",
+            got=repr_of(transform),
+        )
+    sized = [step for step in camera.steps if isinstance(step, _Sized)]
+    if any(isinstance(step, (Resize, RandomResizedCrop)) for step in sized[:-1]):
+        raise ClipError(
+            "clip_transform crops or resizes what was resized",
+            expected="crops, in pixels of the stored frame, and then one Resize",
+            got=repr_of(transform),
+        )
 
 
 def _is_step(step: object) -> bool:
@@ -263,13 +431,13 @@ def is_probability(p: Any) -> bool:
     return is_number and not isinstance(p, (bool, np.timedelta64)) and bool(0 <= p <= 1)
 
 
-def _integers(draws: FloatArray, count: int) -> IntArray:
-    """Integers of [0, count)."""
+def _integers(draws: FloatArray, count: IntArray) -> IntArray:
+    """Integers of [0, count), int64[n]."""
     return np.minimum((draws * count).astype(np.int64), count - 1)
 
 
 def _checked_size(name: str, size: Any) -> tuple[int, int]:
-    sides = [size, size] if isinstance(size, int | np.integer) else size
+    sides = [size, size] if is_integer(size) else size
     try:
         if not isinstance(sides, Collection) or len(sides) != 2:
             raise TypeError
@@ -285,6 +453,31 @@ def _checked_size(name: str, size: Any) -> tuple[int, int]:
             got=repr_of(size, 50),
         ) from None
     return height, width
+
+
+def _checked_range(name: str, given: Any, most: float) -> tuple[float, float]:
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low, high = 0.0, 0.0
+    if not 0 < low <= high <= most:
+        raise ClipError(
+            f"RandomResizedCrop: {name} is not valid",
+            expected=f"two numbers above 0 and up to {most:g}, the smaller one first",
+            got=repr_of(given, 50),
+        )
+    return low, high
+
+
+def _checked_flag(name: str, shared: Any) -> bool:
+    if not isinstance(shared, (bool, np.bool_)):
+        raise ClipError(f"{name}: shared is not True or False", got=repr_of(shared, 50))
+    return bool(shared)
+
+
+def _more_of(step: CropStep) -> str:
+    chosen = "" if step.features is None else f", features={list(step.features)}"
+    return chosen + ("" if step.shared else ", shared=False")
 
 
 def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:

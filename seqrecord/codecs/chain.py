@@ -264,7 +264,7 @@ class FrameCodec:
         if self._image is None:
             raise ValueError("an encoded image for a feature that does not keep its images encoded")
         header = probe(data)
-        if header.format != self._image["format"]:
+        if self._image["format"] not in ("any", header.format):
             raise ValueError(f"a {header.format} image, expected {self._image['format']}")
         self._check(np.broadcast_to(np.zeros((), header.dtype), header.shape))
         return data

@@ -27,13 +27,15 @@ __all__ = [
     "check_storable",
     "decode_image_into",
     "encode_image",
+    "image_format",
     "probe",
 ]
 
 IMAGE = "seqrecord.image"
 """The id of their codec configuration."""
 
-FORMATS = ("png", "jpeg")
+FORMATS = ("png", "jpeg", "any")
+"""What images may be; of `any`, each is a PNG or a JPEG."""
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 """Format by first bytes."""
@@ -70,18 +72,22 @@ def probe(data: bytes | memoryview) -> ImageHeader:
     uint8 [H, W], [H, W, 3] or [H, W, 4] (PNG only), or uint16 [H, W] (PNG only). Raises
     `ValueError` for anything else, palettes, 16-bit colour and CMYK among it.
     """
-    name = next(
-        (name for magic, name in SIGNATURES.items() if bytes(data[:8])[: len(magic)] == magic),
-        None,
-    )
-    if name is None:
-        raise ValueError("neither a PNG nor a JPEG image")
+    name = image_format(data)
     with _open(data, name) as image:
         return _header(image, data, name)
 
 
+def image_format(data: bytes | memoryview) -> str:
+    """`png` or `jpeg`, of an image's first bytes; `ValueError` for anything else."""
+    for magic, name in SIGNATURES.items():
+        if data[: len(magic)] == magic:
+            return name
+    raise ValueError("neither a PNG nor a JPEG image")
+
+
 def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]) -> None:
     """Decode an image of format `name` into `out`; `ValueError` if it does not fit exactly."""
+    name = image_format(data) if name == "any" else name
     with _open(data, name) as image:
         header = _header(image, data, name)
         if header.dtype != out.dtype or header.shape != out.shape:
@@ -104,7 +110,7 @@ def encode_image(
 ) -> bytes:
     """Encode a C-contiguous frame; PNG is lossless, JPEG needs a `quality` of 1 to 100.
 
-    PNG that is `fast` takes a part of the time, and more bytes.
+    Of `any` format it is a PNG. PNG that is `fast` takes a part of the time, and more bytes.
 
     Raises `ValueError` for a dtype or shape that the format does not hold.
     """
@@ -115,7 +121,7 @@ def encode_image(
     options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": level}
     file = io.BytesIO()
     try:
-        _pillow().fromarray(frame).save(file, format=name, **options)
+        _pillow().fromarray(frame).save(file, "jpeg" if name == "jpeg" else "png", **options)
     except _ERRORS as error:
         raise ValueError(f"Pillow does not encode this frame as {name}: {error}") from error
     return file.getvalue()
@@ -124,9 +130,9 @@ def encode_image(
 def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: str) -> None:
     """Raise `ValueError` unless frames of `dtype` and `shape` can be images of format `name`."""
     grey, colour = len(shape) == 2, len(shape) == 3 and shape[-1] == 3
-    rgba = len(shape) == 3 and shape[-1] == 4 and name == "png"
+    rgba = len(shape) == 3 and shape[-1] == 4 and name != "jpeg"
     if (dtype == np.uint8 and (grey or colour or rgba)) or (
-        dtype == np.uint16 and grey and name == "png"
+        dtype == np.uint16 and grey and name != "jpeg"
     ):
         return
     raise ValueError(f"a {name} image does not hold {dtype.name} {list(shape)}")
@@ -150,7 +156,7 @@ def _readers() -> dict[str, Any]:
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
 
-    return dict(zip(FORMATS, (PngImageFile, JpegImageFile), strict=True))
+    return {"png": PngImageFile, "jpeg": JpegImageFile}
 
 
 def _open(data: bytes | memoryview, name: str) -> Image.Image:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
+    from seqrecord.edit.changes import CopyProgress
     from seqrecord.edit.episodes import (
         delete_episodes,
         keep_episodes,
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
         Values,
         add_feature,
         drop_features,
+        relabel_text,
         values_of_dataset,
         values_of_files,
     )
-    from seqrecord.edit.freeing import RewriteProgress, RewriteReport, clean, rewrite_files
+    from seqrecord.edit.freeing import RewriteReport, clean, rewrite_files
     from seqrecord.edit.merging import MergeReport, merge_datasets
 
 __all__ = [
+    "CopyProgress",
     "MergeReport",
-    "RewriteProgress",
     "RewriteReport",
     "Values",
     "add_feature",
@@ -39,6 +41,7 @@ __all__ = [
     "keep_episodes",
     "merge_datasets",
     "relabel_episodes",
+    "relabel_text",
     "rename_episodes",
     "rewrite_files",
     "split_dataset",
@@ -48,12 +51,14 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
-            **dict.fromkeys(["RewriteProgress", "RewriteReport", "rewrite_files"], "freeing"),
+            "CopyProgress": "changes",
+            **dict.fromkeys(["RewriteReport", "rewrite_files"], "freeing"),
             **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
+            "relabel_text": "features",
             **dict.fromkeys(["values_of_dataset", "values_of_files"], "features"),
             "clean": "freeing",
             **dict.fromkeys(["delete_episodes", "keep_episodes"], "episodes"),
@@ -61,6 +66,3 @@ if not TYPE_CHECKING:
             **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),
         },
     )
-
-    def __dir__() -> list[str]:
-        return sorted(__all__)

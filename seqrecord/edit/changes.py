@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,9 @@ from seqrecord.writing.committing import Base, looked_at
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
 
-__all__ = ["Change", "Opened", "edit_dataset", "opened_to_edit", "read_existing"]
+__all__ = ["Change", "CopyProgress", "Opened", "edit_dataset", "opened_to_edit", "read_existing"]
+
+_logger = logging.getLogger("seqrecord")
 
 _REFUSED = "another writer committed meanwhile; this was not committed: try again"
 
@@ -81,6 +84,12 @@ class Opened:
             if is_same and version.index.schema == manifest.schema:
                 version = replace(version, statistics=manifest.statistics)
             done = put_version(own, self.base, version, statistics, refused=_REFUSED)
+        if manifest.statistics is not None and done.statistics is None:
+            _logger.warning(
+                "%s: its statistics were those of other episodes and are gone; `seqrecord stats` "
+                "computes those of what is left",
+                storage.url,
+            )
         return done, list(sizes)
 
     def find(self, episodes: EpisodeFilter) -> list[int]:
@@ -89,6 +98,14 @@ class Opened:
             self.index, self.manifest.splits, episodes, url=self.storage.url
         ).tolist()
         return found
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """Bytes of record files that are copied or linked, and those that will be in the end."""
+
+    copied_bytes: int
+    total_bytes: int
 
 
 Change: TypeAlias = tuple[Sequence[int], list[Edit]]

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
-from seqrecord.errors import ClipError, FormatError, NotFoundError
+from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
 from seqrecord.format import Footer
-from seqrecord.format.edits import Delete, Relabel, Rename, Split
+from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS
 from seqrecord.format.text import check_key, encode_metadata
@@ -42,6 +42,7 @@ __all__ = [
     "keep_episodes",
     "relabel_episodes",
     "rename_episodes",
+    "renaming",
     "split_dataset",
     "split_episodes",
 ]
@@ -58,8 +59,9 @@ def delete_episodes(
 
     They are gone for every reader that opens the dataset from then on, and do not come back by
     `reindex`. Record files of which no episode is left are not the dataset's any more: `clean`
-    removes them. Others keep their bytes until `rewrite_files`. The dataset has no statistics then;
-    `add_statistics` computes those of what is left. With `dry_run` nothing is changed.
+    removes them. Others keep their bytes until `rewrite_files`. The dataset has no statistics then,
+    and a warning says so: `add_statistics` computes those of what is left. With `dry_run` nothing
+    is changed.
 
     `location` is a local path or URL, and `storage_options` are for the filesystem that serves the
     URL: so for all functions here.
@@ -91,14 +93,20 @@ def rename_episodes(
 ) -> list[str]:
     """Give episodes other keys, `{old: new}`. Returns the old ones.
 
-    Two episodes may change keys with each other. Raises as `delete_episodes` does, `FormatError`
-    for what is no key, and `ClipError` for a key that another episode has.
+    In a new key `{}` is the old one, and the old one may then be a glob: `{"episode_*": "B/{}"}`.
+    Of two entries for one episode the later counts. Two episodes may change keys with each other.
+    Raises as `delete_episodes` does, `FormatError` for what is no key, and `ClipError` for a key
+    that another episode has.
     """
 
     def make(dataset: Opened) -> Change:
         index = dataset.index
-        new = {i: check_key(keys[index.key(i)]) for i in dataset.find(list(keys))}
-        new = {i: key for i, key in new.items() if key != index.key(i)}
+        new = {}
+        for old, key in keys.items():
+            is_glob = "{}" in key and old not in index.positions
+            for i in dataset.find(old if is_glob else [old]):
+                new[i] = check_key(key.replace("{}", index.key(i)))
+        new = {i: new[i] for i in sorted(new) if new[i] != index.key(i)}
         others = index.positions.keys() - {index.key(i) for i in new}
         times = Counter(new.values())
         taken = sorted(key for key in times if key in others or times[key] > 1)
@@ -108,10 +116,15 @@ def rename_episodes(
                 file=dataset.storage.url,
                 got=", ".join(taken[:10]),
             )
-        renamed = Rename({index.uid(i): key for i, key in new.items()})
-        return [*new], [Delete(_copies(dataset, new)), renamed]
+        return [*new], renaming(dataset, new)
 
     return edit_dataset(location, make, dry_run, storage_options)
+
+
+def renaming(dataset: Opened, keys: Mapping[int, str]) -> list[Edit]:
+    """The edits that give episodes, by number, these keys."""
+    renamed = Rename({dataset.index.uid(i): key for i, key in keys.items()})
+    return [Delete(_copies(dataset, keys)), renamed]
 
 
 def relabel_episodes(
@@ -124,12 +137,21 @@ def relabel_episodes(
 ) -> list[str]:
     """Change entries of the metadata of episodes; `None` removes one. Returns their keys.
 
-    Other entries stay. Raises as `delete_episodes` does, and `FormatError` for what JSON cannot
-    hold.
+    Other entries stay. Raises as `delete_episodes` does, `FormatError` for what JSON cannot hold,
+    and `SchemaError` for a new entry of the name of a feature of texts: `relabel_text` changes
+    those.
     """
 
     def make(dataset: Opened) -> Change:
         index = dataset.index
+        for name, spec in dataset.manifest.schema.kept.items():
+            if spec.value == "text" and entries.get(name) is not None:
+                raise SchemaError(
+                    "batches have the texts of the feature, not of the metadata; relabel_text "
+                    f"(--text {name}=TEXT) changes them",
+                    file=dataset.storage.url,
+                    feature=name,
+                )
         texts = {}
         for i in dataset.find(episodes):
             metadata = {**index.episode_metadata(i), **entries}

@@ -8,7 +8,7 @@ dataset's no more. Which features there are is kept in a file of edits.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from os import PathLike
@@ -29,8 +29,10 @@ from seqrecord.errors import (
 )
 from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
+from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
@@ -51,6 +53,7 @@ __all__ = [
     "add_feature",
     "drop_features",
     "loses_data",
+    "relabel_text",
     "spec_of_dataset",
     "values_of_dataset",
     "values_of_files",
@@ -72,6 +75,7 @@ def add_feature(
     kind: str | None = None,
     unit: str | None = None,
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    overwrite: bool = False,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> FeatureSpec:
@@ -82,8 +86,9 @@ def add_feature(
     first values, or of `spec`, whose name does not count; `codec`, `kind`, `unit` and
     `record_bytes` are as for `SeqRecordWriter`. The values are written into new record files; those
     that are there stay as they are, and nobody sees the feature until all of it is committed.
-    Statistics of the dataset, if it has any, get those of the feature. With `dry_run` nothing is
-    written: `values` is called for all episodes, but only the first values are looked at.
+    Statistics of the dataset, if it has any, get those of the feature. With `overwrite` it comes in
+    the place of the one of this name, which is dropped in the same commit. With `dry_run` nothing
+    is written: `values` is called for all episodes, but only the first values are looked at.
 
     `values_of_dataset` and `values_of_files` make such functions.
 
@@ -95,9 +100,9 @@ def add_feature(
     size = check_sizes(None, record_bytes)
     with opened_to_edit(location, storage_options) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
-        if name in manifest.schema.kept:
+        if name in manifest.schema.kept and not overwrite:
             raise SchemaError(
-                "the dataset has the feature already; drop it first, or choose another name",
+                "the dataset has the feature already; overwrite it, or choose another name",
                 file=storage.url,
                 feature=name,
             )
@@ -114,7 +119,7 @@ def add_feature(
         ).values()
         writer = new_writer_id()
         new = replace(new, group=manifest.schema.num_groups, added=writer)
-        schema = Schema([*manifest.schema.values(), new])
+        schema = Schema([*_without(manifest.schema, {name}), new])
         schema.check_groups()
         if dry_run:
             for episode in episodes.values():
@@ -169,12 +174,7 @@ def drop_features(
                 file=dataset.storage.url,
                 expected="a dataset of at least one; to delete all, remove the folder",
             )
-        schema = Schema(
-            [
-                replace(spec, name=f"~{place}") if spec.name in dropped else spec
-                for place, spec in enumerate(before.values())
-            ]
-        )
+        schema = Schema([*_without(before, dropped)])
         if not dry_run:
             old = stored_statistics(dataset.storage, dataset.manifest)
             if old is not None:
@@ -182,6 +182,55 @@ def drop_features(
                 old = Statistics(old.num_frames, kept)
             dataset.commit([Features(schema)], old)
         return list(dropped)
+
+
+def _without(schema: Schema, names: Collection[str]) -> Iterator[FeatureSpec]:
+    """The features, of which these are dropped."""
+    for place, spec in enumerate(schema.values()):
+        yield replace(spec, name=f"~{place}") if spec.name in names else spec
+
+
+def relabel_text(
+    location: str | PathLike[str],
+    episodes: EpisodeFilter,
+    name: str,
+    text: str,
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Make a feature of texts, such as `task`, this text on every frame of episodes.
+
+    Returns the keys of those of which a frame had another or none. The feature is written anew, in
+    the place of the old one: the texts of all episodes, in record files of their own. Datasets of
+    which one was changed so have other schemas then. `relabel_episodes` changes metadata.
+
+    Raises as `delete_episodes` does, and `SchemaError` where there is no such feature of texts.
+    """
+    with opened(location, storage_options=storage_options) as dataset:
+        spec = dataset.features.select([name])[name]
+        if spec.value != "text":
+            raise SchemaError("not a feature of texts", feature=name, got=str(spec))
+        keys = list(dataset.episodes)
+
+        def old(episode: Episode) -> Iterator[Any]:
+            return values_in_order(episode, name, range(len(episode)))
+
+        chosen = [dataset.episodes[keys[n]] for n in dataset.find_episodes(episodes).tolist()]
+        changed = {e.uid: e.key for e in chosen if any(value != text for value in old(e))}
+
+    def new(episode: Episode) -> Iterable[Any]:
+        return [text] * len(episode) if episode.uid in changed else old(episode)
+
+    if changed:
+        add_feature(
+            *(location, name, new),
+            spec=spec,
+            overwrite=True,
+            dry_run=dry_run,
+            storage_options=storage_options,
+        )
+    return list(changed.values())
 
 
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:

@@ -18,15 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.edit.changes import read_existing
+from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
 from seqrecord.format import RECORDS, EpisodePart, Footer
-from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, Manifest
+from seqrecord.format.manifest import (
+    EDITS,
+    FILE_PATH,
+    INDEX,
+    KEPT_VERSIONS,
+    VERSIONS,
+    Manifest,
+    version_path,
+)
 from seqrecord.format.pages import chunk_bytes
 from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import read_edits, record_sizes
+from seqrecord.reading.versions import kept_versions
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, open_storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted
 from seqrecord.units import parse_size
@@ -46,11 +55,12 @@ from seqrecord.writing.own_files import (
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
 
-__all__ = ["LEAST_DEAD", "RewriteProgress", "RewriteReport", "clean", "rewrite_files"]
+__all__ = ["LEAST_DEAD", "RewriteReport", "clean", "rewrite_files"]
 
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
 _CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
+_VERSION = re.compile(rf"{VERSIONS}/[0-9a-f]{{32}}\.json")
 _READ_BYTES = 16 << 20  # at once, or one chunk
 _COMMIT_BYTES = 64 << 30
 
@@ -73,14 +83,6 @@ class RewriteReport:
 
 
 @dataclass(frozen=True)
-class RewriteProgress:
-    """How far `rewrite_files` is: bytes that are copied, and those that will be in the end."""
-
-    copied_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True)
 class _Plan:
     """What is dead in a record file, and what is copied: bytes of its chunks, with padding."""
 
@@ -96,7 +98,7 @@ def rewrite_files(
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     commit_bytes: int | str = _COMMIT_BYTES,
     dry_run: bool = False,
-    progress: Callable[[RewriteProgress], None] | None = None,
+    progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
     """Write record files anew without episodes that were deleted and features that were dropped.
@@ -149,7 +151,7 @@ def rewrite_files(
                         files.copy(plan.path, footers[plan.path], some)
                         copied += sum(chunk.length for chunk in some)
                         if progress is not None:
-                            progress(RewriteProgress(copied, total))
+                            progress(CopyProgress(copied, total))
                 files.close()
                 gone = {plan.path for plan in batch}
                 manifest, new = dataset.commit(writer=files.writer, gone=gone)
@@ -160,7 +162,7 @@ def rewrite_files(
             files.abort()
             raise
         if written and progress is not None:
-            progress(RewriteProgress(total, total))  # with what pads the pages
+            progress(CopyProgress(total, total))  # with what pads the pages
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
 
@@ -231,14 +233,26 @@ class _CopiedFiles:
     def copy(self, path: str, footer: Footer, chunks: Sequence[_Chunk]) -> None:
         """Copy chunks of a record file, which are read at once."""
         wanted = [page for chunk in chunks for page in chunk.pages if page.length]
+        try:
+            stored = self._read(path, footer, chunks, wanted)
+        except ChecksumError:
+            if not worth_rereading(self._storage, path, wanted):
+                raise
+            stored = self._read(path, footer, chunks, wanted)
+        for chunk, item in zip(chunks, stored, strict=True):
+            self._add(chunk.part, item)
+
+    def _read(
+        self, path: str, footer: Footer, chunks: Sequence[_Chunk], wanted: Sequence[ByteRange]
+    ) -> list[StoredChunk]:
         buffers = [memoryview(bytearray(page.length)) for page in wanted]
         self._storage.read_ranges(path, wanted, buffers)
-        found = dict(zip(wanted, buffers, strict=True))
+        found, stored = dict(zip(wanted, buffers, strict=True)), []
         for chunk in chunks:
             pages = [found.get(page, b"") for page in chunk.pages]
             with located(ChecksumError, file=f"{self._storage.url}/{path}", episode=chunk.part.key):
-                stored = stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)
-            self._add(chunk.part, stored)
+                stored += [stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)]
+        return stored
 
     def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
         """Add a chunk of an episode, of which another file says `part`."""
@@ -290,6 +304,7 @@ def clean(
     location: str | PathLike[str],
     *,
     older_than: float,
+    keep_versions: int = 0,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
@@ -298,16 +313,21 @@ def clean(
     Episodes that interrupted writers left are lost then: `mode="resume"` would have added
     them. Only files whose writer has written nothing for `older_than` seconds are removed, and
     record files of the dataset as it was only when they left it so long ago: until then a reader
-    that had opened it can read on. Times are those that the storage gives: a small file is written
+    that had opened it can read on. Of what only earlier versions name, that of the last
+    `keep_versions` is kept too; a version with the same content as a later one does not count.
+    Times are those that the storage gives: a small file is written
     there, and removed again, to see what time it is; files with a later time stay, with a warning.
     Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
     refused when it commits: so that no resume recovers what is being removed, the manifest is put
     anew first.
 
-    Raises `DestinationError` where there is no dataset, for then nothing tells what is in use, and
-    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if nobody knows
-    whether the manifest was put anew; then nothing is removed.
+    Raises `ValueError` for more versions than are kept, `DestinationError` where there is no
+    dataset, for then nothing tells what is in use, `ConflictError` if a writer commits at this
+    moment, and `CommitUnknownError` if nobody knows whether the manifest was put anew; then nothing
+    is removed.
     """
+    if not 0 <= keep_versions <= KEPT_VERSIONS:
+        raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
     with closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage)
         if (manifest := base.manifest) is None:
@@ -317,7 +337,7 @@ def clean(
                 file=storage.url,
             )
         notes = retired_files(storage)
-        items = list(_unnamed(storage, manifest))
+        items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
         sizes = record_sizes(storage)
         now = _time_of(storage)  # after all that was listed
         _warn_of_future(storage, items, now)
@@ -388,10 +408,22 @@ def _old(
     ]
 
 
-def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
-    named = {file.path for file in manifest.record_files}
-    named |= {file.path for file in manifest.small_files}
-    for folder in (RECORDS, INDEX, EDITS):
+def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
+    """The last versions before this one that differ in content from each later one."""
+    seen = {(manifest.fingerprint, manifest.edits)}
+    for earlier, _ in kept_versions(storage, manifest) if count else ():
+        if len(seen) <= count and (earlier.fingerprint, earlier.edits) not in seen:
+            seen.add((earlier.fingerprint, earlier.edits))
+            yield earlier
+
+
+def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Item]:
+    """All files that none of these versions names, of which the first is the dataset."""
+    named = {file.path for each in manifests for file in each.record_files}
+    named |= {file.path for each in manifests for file in each.small_files}
+    commits = manifests[0].commit, *manifests[0].earlier_commits[:KEPT_VERSIONS]
+    named.update(map(version_path, commits))
+    for folder in (RECORDS, INDEX, EDITS, VERSIONS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
             if _is_ours(upload.path) or is_retired_note(upload.path):
                 yield _Item(upload.path, upload.modified, upload.remove)
@@ -401,8 +433,8 @@ def _unnamed(storage: Storage, manifest: Manifest) -> Iterator[_Item]:
 
 
 def _is_ours(path: str) -> bool:
-    is_clock = _CLOCK.fullmatch(path) is not None
-    return FILE_PATH.fullmatch(path) is not None or is_merge_note(path) or is_clock
+    patterns = FILE_PATH, _CLOCK, _VERSION
+    return is_merge_note(path) or any(pattern.fullmatch(path) for pattern in patterns)
 
 
 def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:

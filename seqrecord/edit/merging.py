@@ -7,18 +7,20 @@ import errno
 import os
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from seqrecord.edit.changes import Opened, read_existing
+from seqrecord.edit.changes import CopyProgress, Opened, read_existing
+from seqrecord.edit.episodes import renaming
 from seqrecord.edit.features import loses_data
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, SchemaError
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import IndexFile, RecordFile
+from seqrecord.format.text import check_key
 from seqrecord.reading.metadata import read_footer, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
@@ -35,7 +37,7 @@ from seqrecord.storage.local_upload import local_errors, make_folder, sync_folde
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, read_base
-from seqrecord.writing.edit_files import edit_path, next_number
+from seqrecord.writing.edit_files import edit_path, next_number, put_edits
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
 from seqrecord.writing.stored_schema import is_passthrough
 from seqrecord.writing.stored_statistics import merged, stored_statistics
@@ -64,8 +66,10 @@ def merge_datasets(
     sources: Sequence[StorageLike],
     destination: StorageLike,
     *,
+    prefixes: Sequence[str] | None = None,
     link: bool = True,
     dry_run: bool = False,
+    progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> MergeReport:
     """Make a dataset of all episodes of several ones, which stay as they are.
@@ -74,8 +78,9 @@ def merge_datasets(
     elsewhere, and without `link`, they are copied: by the service where source and destination lie
     in one bucket or container, else through this machine. Splits of one name are one split.
     Statistics are those of all together, where each of the datasets has some. Episodes come in the
-    order of the ordinals that they were written with. With `dry_run` all is checked and nothing
-    written.
+    order of the ordinals that they were written with. `prefixes`, one for each dataset, come before
+    the keys of its episodes: `["", "b/"]`. With `dry_run` all is checked and nothing written.
+    `progress` is called from this thread.
 
     `sources` and `destination` are local paths, URLs or open storages, which are closed in the end;
     `storage_options` are for the filesystems that serve URLs.
@@ -101,20 +106,37 @@ def merge_datasets(
             raise DestinationError(
                 "nothing to merge", file=made.url, expected="at least one dataset"
             )
+        named = [""] * len(opened) if prefixes is None else prefixes
+        if len(named) != len(opened):
+            what = "not one prefix for each dataset"
+            raise DestinationError(what, file=made.url, expected=len(opened), got=len(named))
         base = read_base(made)
         _check_empty(made, base)
         if dry_run:
-            return _report(_read(opened, made)[0], made, link)
+            return _report(_read(opened, made, named)[0], made, link)
         # Whatever is made of a merge that failed, nothing deleted comes back: the note and the
         # copies of edits stay if record files may.
         with SmallFiles(made) as own:
             note = put_merge_note(own)
-            parts, statistics = _read(opened, made)
+            parts, statistics = _read(opened, made, named)
             report = _report(parts, made, link)
             own.keep()
-            _write(parts, statistics, own, base, link)
+            total = report.linked_bytes + report.copied_bytes
+            meter = _Meter(total, progress or (lambda _: None))
+            _write(parts, named, statistics, own, base, link, meter)
         tidy(made, [note])
         return report
+
+
+@dataclass
+class _Meter:
+    total: int
+    progress: Callable[[CopyProgress], None]
+    done: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.done += nbytes
+        self.progress(CopyProgress(self.done, self.total))
 
 
 def _takes_no_options(location: StorageLike) -> bool:
@@ -123,14 +145,16 @@ def _takes_no_options(location: StorageLike) -> bool:
     return True
 
 
-def _read(opened: Sequence[Storage], made: Storage) -> tuple[list[Opened], Statistics | None]:
+def _read(
+    opened: Sequence[Storage], made: Storage, prefixes: Sequence[str]
+) -> tuple[list[Opened], Statistics | None]:
     """The datasets, which can be merged, and the statistics of all together."""
     parts, known = [], []
     for storage in opened:
         parts.append(read_existing(storage))
         known.append(stored_statistics(storage, parts[-1].manifest))
-    _check(parts)
-    _check_schemas([(part.storage.url, part.manifest.schema) for part in parts], made.url)
+    _check(parts, prefixes)
+    _check_schemas([(p.storage.url, p.manifest.schema) for p in parts], made.url, prefixes)
     return parts, merged(known)
 
 
@@ -172,21 +196,28 @@ def _check_empty(made: Storage, base: Base) -> None:
         )
 
 
-def _check(parts: Sequence[Opened]) -> None:
+def _renamed(part: Opened, prefix: str) -> dict[int, str]:
+    """The new keys of episodes by number; none without a prefix."""
+    if not prefix:
+        return {}
+    return {i: check_key(prefix + key) for i, key in enumerate(part.index.keys.to_pylist())}
+
+
+def _check(parts: Sequence[Opened], prefixes: Sequence[str]) -> None:
     """`DestinationError` where two have the same record file, or an episode of one key."""
     keys, ids = dict[str, str](), dict[str, str]()
-    for part in parts:
+    for part, prefix in zip(parts, prefixes, strict=True):
         url = part.storage.url
         for file in part.manifest.record_files:
             if (other := ids.setdefault(file.file_id, url)) != url:
                 raise DestinationError(
                     "the same record file is in two of the datasets", file=other, got=url
                 )
-        for key in part.index.keys.to_pylist():
+        for key in _renamed(part, prefix).values() or part.index.keys.to_pylist():
             if (other := keys.setdefault(key, url)) != url:
                 raise DestinationError(
-                    "two of the datasets have an episode of one key; `seqrecord edit rename` gives "
-                    "it another",
+                    "two of the datasets have an episode of one key; give those of one a prefix "
+                    "(--prefix), or another name (`seqrecord edit rename`)",
                     file=other,
                     episode=key,
                     got=url,
@@ -195,25 +226,29 @@ def _check(parts: Sequence[Opened]) -> None:
 
 def _write(
     parts: Sequence[Opened],
+    prefixes: Sequence[str],
     statistics: Statistics | None,
     own: SmallFiles,
     base: Base,
     link: bool,
+    meter: _Meter,
 ) -> None:
     """Write the dataset."""
     made = own.storage
     edits: list[IndexFile] = []  # in names that ascend, before the record files
     first = next_number(made)
-    for part in parts:
+    for part, prefix in zip(parts, prefixes, strict=True):
         for known in part.manifest.edits:
             data, _ = part.storage.read_whole(known.path, known.size)
             edits.append(own.put(edit_path(first + len(edits), own.writer), data))
+        if keys := _renamed(part, prefix):
+            edits += put_edits(own, renaming(part, keys), first + len(edits))
     record_files, footers = [], {}
     for part in parts:
         for file in part.manifest.record_files:
             footer = part.footers[file.path]
             ordinal = footer.episodes[0].ordinal if footer.episodes else 0
-            transferred = _transfer(part.storage, made, file, ordinal, link, own.writer)
+            transferred = _transfer(part.storage, made, file, ordinal, link, own.writer, meter)
             record_files.append(transferred)
             footers[transferred.path] = footer
     manifests = [part.manifest for part in parts]
@@ -261,7 +296,13 @@ def _link_source(source: Storage, made: Storage, path: str) -> str | None:
 
 
 def _transfer(
-    source: Storage, made: Storage, file: RecordFile, ordinal: int, link: bool, writer: str
+    source: Storage,
+    made: Storage,
+    file: RecordFile,
+    ordinal: int,
+    link: bool,
+    writer: str,
+    meter: _Meter,
 ) -> RecordFile:
     """Link or copy a record file, under a new name of this writer's; the file as it is there.
 
@@ -275,11 +316,13 @@ def _transfer(
     transferred = named()
     found = _link_source(source, made, file.path) if link else None
     if found is not None and _link(made, found, transferred.path):
+        meter.add(file.size)
         return transferred
     if copy_on_server(source, file.path, made, transferred.path):
         # A service may say that it has begun to copy.
         with contextlib.suppress(FormatError, NotFoundError):
             if read_footer(made, transferred.path).file_id == file.file_id:
+                meter.add(file.size)
                 return transferred
         made.remove(transferred.path)
     transferred = named()
@@ -290,6 +333,7 @@ def _transfer(
             buffer = bytearray(item.length)
             source.read_ranges(file.path, [item], [memoryview(buffer)])
             upload.write(buffer)
+            meter.add(item.length)
         upload.commit()
     except BaseException:
         upload.abort()
@@ -316,7 +360,9 @@ def _link(made: Storage, found: str, path: str) -> bool:
 # Schemas
 
 
-def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
+def _check_schemas(
+    datasets: Sequence[tuple[str, Schema]], made: str, prefixes: Sequence[str]
+) -> None:
     """`SchemaError` unless the datasets, by URL, have one schema; `made` is where they would go.
 
     It names the command that packs them into one dataset, where their features have the same
@@ -331,15 +377,16 @@ def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
         found = ", ".join(_differences(schema, first, url, first_url))
         differences.append(f"{url}: {found or 'another order of features, or dropped ones'}")
     common = [name for name in first.kept if all(name in schema for _, schema in unlike)]
+    command = _command(datasets, common, made, prefixes)
     what = "datasets are merged if they have one schema"
     if not common:
         what = "datasets cannot be merged: no feature is in all of them"
     elif all(len(schema.kept) == len(common) for _, schema in datasets):
-        what += f"; this packs them into one: {_command(datasets, common, made)}"
+        what += f"; this packs them into one: {command}"
     else:
         what += (
             "; `seqrecord edit` adds and drops features, and this packs those that all have into "
-            f"one: {_command(datasets, common, made)}"
+            f"one: {command}"
         )
     raise SchemaError(
         what,
@@ -349,21 +396,31 @@ def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
     )
 
 
-def _command(datasets: Sequence[tuple[str, Schema]], common: Sequence[str], made: str) -> str:
-    """Merges those that are as the first one, and appends the others to that."""
+def _command(
+    datasets: Sequence[tuple[str, Schema]],
+    common: Sequence[str],
+    made: str,
+    prefixes: Sequence[str],
+) -> str:
+    """Gives keys their prefixes, merges what is as the first dataset, and appends the others."""
 
     def write(url: str, schema: Schema) -> list[str]:
         chosen = ["--features", ",".join(common)] if len(common) < len(schema.kept) else []
         return ["seqrecord", "write", "--src", url, "--dst", made, *chosen]
 
     (first_url, first), *others = datasets
+    renames = [
+        ["seqrecord", "edit", "rename", url, "*", f"{prefix}{{}}"]
+        for (url, _), prefix in zip(datasets, prefixes, strict=True)
+        if prefix
+    ]
     commands = [write(first_url, first)]
     if len(common) == len(first.kept):
         alike = [url for url, schema in datasets if schema == first]
         others = [(url, schema) for url, schema in others if schema != first]
         commands = [["seqrecord", "merge", *alike, "-o", made]]
     commands += [[*write(url, schema), "--append"] for url, schema in others]
-    return " && ".join(map(shlex.join, commands))
+    return " && ".join(map(shlex.join, [*renames, *commands]))
 
 
 def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> Iterator[str]:

@@ -69,6 +69,10 @@ class VariableRows:
         self._shapes[first : first + len(shapes)] = shapes
         return [self[first + i] for i in range(len(shapes))]
 
+    def sizes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Height and width of the frames in these rows, int64[n]; int64[n, 2]."""
+        return self._shapes[rows, :2].astype(np.int64)
+
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
         """The frame in a row."""
         shape = tuple(self._shapes[row].tolist())
@@ -129,6 +133,12 @@ class Arena:
         """Copy rows, int64[n], of a feature of fixed shape into `out` [n, …]. Without the GIL."""
         # With "raise", NumPy would check by copying through a temporary of the whole batch.
         np.take(self._arrays[feature], rows, axis=0, out=out, mode="clip")
+
+    def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Height and width of the frames in these rows, int64[n], of a feature of variable shape;
+        int64[n, 2]."""
+        found: npt.NDArray[np.int64] = self._arrays[feature].sizes(rows)
+        return found
 
     def find_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
         """The frames in these rows, for a variable shape: views, until the rows are loaded anew.

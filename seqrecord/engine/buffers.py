@@ -290,7 +290,7 @@ class HostBatchBuilder:
         for source in sources:
             if (crop := source.crop) is None:
                 continue
-            for name in crop.features.intersection(source.features, self._buffers):
+            for name in crop.features & self._buffers.keys() & set(source.features):
                 for clip, rows in enumerate(source.rows):
                     out = self._buffers[name][slots[clip]]
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)
@@ -320,10 +320,10 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     """The features of a clip: views [frames, …], or lists of frames, that cannot be written to."""
     arena, rows = source.arena, source.rows[clip]
     for name in source.features:
-        if not arena.specs[name].is_fixed:
-            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
-        elif source.crop is not None and name in source.crop.features:
+        if source.crop is not None and name in source.crop.features:
             yield name, read_only(source.crop.view(name, clip, arena[name], rows))
+        elif not arena.specs[name].is_fixed:
+            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
         else:
             yield name, read_only(frames_in(arena[name], rows))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction
@@ -52,11 +53,22 @@ class ClipFunctions:
 
         `arrays` are of the features of a frame before.
 
-        Raises what they raise, and `ClipError` for what no batch can hold.
+        Raises what they raise, and `ClipError` for what no batch can hold, and where they draw from
+        torch's global generator: its numbers depend on which thread comes first.
         """
         unknown = cls(functions, dataset, tuple(clip), {})
+        state = torch.get_rng_state()
         try:
             values = unknown._call(dict(clip), seed=0)
+            if not torch.equal(state, torch.get_rng_state()):
+                raise ClipError(
+                    f"a function of {_WHAT} draws from torch's global generator, so that no seed "
+                    "gives the same clips again",
+                    expected="numbers of the generator that it is given, such as factors for "
+                    "torchvision.transforms.v2.functional; or such transforms of whole batches, in "
+                    "the training loop",
+                    got="a generator that was used",
+                )
             made = {name: _spec_of(name, value, arrays) for name, value in values.items()}
         except Exception as error:
             unknown.add_place(error, episode, start)
@@ -193,5 +205,6 @@ class Drawn:
     calls: Calls | None = None
 
 
-DrawClips: TypeAlias = Callable[[IntArray, IntArray], Drawn]
-"""What is drawn for clips by the rows of their episodes and their first frames, int64[n] each."""
+DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any]], Drawn]
+"""What is drawn for clips by the rows of their episodes and their first frames, int64[n] each; and
+by where their frames are, `ClipRows`, of which it may need the sizes."""

@@ -1,21 +1,34 @@
-"""Crops at the gather: of the frames of a clip, only the window that is asked for is copied."""
+"""Crops at the gather: of the frames of a clip, only the window that is asked for is copied, or
+resized."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from seqrecord.clips.transforms import CropStep, CropWindows
+from seqrecord.clips.grids import IntArray
+from seqrecord.clips.transforms import Camera, CropStep, CropWindows
 from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
-__all__ = ["ClipCrops", "Crop", "copy_window", "frames_in", "runs"]
+__all__ = [
+    "ClipCrops",
+    "Crop",
+    "Place",
+    "copy_window",
+    "frames_in",
+    "interpolated",
+    "nearest",
+    "runs",
+]
 
 _FEW_CHANNELS = 4  # NumPy copies items of other than 1, 2, 4 or 8 bytes slowly
 _SALT = 0x63726F70  # the draws are not those of the order
@@ -23,17 +36,22 @@ _SALT = 0x63726F70  # the draws are not those of the order
 
 @dataclass(frozen=True, eq=False)
 class ClipCrops:
-    """The steps of a `clip_transform` for features of known shapes; see `clip_transforms`."""
+    """The steps of a `clip_transform` for features of one size, see `clip_transforms`: of a camera.
+
+    `frame` is height and width, `None` where these vary; then frames of an episode have one size.
+    """
 
     steps: tuple[CropStep, ...]
     features: frozenset[str]
-    flows: frozenset[str]  # of these: optical flows, whose first number is along x
-    frame: tuple[int, int]  # height and width
+    flows: frozenset[str]  # of these: optical flows, whose first numbers are along x and y
+    smooth: frozenset[str]  # … and those that are interpolated where they are resized
+    frame: tuple[int | None, int | None]
+    name: str | None = None  # of the camera, where there are several
 
     @classmethod
     def of(
         cls,
-        steps: tuple[CropStep, ...],
+        camera: Camera,
         arrays: Mapping[str, ArraySpec],
         kinds: Mapping[str, str | None],
     ) -> ClipCrops:
@@ -42,11 +60,9 @@ class ClipCrops:
         Raises `ClipError` for features that have no height and width, or different ones, and for a
         crop larger than the frame.
         """
-        features = steps[0].features
+        features, kind = camera.features, kinds.get
         if features is None:
-            images = [n for n, s in arrays.items() if s.is_fixed and len(s.shape) >= 2]
-            largest = max((arrays[n].shape[:2] for n in images), key=_area, default=())
-            features = tuple(n for n in images if arrays[n].shape[:2] == largest)
+            features = _largest(arrays, kinds)
         if unknown := [name for name in features if name not in arrays]:
             raise ClipError(
                 "clip_transform is for a feature that is not read",
@@ -55,97 +71,178 @@ class ClipCrops:
             )
         specs = [arrays[name] for name in features]
         sizes = {spec.shape[:2] for spec in specs}
-        if len(sizes) != 1 or not all(spec.is_fixed and len(spec.shape) >= 2 for spec in specs):
+        if len(sizes) != 1 or not all(map(_has_pixels, specs)):
             raise ClipError(
                 "clip_transform is for features with a height and a width, the same for all",
-                expected="frames [height, width, …]",
+                expected="frames [height, width, …]; steps of other sizes in a dict by feature",
                 got=", ".join(f"{name}: {arrays[name]}" for name in features) or "none such",
             )
-        ((height, width),) = sizes
-        assert height is not None
-        assert width is not None
-        flows = frozenset(
-            name for name in features if _is_flow(name, arrays[name], kinds.get(name))
+        frame: Any = sizes.pop()
+        crops = cls(
+            camera.steps,
+            frozenset(features),
+            frozenset(name for name in features if _is_flow(name, arrays[name], kind(name))),
+            frozenset(name for name in features if _is_image(arrays[name], kind(name))),
+            frame,
+            features[0] if camera.is_named else None,
         )
-        crops = cls(steps, frozenset(features), flows, (height, width))
         crops.size  # noqa: B018 - an error is better here and now
         return crops
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the windows."""
-        size = self.frame
+        """Height and width of what batches have."""
+        height, width = self.frame
         for step in self.steps:
-            size = step.size(*size)
-        return size
+            height, width = step.size(height, width)
+        if height is None or width is None:
+            raise ClipError(
+                "clip_transform leaves frames whose height and width vary",
+                feature=min(self.features),
+                expected="a crop or Resize, after which they have one size",
+                got=", ".join(map(repr, self.steps)),
+            )
+        return height, width
 
     def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
         """What the features of a frame look like in a batch."""
         return {
-            name: replace(spec, shape=(*self.size, *spec.shape[2:]))
+            name: replace(spec, shape=(*self.size, *spec.shape[2:]), largest=None)
             if name in self.features
             else spec
             for name, spec in arrays.items()
         }
 
-    def windows(self, seed: int, epoch: int, clips: npt.NDArray[np.int64]) -> CropWindows:
-        """The windows of clips; int64[n] tells them apart, and is the same in every epoch."""
-        windows = CropWindows.whole(len(clips), *self.frame)
+    def windows(
+        self, seed: int, epoch: int, clips: IntArray, frames: IntArray | None = None
+    ) -> CropWindows:
+        """The windows of clips; int64[n] tells them apart, and is the same in every epoch.
+
+        `frames`, int64[n, 2], are heights and widths, where these vary.
+        """
+        if frames is None:
+            frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
+        windows = CropWindows.whole(*frames.T)
         for number, step in enumerate(self.steps):
+            own = () if step.shared or self.name is None else (_number_of(self.name),)
             draws = [
-                hash64(key_of(_SALT, seed, epoch, number, i), clips) >> np.uint64(11)
+                hash64(key_of(_SALT, seed, epoch, number, i, *own), clips) >> np.uint64(11)
                 for i in range(step.num_draws)
             ]
             windows = step.apply(windows, np.array(draws, np.float64) * 2.0**-53)
         return windows
 
 
-@dataclass(frozen=True, eq=False)
-class Crop:
-    """The windows of some clips, and the features that have them."""
+class Place(NamedTuple):
+    """What a batch gets of the frames of a clip: a window, mirrored or not, of the batch's size."""
 
-    crops: ClipCrops
-    windows: CropWindows
+    top: int
+    left: int
+    height: int
+    width: int
+    flipped: bool
+    size: tuple[int, int] | None  # that it is resized to
+    is_smooth: bool  # … by interpolation
+    flow: tuple[float, float] = (1.0, 1.0)  # factors of the first two numbers of each pixel
 
     @property
-    def features(self) -> frozenset[str]:
-        return self.crops.features
+    def pixels(self) -> tuple[slice, slice, slice]:
+        """The window of frames [n, height, width, …]."""
+        height = slice(self.top, self.top + self.height)
+        return slice(None), height, slice(self.left, self.left + self.width)
 
-    def place(self, clip: int) -> tuple[tuple[int, int], bool]:
-        """Top and left of clip number `clip`, and whether it is flipped."""
-        windows = self.windows
-        return (int(windows.top[clip]), int(windows.left[clip])), bool(windows.flipped[clip])
 
-    def copy(
-        self,
-        name: str,
-        clip: int,
-        array: npt.NDArray[Any],
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[Any],
-    ) -> None:
-        """Copy clip number `clip`: of these rows of `array` the windows, into `out` [frames, …]."""
-        corner, flipped = self.place(clip)
-        for target, source in runs(rows):
-            copy_window(array[source], out[target], corner, flipped=flipped)
-        if flipped and name in self.crops.flows:
-            np.negative(out[..., 0], out=out[..., 0])
+@dataclass(frozen=True, eq=False)
+class Crop:
+    """The windows of some clips, by the features that have them."""
 
-    def view(
-        self, name: str, clip: int, array: npt.NDArray[Any], rows: npt.NDArray[np.int64]
-    ) -> npt.NDArray[Any]:
-        """What `copy` copies, [frames, …]: a view, unless it is flipped or its rows lie apart."""
-        (top, left), flipped = self.place(clip)
-        height, width = self.windows.height, self.windows.width
-        if not flipped:
-            window = array[:, top : top + height, left : left + width]
-            return frames_in(window, rows)
-        out = np.empty((len(rows), height, width, *array.shape[3:]), array.dtype)
+    parts: Mapping[str, tuple[ClipCrops, CropWindows]]
+
+    @property
+    def features(self) -> Collection[str]:
+        return self.parts.keys()
+
+    def place(self, name: str, clip: int) -> Place:
+        """Of a feature of clip number `clip`."""
+        crops, windows = self.parts[name]
+        columns = (windows.top, windows.left, windows.height, windows.width)
+        top, left, height, width = (int(column[clip]) for column in columns)
+        flipped = bool(windows.flipped[clip])
+        place = Place(top, left, height, width, flipped, windows.size, name in crops.smooth)
+        if name not in crops.flows:
+            return place
+        along_x, along_y = (float(scale[clip]) for scale in windows.scale)
+        return place._replace(flow=(-along_x if flipped else along_x, along_y))
+
+    def copy(self, name: str, clip: int, array: Any, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """Copy clip number `clip`: of these rows of `array`, an array or `VariableRows`, the
+        windows, into `out` [frames, …]. One frame is resized after the other."""
+        place = self.place(name, clip)
+        if place.size is None and isinstance(array, np.ndarray):
+            for target, source in runs(rows):
+                corner = place.top, place.left
+                copy_window(array[source], out[target], corner, flipped=place.flipped)
+        else:
+            for target, row in zip(out, rows.tolist(), strict=True):
+                seen = _resized(array[row][None][place.pixels][0], place)
+                copy_window(seen[None], target[None], (0, 0), flipped=place.flipped)
+        for axis, factor in enumerate(place.flow):
+            if factor != 1:
+                numbers = out[..., axis]
+                is_float = out.dtype.kind == "f"
+                scaled = numbers * out.dtype.type(factor) if is_float else np.rint(numbers * factor)
+                np.copyto(numbers, scaled, "unsafe")
+
+    def view(self, name: str, clip: int, array: Any, rows: IntArray) -> npt.NDArray[Any]:
+        """What `copy` copies, [frames, …]: a view, unless it is flipped or resized or its rows lie
+        apart."""
+        place = self.place(name, clip)
+        if not place.flipped and place.size is None and isinstance(array, np.ndarray):
+            return frames_in(array[place.pixels], rows)
+        size = place.size or (place.height, place.width)
+        frame = array[int(rows[0])]
+        out = np.empty((len(rows), *size, *frame.shape[2:]), frame.dtype)
         self.copy(name, clip, array, rows, out)
         return out
 
 
-def frames_in(array: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _resized(window: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
+    """A window, [height, width, …], in its size."""
+    if place.size is None:
+        return window
+    if not place.is_smooth:
+        height, width = nearest(place)
+        return window[height[:, None], width]
+    # In one piece: torch then needs no threads of its own for bytes.
+    whole = torch.from_numpy(np.ascontiguousarray(window)[None])
+    return interpolated(whole, place.size)[0].numpy()
+
+
+def nearest(place: Place) -> tuple[IntArray, IntArray]:
+    """The rows and columns of a window whose middles are nearest to those of its `size`."""
+    size = place.size or (place.height, place.width)
+    height, width = (
+        (2 * np.arange(new) + 1) * old // (2 * new)
+        for old, new in zip((place.height, place.width), size, strict=True)
+    )
+    return height, width
+
+
+def interpolated(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Frames [n, height, width, …] in another size, of the same dtype: linear, and antialiased
+    where they become smaller."""
+    planes = frames.reshape(*frames.shape[:3], -1).permute(0, 3, 1, 2)
+    if frames.dtype != torch.uint8 or frames.device.type != "cpu":
+        is_exact = frames.element_size() <= 2 or frames.dtype == torch.float32
+        planes = planes.to(torch.float32 if is_exact else torch.float64)
+    made = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True)
+    if not frames.is_floating_point() and made.is_floating_point():
+        made = made.round()
+    made = made.permute(0, 2, 3, 1).to(frames.dtype)
+    return made.reshape(len(frames), *size, *frames.shape[3:])
+
+
+def frames_in(array: npt.NDArray[Any], rows: IntArray) -> npt.NDArray[Any]:
     """The frames in these rows, [n, …]: a view where the rows ascend evenly, else a copy.
 
     Not a view in reverse, which torch does not take.
@@ -188,7 +285,7 @@ def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return channels if channels.shape[3] <= _FEW_CHANNELS else channels.view(f"V{nbytes}")[..., 0]
 
 
-def runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
+def runs(rows: IntArray) -> list[tuple[slice, slice]]:
     """Evenly spaced rows as slices, maybe in reverse: where they come in `rows`, and which they
     are."""
     if len(rows) == 1:
@@ -212,8 +309,44 @@ def runs(rows: npt.NDArray[np.int64]) -> list[tuple[slice, slice]]:
     return found
 
 
+def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The features whose height and width vary, or else those of the size of the largest one.
+
+    Raises `ClipError` where there are images of other sizes.
+    """
+    found = [n for n, s in arrays.items() if _has_pixels(s) and s.shape[:2] == (None, None)]
+    images = [n for n, s in arrays.items() if s.is_fixed and _has_pixels(s)]
+    if not found:
+        largest = max((arrays[n].shape[:2] for n in images), key=_area, default=())
+        found = [n for n in images if arrays[n].shape[:2] == largest]
+    if others := [n for n in images if n not in found and _is_image(arrays[n], kinds.get(n))]:
+        raise ClipError(
+            "clip_transform is for images of several sizes",
+            expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
+            f"Resize(224)}}; or steps with features={found}, which leave the others whole",
+            got=", ".join(f"{name}: {arrays[name]}" for name in (*found, *others)),
+        )
+    return tuple(found)
+
+
+def _has_pixels(spec: ArraySpec) -> bool:
+    """Whether frames have a height and a width, and pixels of one shape."""
+    return spec.value == "array" and len(spec.shape) >= 2 and None not in spec.shape[2:]
+
+
 def _area(shape: Any) -> int:
     return math.prod(shape)
+
+
+def _is_image(spec: ArraySpec, kind: str | None) -> bool:
+    """Whether to interpolate between pixels."""
+    if kind is not None or len(spec.shape) != 3:
+        return kind == "image" and spec.dtype.kind in "uif"
+    return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
 
 
 def _is_flow(name: str, spec: ArraySpec, kind: str | None) -> bool:

@@ -170,7 +170,7 @@ class Executor:
         """Have clips copied to their slots of a batch."""
         drawn = Drawn()
         if self._draw is not None:
-            drawn = self._draw(clips.episode, clips.start)
+            drawn = self._draw(clips.episode, clips.start, sources)
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()

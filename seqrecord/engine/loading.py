@@ -119,6 +119,7 @@ class ChunkLoader:
         group = loads[0].group
         owner, inside = numbered(np.array([load.count for load in loads]))
         frame = np.array([load.first for load in loads])[owner] + inside * self._steps[group]
+        frame = self._stored(np.array([load.episode for load in loads])[owner], frame)[1]
         chunk = np.array([load.chunk for load in loads])[owner]
         still_open = self._take(loads[0]) if len(loads) == 1 else None
         if fetched is None:
@@ -158,16 +159,22 @@ class ChunkLoader:
 
     def fetch(self, load: Load) -> Fetched:
         """Read the load's chunk, before its frames have rows."""
-        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
+        frames = load.first + np.arange(load.count) * self._steps[load.group]
+        episode, frames = self._stored(np.full(len(frames), load.episode), frames)
+        chunk = self._reader.chunk_at(load.group, load.chunk, int(episode[0]))
         fetched = self._read(chunk, self._reader.pages(chunk))
         if self._transform is None:
             return fetched
-        frames = load.first + np.arange(load.count) * self._steps[load.group]
         try:
             return self._with_others(fetched, frames)
         except BaseException:
             self._release(fetched)
             raise
+
+    def _stored(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """See `ClipFrames.stored`."""
+        found = self._clip_frames
+        return (episode, frames) if found is None else found.stored(episode, frames)
 
     def close(self) -> None:
         """Let go of the chunks that are open, when nothing is loaded any more."""
@@ -256,7 +263,7 @@ class ChunkLoader:
             self._buffers.chunks.release(buffer)
             raise
         if wanted:
-            self._note_fetch(begin, sum(page.stop - page.start for page in wanted), [chunk.row])
+            self._note_fetch(begin, sum(page.nbytes for page in wanted), [chunk.row])
         names = (page.feature for page in wanted)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 __all__ = ["to_files", "to_lerobot", "to_mcap"]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy(__name__, {"to_files": "files", "to_lerobot": "lerobot", "to_mcap": "mcap"})
-
-    def __dir__() -> list[str]:
-        return sorted(__all__)
+    __getattr__, __dir__ = lazy(
+        __name__, {"to_files": "files", "to_lerobot": "lerobot", "to_mcap": "mcap"}
+    )

@@ -1,4 +1,4 @@
-"""export: an episode back to files that any tool opens.
+"""export: episodes back to files that any tool opens.
 
 ::
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -28,9 +28,12 @@ import numpy.typing as npt
 from numpy.lib.format import open_memmap
 from PIL import Image
 
+from seqrecord.codecs.images import image_format
 from seqrecord.errors import ClipError, DestinationError, SeqRecordError
 from seqrecord.format.text import check_key
-from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.indexing.opening import opened
+from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import EncodedImage, FeatureSpec
 from seqrecord.sources.exported import (
     DESCRIPTION,
@@ -44,6 +47,7 @@ from seqrecord.sources.files import JUNK, is_junk
 from seqrecord.sources.folders_tree import MAX_METADATA_BYTES, METADATA
 from seqrecord.sources.originals import MAX_DEPTH
 from seqrecord.storage import local_path
+from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource
 
 __all__ = ["disk_errors", "make_empty", "to_files"]
@@ -54,49 +58,65 @@ _MAX_PIXELS = 1 << 26  # Pillow warns of larger images
 
 def to_files(
     dataset: DatasetLike,
-    key: str,
+    episodes: EpisodeFilter,
     destination: str | PathLike[str],
     *,
     features: Sequence[str] | None = None,
-    frames: Sequence[int] | range | None = None,
+    frames: Sequence[int] | slice | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write an episode's frames as files; returns their paths, sorted.
+    """Write the frames of episodes as files; returns the episodes' folders, sorted.
 
     PNG is lossless, and images that were kept encoded are written as they are stored. Text becomes
     files of UTF-8. A feature that a frame lacks is left out, and so is a frame that lacks all.
-    `seqrecord write`, or `convert`, packs the files again to the same episode. Holds one chunk of
+    `seqrecord write`, or `convert`, packs the files again to the same episodes. Holds one chunk of
     frames in memory.
 
     Args:
         dataset: local path or URL, or an open dataset.
-        key: the episode.
-        destination: a local folder; files go to a folder of the episode's key below it.
+        episodes: a key, several, a glob, or a predicate on metadata; `None` for all.
+        destination: a local folder; files go to folders of the episodes' keys below it.
         features: names of the features, all by default.
-        frames: numbers of the frames in ascending order, all by default.
+        frames: numbers of the frames of each episode in ascending order, or a slice; all by
+            default.
+        progress: called from this thread, several times a second.
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `ClipError` for an episode or frame that is not there, or for no frame at all, and
-    `DestinationError` if the episode's folder holds anything, or cannot be written.
+    `DestinationError` if an episode's folder holds anything, or cannot be written.
     """
     with opened(dataset, storage_options=storage_options) as reader:
-        reader.find_episodes([key])
+        if isinstance(episodes, str) and episodes in reader.episodes:
+            episodes = [episodes]  # which may look like a glob
+        numbers = reader.find_episodes(episodes)
         chosen = reader.select(features)
-        described = _describe(chosen, key, frames)
+        keys = chosen.contents.index.keys.take(numbers).to_pylist()
         root = local_path(destination, "destination")
-        with disk_errors("the episode's files", root, key):
-            folder = _make_folder(root, key)
-            # First of all: files that are missing after an error are noticed.
-            (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
-            metadata = _write_metadata(folder, chosen.episodes[key].metadata)
-            written = _write(chosen, key, folder, described)
-            return sorted([folder / DESCRIPTION, metadata, *written])
+        lengths = chosen.contents.index.num_frames[numbers].tolist()
+        total = sum(len(_numbers(length, frames)) for length in lengths)
+        meter = Meter(total, chosen.features.frame_nbytes, progress)
+        folders = []
+        for key in sorted(keys):  # folders before those that lie in them
+            described = _describe(chosen, key, frames)
+            with disk_errors("the episode's files", root, key):
+                folders.append(_make_folder(root, key))
+                _write_episode(chosen, key, folders[-1], described, meter)
+        meter.report()
+        return folders
 
 
-def _describe(dataset: Dataset, key: str, frames: Sequence[int] | range | None) -> ExportedEpisode:
+def _numbers(length: int, frames: Sequence[int] | slice | None) -> Sequence[int]:
+    """Those of the frames of an episode of this length."""
+    if frames is None or isinstance(frames, slice):
+        return range(length)[frames or slice(None)]
+    return frames
+
+
+def _describe(dataset: Dataset, key: str, frames: Sequence[int] | slice | None) -> ExportedEpisode:
     """What goes where. No two places are the same, even where case does not count."""
     episode = dataset.episodes[key]
-    chosen = range(len(episode)) if frames is None else frames
+    chosen = _numbers(len(episode), frames)
     is_inside = all(0 <= frame < len(episode) for frame in chosen)
     if not len(chosen) or not is_inside or list(chosen) != sorted(set(chosen)):
         raise ClipError(
@@ -126,8 +146,13 @@ def _describe(dataset: Dataset, key: str, frames: Sequence[int] | range | None) 
     return ExportedEpisode(tuple(numbers.tolist()), tuple(features), fps)
 
 
-def _write(dataset: Dataset, key: str, folder: Path, described: ExportedEpisode) -> Iterator[Path]:
+def _write_episode(
+    dataset: Dataset, key: str, folder: Path, described: ExportedEpisode, meter: Meter
+) -> None:
     """Walks the chunks of the episode, group by group, and writes what its frames have."""
+    # First of all: files that are missing after an error are noticed.
+    (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
+    _write_metadata(folder, dataset.episodes[key].metadata)
     features = dataset.features
     paths = {f.spec.name: folder / f.path for f in described.features}
     arrays = {
@@ -135,16 +160,18 @@ def _write(dataset: Dataset, key: str, folder: Path, described: ExportedEpisode)
         for f in described.features
         if f.is_array
     }
-    yield from (paths[name] for name in arrays)
     source = DatasetSource(dataset, frozenset(name for name in features if features[name].is_video))
-    for group in dict.fromkeys(spec.group for spec in features.values()):
+    groups = {spec.group: features.group(spec.group) for spec in features.values()}
+    largest = max(groups, key=lambda group: groups[group].frame_nbytes)
+    for group in groups:
         values = source.values(group, features, key, described.frames)
         for place, (number, found) in enumerate(zip(described.frames, values, strict=True)):
             for name, value in found.items():
                 if name in arrays:
                     arrays[name][place] = value
                 else:
-                    yield _write_frame(paths[name] / frame_stem(number), value, features[name])
+                    _write_frame(paths[name] / frame_stem(number), value, features[name])
+            meter.add(group == largest)
 
 
 def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any]:
@@ -155,22 +182,18 @@ def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[A
     return array
 
 
-def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> Path:
+def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> None:
     stem.parent.mkdir(exist_ok=True)
     if isinstance(value, EncodedImage):
-        path = stem.with_suffix(f".{_ENDINGS[spec.codec[0]['format']]}")
-        path.write_bytes(value.data)
+        stem.with_suffix(f".{_ENDINGS[image_format(value.data)]}").write_bytes(value.data)
     elif spec.value in ENDINGS:
-        path = stem.with_suffix(ENDINGS[spec.value])
-        path.write_bytes(value.encode() if isinstance(value, str) else value)
+        data = value.encode() if isinstance(value, str) else value
+        stem.with_suffix(ENDINGS[spec.value]).write_bytes(data)
     elif _is_image(value):
-        path = stem.with_suffix(".png")
         # Level 1 of 9: twice as fast as Pillow's default, a few percent larger.
-        Image.fromarray(value).save(path, compress_level=1)
+        Image.fromarray(value).save(stem.with_suffix(".png"), compress_level=1)
     else:
-        path = stem.with_suffix(".npy")
-        np.save(path, value, allow_pickle=False)
-    return path
+        np.save(stem.with_suffix(".npy"), value, allow_pickle=False)
 
 
 def _is_image(array: npt.NDArray[Any]) -> bool:
@@ -182,13 +205,11 @@ def _is_image(array: npt.NDArray[Any]) -> bool:
     return array.dtype == np.uint8 and array.shape[2:] in ((), (3,), (4,))
 
 
-def _write_metadata(folder: Path, metadata: dict[str, Any]) -> Path:
-    path = folder / METADATA
+def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
     text = json.dumps(metadata, indent=1, ensure_ascii=False, sort_keys=True)
     if len(text.encode()) >= MAX_METADATA_BYTES:
         text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
-    path.write_text(f"{text}\n", encoding="utf-8")
-    return path
+    (folder / METADATA).write_text(f"{text}\n", encoding="utf-8")
 
 
 def _make_folder(destination: Path, key: str) -> Path:

@@ -23,14 +23,16 @@ import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export.files import disk_errors
+from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
-from seqrecord.reading.dataset import DatasetLike, opened
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.mcap import LOG_TIME
 from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
+from seqrecord.writing.convert_jobs import Meter, Progress
 
 __all__ = ["to_mcap"]
 
@@ -52,6 +54,7 @@ def to_mcap(
     episodes: EpisodeFilter = None,
     features: Sequence[str] | None = None,
     fps: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write each episode as a rosbag2 folder with an MCAP file; returns the folders.
@@ -73,6 +76,7 @@ def to_mcap(
         episodes: keys, a glob, or a predicate on metadata; all by default.
         features: names of the features, all by default.
         fps: frames a second, of episodes that do not say it.
+        progress: called from this thread, several times a second.
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `DestinationError` for a recording that is there already, `SchemaError` for a feature
@@ -82,15 +86,14 @@ def to_mcap(
     rosbag2, store = _require_rosbags()
     root = local_path(destination, "destination")
     with opened(dataset, features=features, storage_options=storage_options) as reader:
-        names = [
-            str(key)
-            for key in reader.contents.index.keys.take(reader.find_episodes(episodes)).to_pylist()
-        ]
+        numbers, index = reader.find_episodes(episodes), reader.contents.index
+        total = int(index.num_frames[numbers].sum())
+        meter = Meter(total, reader.features.frame_nbytes, progress)
         topics = _topics(reader.features, store.types)
         stored = reader.contents.manifest.schema.kept.get(LOG_TIME)
         clock = reader if stored is None or not _is_clock(stored) else reader.select([LOG_TIME])
         folders = []
-        for key in names:
+        for key in map(str, index.keys.take(numbers).to_pylist()):
             folder = root / key
             if folder.exists():
                 raise DestinationError("there is something already", file=str(folder), episode=key)
@@ -98,8 +101,9 @@ def to_mcap(
             times = _times(clock.episodes[key], fps)
             with disk_errors("the recording", folder, key):
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                _write(rosbag2, store, folder, episode, topics, times)
+                _write(rosbag2, store, folder, episode, topics, times, meter)
             folders.append(folder)
+        meter.report()
         return folders
 
 
@@ -110,6 +114,7 @@ def _write(
     episode: Episode,
     topics: Mapping[str, tuple[str, str, Make]],
     times: npt.NDArray[np.int64],
+    meter: Meter,
 ) -> None:
     bag = rosbag2.Writer(folder, version=_VERSION, storage_plugin=rosbag2.StoragePlugin.MCAP)
     with bag:
@@ -125,6 +130,7 @@ def _write(
                 if (value := next(values[name])) is not None:
                     data = store.serialize_cdr(make(value, time), kind)
                     bag.write(connections[name], time, data)
+            meter.add(1)
 
 
 def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:

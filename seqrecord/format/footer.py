@@ -240,7 +240,9 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     for rows, some, group, features in columns:
         held, lengths = rows["num_frames"], rows["pages"]["length"]
         check_gaps(some, held, features, offset)
-        check_pages(lengths, rows["largest"], held, some, group, features, offset)
+        check_pages(
+            *(lengths, rows["largest"], rows["external"], held, some, group, features, offset)
+        )
     return Footer(schema, file_id, episodes, chunks, by_group)
 
 

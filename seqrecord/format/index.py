@@ -72,6 +72,7 @@ class GroupIndex:
     page_length: npt.NDArray[np.uint32]  # [C, F]
     page_crc32c: npt.NDArray[np.uint32]  # [C, F]
     largest_frame: npt.NDArray[np.uint32]  # [C, V]
+    external: npt.NDArray[np.uint32]  # [C], bytes of other files that pages of video refer to
     gaps: npt.NDArray[Any]  # of GAP_ROW
 
     @cached_property
@@ -187,8 +188,11 @@ class GroupIndex:
             gaps = self.gaps_of(first, first + step).copy()
             gaps["chunk"] -= np.uint32(first)
             check_pages(
-                *(self.page_length[rows], self.largest_frame[rows], self.num_frames[rows], gaps),
-                *(self.schema, self.features, 0),
+                self.page_length[rows],
+                self.largest_frame[rows],
+                self.external[rows],
+                self.num_frames[rows],
+                *(gaps, self.schema, self.features, 0),
                 first=first,
             )
             release()
@@ -250,10 +254,12 @@ class Index:
         """The group that a feature lies in."""
         return self.groups[self.schema[feature].group]
 
-    def lengths(self, feature: str) -> npt.NDArray[np.uint32]:
-        """Bytes of a feature's pages, by chunk of its group."""
+    def lengths(self, feature: str) -> npt.NDArray[np.uint64]:
+        """Bytes of a feature's pages and of what they refer to, by chunk of its group."""
         group = self.group_of(feature)
-        return group.page_length[:, group.schema.position(feature)]
+        lengths = group.page_length[:, group.schema.position(feature)].astype(np.uint64)
+        lengths += group.external
+        return lengths
 
     def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int:
         """Bytes of the largest frame of a feature with a variable dimension, in these episodes."""
@@ -349,6 +355,8 @@ class Index:
             chunks += [group.page_length, group.page_crc32c]
             if group.schema.variable:
                 chunks.append(group.largest_frame)
+            if "external" in chunks_schema(group.schema).names:
+                chunks.append(group.external)
             tables[next(names)] = encode_table(chunks_schema(group.schema), chunks)
         tables[next(names)] = encode_table(GAPS, [gaps[name] for name in GAP_ROW.names or ()])
         if self.lags is not None:
@@ -383,7 +391,9 @@ class Index:
         ):
             name, counts = f"chunks{number}", episodes["num_chunks"][:, number].astype(np.int64)
             columns = decode_table(name, tables[name], chunks_schema(group))
-            columns.setdefault("largest_frame", np.empty((len(columns["file"]), 0), np.uint32))
+            count = len(columns["file"])
+            columns.setdefault("largest_frame", np.empty((count, 0), np.uint32))
+            columns.setdefault("external", np.broadcast_to(np.uint32(0), count))
             table = GroupIndex(group, features, counts, **columns, gaps=np.empty(0, GAP_ROW))
             with located(name):
                 _check_count(table)

@@ -20,6 +20,7 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
     StorageError,
+    TransientError,
     VersionError,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
@@ -33,6 +34,7 @@ __all__ = [
     "EDITS",
     "FILE_PATH",
     "INDEX",
+    "KEPT_VERSIONS",
     "MANIFEST",
     "MAX_EARLIER_COMMITS",
     "MAX_EPISODES",
@@ -40,6 +42,7 @@ __all__ = [
     "MAX_RECORD_FILES",
     "MAX_SPLITS",
     "SPLIT_NAME",
+    "VERSIONS",
     "IndexFile",
     "Manifest",
     "RecordFile",
@@ -49,11 +52,14 @@ __all__ = [
     "read_manifest",
     "read_named",
     "read_tagged",
+    "version_path",
 ]
 
 MANIFEST = "manifest.json"
 INDEX = "index"  # the folder of the tables
 EDITS = "edits"  # the folder of the records of edits
+VERSIONS = "manifests"  # the folder of manifests that were replaced
+KEPT_VERSIONS = 10  # so many of them
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = _MOST_FILES = 200_000
@@ -275,6 +281,8 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         # More than the manifest may be missing: the container, for example.
         why = _what_is_there(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
+    except TransientError:
+        raise  # nothing is asked of a storage that does not answer
     except StorageError as error:
         # Not Path.is_file, which raises for a name that is too long.
         if "://" not in storage.url and os.path.isfile(storage.url):  # noqa: PTH113
@@ -290,12 +298,12 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         ) from None
 
 
-def parse_manifest(storage: Storage, data: bytes) -> Manifest:
+def parse_manifest(storage: Storage, data: bytes, path: str = MANIFEST) -> Manifest:
     """`Manifest.parse`; its errors name the file."""
     try:
         return Manifest.parse(data)
     except FormatError as error:
-        raise error.located(file=f"{storage.url}/{MANIFEST}") from error.__cause__
+        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
 
 
 def _what_is_there(storage: Storage) -> str:
@@ -316,12 +324,17 @@ def _what_is_there(storage: Storage) -> str:
     if not found:
         return (
             "it has neither a manifest nor record files; `seqrecord write` makes a dataset of "
-            "originals"
+            "originals, and `seqrecord index` an index of video that stays where it is"
         )
     return (
         "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "
         "write, `seqrecord reindex` makes a lost manifest again"
     )
+
+
+def version_path(commit: str) -> str:
+    """Where the manifest of a commit is kept that was replaced."""
+    return f"{VERSIONS}/{commit}.json"
 
 
 def put_manifest(storage: Storage, manifest: Manifest, *, expected: str | None) -> None:

@@ -21,6 +21,7 @@ from seqrecord.errors import FormatError
 from seqrecord.format.arrow import read_batch
 from seqrecord.format.lags import MOST_LAGS, num_lags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
+from seqrecord.format.references import least_reference_bytes
 from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
@@ -73,7 +74,8 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     """One chunk of a group in a record file: whose frames it holds, where, and its pages.
 
     `pages` are those of the group's features in schema order, and `largest` is of those with a
-    variable dimension: the bytes of the page's largest frame when it is decoded.
+    variable dimension: the bytes of the page's largest frame when it is decoded. `external` are the
+    bytes of another file that a page of video refers to, 0 where it holds its packets itself.
     """
     page = np.dtype([("length", "<u4"), ("crc32c", "<u4")])
     return np.dtype(
@@ -81,7 +83,7 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
             ("episode", "<u4"),
             ("num_frames", "<u4"),
             ("first_frame", "<u4"),
-            ("reserved", "<u4"),
+            ("external", "<u4"),
             ("offset", "<u8"),
             ("pages", page, (num_features,)),
             ("largest", "<u8", (num_variable,)),
@@ -158,7 +160,6 @@ def check_chunks(chunks: npt.NDArray[Any], num_frames: npt.NDArray[np.int64], en
     check_rows(first + held <= last, "a chunk beyond the end of its episode", end)
     follows = (np.diff(episode) > 0) | (first[1:] == (first + held)[:-1])
     check_rows(follows, "a chunk does not follow the one before it", end)
-    check_rows(chunks["reserved"] == 0, "reserved bytes are not zero", end)
     start = chunks["offset"]
     check_rows((start % ALIGNMENT == 0) & (start >= HEADER_BYTES), "a chunk at a wrong offset", end)
     # Compared as they are stored: an offset beyond 2**63 must not turn negative.
@@ -216,6 +217,7 @@ def check_gaps(
 def check_pages(
     lengths: npt.NDArray[Any],
     largest: npt.NDArray[Any],
+    external: npt.NDArray[Any],
     num_frames: npt.NDArray[Any],
     gaps: npt.NDArray[Any],
     schema: Schema,
@@ -226,18 +228,22 @@ def check_pages(
 ) -> None:
     """Every page of a group has a length, and a largest frame, that its frames can have.
 
-    `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension].
+    `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension], and
+    `external` [chunks] says to how many bytes of other files their pages refer.
     `schema` is the group's, `features` as in `features_of`. `first` is the number of the first
     chunk among those that the error counts.
     """
     count = count_present(num_frames, gaps, features)
     variable = {spec.name: column for column, spec in enumerate(schema.variable)}
+    if not any(spec.is_video for spec in schema.values()):
+        check_rows(external == 0, "a reference that is no video", offset, first=first)
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
         if spec.is_raw:
             fits = length == n * spec.nbytes
         elif spec.is_video:
-            fits = np.where(n == 0, length == 0, length >= least_video_bytes(n))
+            least = np.where(external, least_reference_bytes(n), least_video_bytes(n))
+            fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
             fits &= num_frames <= MAX_GOP_FRAMES
         else:
             fits = np.where(n == 0, length == 0, length >= table_bytes(spec, n))
@@ -329,6 +335,8 @@ def chunks_schema(group: Schema) -> pa.Schema:
     }
     if variable := len(group.variable):
         columns["largest_frame"] = _numbers(variable)
+    if any(spec.is_video for spec in group.values()):
+        columns["external"] = pa.uint32()
     return _table(**columns)
 
 
@@ -363,7 +371,7 @@ def most_table_bytes(
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
         may_be_absent = all(spec.is_dropped or spec.added for spec in group.values())
         chunks = absent if may_be_absent else min(num_frames, record_bytes // size)
-        rows[f"chunks{number}"] = chunks * (20 + 8 * len(group) + 4 * len(group.variable))
+        rows[f"chunks{number}"] = chunks * (24 + 8 * len(group) + 4 * len(group.variable))
         of_group = len(group) * (chunks + num_frames // WORD)
         words += of_group
         more_words += of_group * may_be_absent

@@ -31,6 +31,7 @@ from seqrecord.reading.frames import (
 )
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
+from seqrecord.units import is_integer
 
 __all__ = [
     "Ragged",
@@ -191,10 +192,9 @@ def _padded(
 
 
 def _are_sizes(value: Any) -> bool:
-    sizes = [value] if isinstance(value, int | np.integer) else value
+    sizes = [value] if is_integer(value) else value
     return isinstance(sizes, Sequence) and all(
-        isinstance(size, int | np.integer) and not isinstance(size, bool) and 1 <= size < 2**31
-        for size in sizes
+        is_integer(size) and 1 <= size < 2**31 for size in sizes
     )
 
 

@@ -239,7 +239,7 @@ class ClipLoader:
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
         """What is said of clips beside their features, each a list or tensor of clips. They are of
         these rows of the index, and begin at these frames; int64[clips] each."""
-        drawn = self._draw_of(epoch)(episode, start)
+        drawn = self._draw_of(epoch)(episode, start, ())
         frames = self.selection.drawn_frames(self._settings.seed, epoch)
         return self.selection.columns(episode, start, frames, drawn)
 

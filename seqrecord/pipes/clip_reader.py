@@ -93,7 +93,8 @@ class ClipReader:
     def __init__(self, selection: ClipSelection, memory_limit: int | str) -> None:
         self._selection = selection
         self._memory_limit = memory_limit
-        self._first_row = first_rows(selection.episodes.num_frames, selection.selected)
+        num_frames = selection.dataset.contents.episode_table.num_frames
+        self._first_row = first_rows(num_frames, selection.selected)
         self._alike = selection.windows.frames.alike(selection.arrays)
         self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
@@ -142,15 +143,12 @@ class ClipReader:
         """The features, as a batch has them, and what tells the columns that it has beside."""
         selection, count = self._selection, len(episode)
         frames = selection.drawn_frames(seed, 0)
-        drawn = selection.draws.draw(seed, 0, episode, start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), _Threads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
         used: list[tuple[_Set, Arena]] = []
-        keys = [
-            frame_keys(episode[:, None], frames.find(names[0], episode, start).frames)
-            for names in self._alike
-        ]
+        found = [frames.find(names[0], episode, start).frames for names in self._alike]
+        keys = [frame_keys(*frames.stored(episode[:, None], some)) for some in found]
         for one in self._sets:
             if one.in_memory is not None:
                 [(number, names)] = one.features.items()
@@ -172,10 +170,11 @@ class ClipReader:
             threads.copy(_repeats(list(straight.values()), rows))
             for number, names in one.features.items():
                 some, rows = np.split(rows, [keys[number].size])
-                found = [name for name in names if name in one.specs]
-                sources.append(ClipRows(arena, some.reshape(keys[number].shape), found))
+                kept = [name for name in names if name in one.specs]
+                sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
             threads = _Threads(1)  # what is only copied takes less time than to start others
+        drawn = selection.draws.draw(seed, 0, episode, start, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls)
@@ -254,7 +253,7 @@ def _sets_of(
     arrays, dataset = selection.arrays, selection.dataset
     if selection.frame_transform is not None:  # it needs whole frames
         return [_Set(dataset, dict(enumerate(alike)), arrays)]
-    num_rows = int(selection.episodes.num_frames[selection.selected].sum())
+    num_rows = int(dataset.contents.episode_table.num_frames[selection.selected].sum())
     small = [name for name in dataset.features if is_small(dataset, name)]
     small.sort(key=lambda name: arrays[name].nbytes)
     needed = accumulate(num_rows * (arrays[name].nbytes + 1) for name in small)

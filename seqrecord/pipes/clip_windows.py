@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import (
     ClipFrames,
     ClipUse,
@@ -56,6 +57,7 @@ class SelectedWindows:
 
     Args:
         selected: rows of the selected episodes.
+        excerpts: what clips have that are lists of frames.
 
     Attributes:
         asked: offsets and seconds of the argument `windows`.
@@ -68,8 +70,14 @@ class SelectedWindows:
         aged: those of which they say how old values are.
     """
 
-    def __init__(self, options: ClipOptions, dataset: Dataset, selected: IntArray) -> None:
-        self._dataset, self._selected = dataset, selected
+    def __init__(
+        self,
+        options: ClipOptions,
+        dataset: Dataset,
+        selected: IntArray,
+        excerpts: Excerpts | None = None,
+    ) -> None:
+        self._dataset, self._selected, self._excerpts = dataset, selected, excerpts
         self._dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
@@ -77,10 +85,13 @@ class SelectedWindows:
         self._is_transformed = options.frame_transform is not None
         self.asked, self._latest = options.own_windows, options.latest
         step = 1 if options.has_drawn_steps else options.dilations[0]
-        self._others = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
+        offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
+        self._others: OffsetWindow | Excerpts = excerpts or offsets
         self._windows, self._rate = self._find()
         self._rates = range(int(self._rate.max(initial=0)) + 1)
-        if self._is_transformed:  # which needs all stored features, of every window
+        if (
+            self._is_transformed and excerpts is None
+        ):  # which needs all stored features, of every window
             every = [window.held for window in (self._others, *self._windows.values())]
             whole = OffsetWindow.of(np.unique(np.concatenate(every)))
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
@@ -142,6 +153,8 @@ class SelectedWindows:
         self.frames = self._frames(found)
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
+        if (excerpts := self._excerpts) is not None:
+            return ClipFrames(windows, excerpts.num_frames, excerpts=excerpts)
         return ClipFrames(windows, self._dataset.contents.episode_table.num_frames)
 
     def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:

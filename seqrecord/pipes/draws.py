@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.clips.transforms import CropStep, HorizontalFlip
+from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
+from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
+from seqrecord.errors import ClipError
+from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.text import repr_of
 
 __all__ = ["ClipDraws", "EpisodeFacts", "Facts", "SelectedSteps"]
 
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
 _CAMERA = ("fx", "fy", "cx", "cy")
 _SALT = 0x73746570  # the draws are not those of crops
+_FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
 
 
 class Facts(NamedTuple):
@@ -35,10 +42,15 @@ class Facts(NamedTuple):
 
 
 class EpisodeFacts:
-    """The facts of episodes, with these entries of their metadata. Picklable."""
+    """The facts of episodes, with these entries of their metadata. Picklable.
 
-    def __init__(self, dataset: Dataset, metadata: Sequence[str]) -> None:
-        self._dataset, self._metadata = dataset, metadata
+    With `excerpts`, episodes are given by the numbers of these.
+    """
+
+    def __init__(
+        self, dataset: Dataset, metadata: Sequence[str], excerpts: Excerpts | None = None
+    ) -> None:
+        self._dataset, self.metadata, self._excerpts = dataset, metadata, excerpts
         self._known: dict[int, Facts] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,17 +58,39 @@ class EpisodeFacts:
 
     def of(self, episode: IntArray) -> list[Facts]:
         """Of the episodes in these rows, int64[n]."""
-        return [self._known.get(row) or self._find(row) for row in episode.tolist()]
+        return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
+
+    def rows(self, episode: IntArray) -> IntArray:
+        """The rows of episodes in the index, int64[n]."""
+        return episode if self._excerpts is None else self._excerpts.episode[episode]
+
+    def key(self, row: int) -> str:
+        """That of the episode in this row of the index."""
+        return self._dataset.contents.index.key(row)
+
+    def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
+        """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
+        return None if self._excerpts is None else self._excerpts.frames_of(episode, start)
+
+    def starts(self, episode: IntArray, start: IntArray) -> IntArray:
+        """The first frames of clips as users know them, int64[n]."""
+        frames = self.frames(episode, start)
+        return start if frames is None else frames.min(axis=1)
 
     def numbers(self, episode: IntArray, start: IntArray) -> IntArray:
         """Numbers of clips by the rows of their episodes and their starts; int64[n] each."""
+        if (frames := self.frames(episode, start)) is not None:
+            start = np.zeros_like(start)
+            for place, frame in enumerate(frames.T):
+                drawn = hash64(key_of(_FRAMES, place), start + frame) >> np.uint64(8)
+                start = drawn.astype(np.int64)
         return np.array([facts.number for facts in self.of(episode)], np.int64) + start
 
     def _find(self, row: int) -> Facts:
         index, known = self._dataset.contents.index, self._known
-        key, entries = index.key(row), index.episode_metadata(row) if self._metadata else {}
+        key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
-        metadata = {name: entries.get(name) for name in self._metadata}
+        metadata = {name: entries.get(name) for name in self.metadata}
         if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
             known.clear()
         known[row] = facts = Facts(key, int.from_bytes(digest, "little"), metadata)
@@ -69,39 +103,53 @@ class ClipDraws:
     Raises `ClipError` for steps that do not fit the features.
 
     Args:
-        steps: crops and flips.
+        cameras: crops and flips, of each camera.
         arrays: of the features of a frame, after `frame_transform`.
         facts: of episodes, with the metadata `camera`.
         episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
             all.
 
     Attributes:
+        crops: of each camera.
         made: `arrays` after the crops.
         functions: called with the clips after these, once they are set.
     """
 
-    crops: ClipCrops | None = None
     functions: ClipFunctions | None = None
 
     def __init__(
         self,
-        steps: tuple[CropStep, ...],
+        cameras: Sequence[Camera],
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
         facts: EpisodeFacts,
         episode: IntArray,
     ) -> None:
-        self._facts, self.made = facts, arrays
-        if steps:
-            kinds = {name: spec.kind for name, spec in dataset.features.items()}
-            self.crops = ClipCrops.of(steps, arrays, kinds)
-            self.made = self.crops.specs(arrays)
-            self._has_intrinsics = not np.isnan(self._cameras(facts.of(episode))).all()
+        self._facts, self._url, self.made = facts, dataset.url, arrays
+        kinds = {name: spec.kind for name, spec in dataset.features.items()}
+        self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
+        for crops in self.crops:
+            self.made = crops.specs(self.made)
+        count = len(dataset.contents.episode_table)
+        self._frames: dict[int, IntArray] = {  # of cameras whose frames vary: sizes, by episode
+            number: np.zeros((count, 2), np.int64)
+            for number, crops in enumerate(self.crops)
+            if None in crops.frame
+        }
+        camera = facts.of(episode)[0].metadata["camera"] if cameras else None
+        self._known = [_known_cameras(crops, camera) for crops in self.crops]
+        if camera is not None and not any(self._known):
+            say_once(
+                f"{self._url}: no intrinsics: the metadata `camera` is not "
+                '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
+                f"by feature: {repr_of(camera, 200)}"
+            )
+        self._warn_of_pairs()
 
     @property
     def is_any(self) -> bool:
         """Whether there is anything to draw."""
-        return self.crops is not None or self.functions is not None
+        return bool(self.crops) or self.functions is not None
 
     def draw(
         self,
@@ -109,6 +157,7 @@ class ClipDraws:
         epoch: int,
         episode: IntArray,
         start: IntArray,
+        sources: Sequence[ClipRows[Any]] = (),
         *,
         sequences: ClipTable | None = None,
     ) -> Drawn:
@@ -116,43 +165,146 @@ class ClipDraws:
 
         That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
         or of the first clip of its row in `sequences`, so that all clips of a row get the same.
+        Where frames vary in size, windows depend on that of the episode's: `sources` have some of
+        them, unless they are known already.
         """
         if not self.is_any:
             return Drawn()
         first = start if sequences is None else sequences.first_starts(episode, start)
         numbers, crop, calls = self._facts.numbers(episode, first), None, None
-        if self.crops is not None:
-            crop = Crop(self.crops, self.crops.windows(seed, epoch, numbers))
+        episode, start = self._facts.rows(episode), self._facts.starts(episode, start)
+        parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
+        for number, crops in enumerate(self.crops):
+            self._learn(number, episode, start, sources)
+            sizes = self._sizes(number, episode)
+            with self._naming(episode, sizes, crops):
+                windows = crops.windows(seed, epoch, numbers, sizes)
+            parts |= dict.fromkeys(sorted(crops.features), (crops, windows))
+        if parts:
+            crop = Crop(parts)
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
         return Drawn(crop, calls)
 
-    def told(self, drawn: Drawn, facts: Sequence[Facts]) -> dict[str, torch.Tensor]:
+    def told(self, drawn: Drawn, facts: Sequence[Facts], episode: IntArray) -> dict[str, Any]:
         """What batches tell of it: `crop`, int64[n, 4], and if there are such `flipped`, bool[n],
-        and `intrinsics`, float64[n, 4], NaN where an episode has none."""
-        if self.crops is None or drawn.crop is None:
-            return {}
-        windows = drawn.crop.windows
-        told = {"crop": torch.from_numpy(windows.crops)}
-        if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
-            told["flipped"] = torch.from_numpy(windows.flipped)
-        if self._has_intrinsics:
-            told["intrinsics"] = torch.from_numpy(windows.intrinsics(self._cameras(facts)))
+        and `intrinsics`, float64[n, 4], NaN where an episode has none; of each camera that has a
+        name under `<name>_crop` and so on. Where cameras share a window and the metadata has each,
+        there are `<feature>_intrinsics`."""
+        told: dict[str, torch.Tensor] = {}
+        if drawn.crop is None:
+            return told
+        episode = self._facts.rows(episode)
+        for number, crops in enumerate(self.crops):
+            _, windows = drawn.crop.parts[min(crops.features)]
+            of = "" if crops.name is None else f"{crops.name}_"
+            told[f"{of}crop"] = torch.from_numpy(windows.crops)
+            if any(isinstance(step, HorizontalFlip) for step in crops.steps):
+                told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
+            for name in self._known[number]:
+                cameras = _cameras(crops, name, facts, self._sizes(number, episode))
+                of = "" if name is None else f"{name}_"
+                told[f"{of}intrinsics"] = torch.from_numpy(windows.intrinsics(cameras))
         return told
 
-    def _cameras(self, facts: Sequence[Facts]) -> Any:
-        """fx, fy, cx, cy of episodes whose camera is of frames of this size; float64[n, 4]."""
-        assert self.crops is not None
-        cameras = [_intrinsics(one.metadata["camera"], *self.crops.frame) for one in facts]
-        return np.array(cameras, np.float64).reshape(-1, len(_CAMERA))
+    def _sizes(self, number: int, episode: IntArray) -> IntArray | None:
+        """Height and width of these episodes' frames, int64[n, 2], where they vary."""
+        return self._frames[number][episode] if number in self._frames else None
+
+    def _learn(
+        self, number: int, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]
+    ) -> None:
+        """Note how large frames of these episodes are.
+
+        Raises `ClipError` where those of one episode differ.
+        """
+        if number not in self._frames:
+            return
+        known, features = self._frames[number], self.crops[number].features
+        for source in sources:
+            for name in features.intersection(source.features):
+                found = source.arena.sizes(name, source.rows.reshape(-1))
+                found = found.reshape(*source.rows.shape, 2)
+                for clip, row in enumerate(episode.tolist()):
+                    if not known[row].any():
+                        known[row] = found[clip, 0]
+                    if len(wrong := np.flatnonzero((found[clip] != known[row]).any(axis=1))):
+                        raise ClipError(
+                            "frames of an episode differ in size, and clips have one window",
+                            file=self._url,
+                            episode=self._facts.key(row),
+                            feature=name,
+                            expected="{} x {} pixels, as of its other frames and features".format(
+                                *known[row].tolist()
+                            ),
+                            got="{} x {} in the clip that starts at frame {}".format(
+                                *found[clip, wrong[0]].tolist(), start[clip]
+                            ),
+                        )
+
+    @contextmanager
+    def _naming(
+        self, episode: IntArray, sizes: IntArray | None, crops: ClipCrops
+    ) -> Iterator[None]:
+        """An error names the episode whose frames are too small."""
+        try:
+            yield
+        except ClipError as error:
+            if sizes is not None:
+                least = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
+                error.located(
+                    file=self._url, episode=self._facts.key(least), feature=min(crops.features)
+                )
+            raise
+
+    def _warn_of_pairs(self) -> None:
+        """Say which stereo pairs are flipped."""
+        flipped = {
+            name
+            for crops in self.crops
+            if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
+            for name in crops.features
+        }
+        for left in sorted(flipped):
+            right = left.replace("left", "right")
+            if right != left and right in flipped:
+                say_once(
+                    f"{self._url}: HorizontalFlip mirrors {left} and {right}: in flipped clips "
+                    "the left camera is the right one, so exchange the two where they are flipped"
+                )
 
 
-def _intrinsics(camera: Any, height: int, width: int) -> list[float]:
+def _known_cameras(crops: ClipCrops, camera: Any) -> list[str | None]:
+    """The features of which an episode's metadata has the camera; `None` is for all of them."""
+    names = [None, *sorted(crops.features)] if crops.name is None else [crops.name]
+    known = [n for n in names if not np.isnan(_intrinsics(camera, n, *crops.frame)).any()]
+    return known[:1] if known and known[0] is None else known
+
+
+def _cameras(
+    crops: ClipCrops, name: str | None, facts: Sequence[Facts], sizes: IntArray | None
+) -> Any:
+    """fx, fy, cx, cy of episodes whose camera is of frames of this size; float64[n, 4]."""
+    frames = [crops.frame] * len(facts) if sizes is None else sizes.tolist()
+    cameras = [
+        _intrinsics(one.metadata["camera"], name, *frame)
+        for one, frame in zip(facts, frames, strict=True)
+    ]
+    return np.array(cameras, np.float64).reshape(-1, len(_CAMERA))
+
+
+def _intrinsics(
+    camera: Any, name: str | None, height: int | None, width: int | None
+) -> list[float]:
+    """Of frames of this size, or of any; of the camera of this name, if there are several."""
     if isinstance(camera, Mapping):
-        values = [camera.get(name) for name in _CAMERA]
-        fits = camera.get("width", width) == width and camera.get("height", height) == height
+        own = camera.get(name, camera)
+        camera = own if isinstance(own, Mapping) else camera
+        values = [camera.get(one) for one in _CAMERA]
+        size = {"width": width, "height": height}
+        fits = all(n is None or camera.get(one, n) == n for one, n in size.items())
         if fits and all(type(value) in (int, float) for value in values):
-            return values  # type: ignore[return-value]
+            return values
     return [float("nan")] * len(_CAMERA)
 
 

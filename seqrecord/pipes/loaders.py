@@ -32,6 +32,7 @@ from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, PlanT
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling import Part, Plan
+from seqrecord.statistics.by_feature import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -203,6 +204,14 @@ class Streaming(WithEpochs[Plan]):
     def num_clips(self) -> int:
         """Clips of an epoch over all ranks and workers, each counted once."""
         return self.clips.num_clips
+
+    def compute_statistics(self, **options: Any) -> Statistics:
+        """Of all frames of this loader's episodes (`split`, `episodes`), after `frame_transform`.
+
+        They are read for it; `dataset.statistics` are those that are stored, of the whole dataset.
+        `options` are `max_frames`, `num_threads` and `progress` of `Dataset.compute_statistics`.
+        """
+        return self._loader.selection.compute_statistics(**options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._loader.describe()})"

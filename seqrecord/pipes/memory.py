@@ -82,6 +82,8 @@ def settle(
 def frames_in_memory(selection: ClipSelection) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, where they are small; else none."""
+    if selection.excerpts is not None:  # whose places are no frames of chunks
+        return 0
     are_small = all(_is_small(selection.dataset, name) for name in selection.dataset.features)
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
     return int(num_frames.sum()) if are_small and selection.frame_transform is None else 0
@@ -198,10 +200,14 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
-    """Bytes of the pages that some features have in each chunk of a group; int64[chunks]."""
+    """Bytes of the pages that some features have in each chunk of a group; int64[chunks].
+
+    What a page refers to counts twice: as it is read, and as it is then put together.
+    """
     columns = [group.schema.position(name) for name in group.schema if name in features]
     padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
     total: IntArray = (padded // ALIGNMENT * ALIGNMENT).sum(axis=1)
+    total += 2 * group.external * bool(columns)
     return total
 
 

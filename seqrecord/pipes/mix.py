@@ -28,6 +28,7 @@ from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import Join, MixPlan, Stop, check_source
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import repr_of
 from seqrecord.units import MOST, check_integer
 
@@ -171,6 +172,11 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     def alternate(self) -> bool:
         """Whether each batch is of one source."""
         return self._mix.alternate
+
+    def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
+        """As of `SeqRecordStream`, of each source by its name; `Statistics.merged` joins them."""
+        loaders = self._mix.loaders.items()
+        return {name: one.selection.compute_statistics(**options) for name, one in loaders}
 
     def stats(self) -> dict[str, Any]:
         """As of `SeqRecordStream`, summed; `sources` has those of each.

@@ -175,6 +175,12 @@ class MixPlan:
 
 def check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source that sets what belongs to the mix."""
+    if options.order == "sequences":
+        raise ClipError(
+            f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
+            expected="a source without order; for sequences a loader for each dataset",
+            got="order='sequences'",
+        )
     given = _changed(options, _OF_THE_MIX)
     given |= {f"engine.{n}": v for n, v in _changed(options.tuning, _ENGINE_OF_THE_MIX).items()}
     if given:
@@ -182,12 +188,6 @@ def check_source(name: str, options: LoaderOptions) -> None:
             f"source {name!r} of a mix sets what belongs to the mix",
             expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
             got=", ".join(f"{name}={value!r}" for name, value in given.items()),
-        )
-    if options.order == "sequences":
-        raise ClipError(
-            f"source {name!r} of a mix gives sequences, whose clips continue from batch to batch",
-            expected="a source without order",
-            got="order='sequences'",
         )
 
 
@@ -369,7 +369,10 @@ def _of_features(
         return [name for name in given or () if name in names]
 
     windows, ragged = some(options.windows), options.ragged
-    alone = not windows and options.clip_len is None  # the frame `start`, which always is there
+    listed = options.lists_frames
+    alone = (
+        not (windows or listed) and options.clip_len is None
+    )  # the frame `start`, which always is there
     return replace(
         options,
         features=names,
@@ -385,12 +388,16 @@ def _of_features(
 def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
     """The steps of a `clip_transform` for those of its features that have these names, or are the
     masks of such."""
-    if (crops := selection.draws.crops) is None:
-        return []
-    arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
-    kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
-    # Not those of the largest feature that is left.
-    return [step.of_features(kept) for step in crops.steps] if kept else []
+    found: list[Any] = []
+    named: dict[str, Any] = {}
+    for crops in selection.draws.crops:
+        arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
+        kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
+        if kept and crops.name is not None:
+            named[crops.name] = [step.of_features(None) for step in crops.steps]
+        elif kept:  # not those of the largest feature that is left
+            found += [step.of_features(kept) for step in crops.steps]
+    return [named] if named else found
 
 
 def _fill(channel: Channel, stats: EngineStats, batch: OpenBatch, count: int) -> None:

@@ -14,14 +14,15 @@ from seqrecord.clips.transforms import ClipTransform, chain_of, is_probability
 from seqrecord.clips.windows import Latest
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
-from seqrecord.pipes.checks import ClipList, are_names, check, check_names, refuse
+from seqrecord.pipes.checks import are_names, check, check_names, refuse
+from seqrecord.pipes.chosen_clips import ClipList, lists_frames
 from seqrecord.pipes.clip_windows import Windows, check_windows
-from seqrecord.reading.filters import EpisodeFilter, is_number
+from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer, check_seed, parse_size
+from seqrecord.units import MOST, check_integer, check_seed, is_integer, parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def _are_new(names: Mapping[str, Any]) -> bool:
 def _are_episodes(value: Any) -> bool:
     """Whether these are keys, or numbers."""
     is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
-    return are_names(value) or (is_list and all(map(is_number, value)))
+    return are_names(value) or (is_list and all(map(is_integer, value)))
 
 
 def _check_reverse(name: str, value: Any) -> float:
@@ -182,7 +183,9 @@ class ClipOptions:
             pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
             out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
             in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
-            other episodes.
+            other episodes. In place of `start`, `frames` has the frames of each clip, a list of
+            equal length for all, in any order: pairs such as `[3, 41]`. Then there is no
+            `clip_len`; `frames`, int64 [T], comes with each clip, and `start` is the earliest one.
         metadata: names of entries of the episodes' metadata that clips have beside their features:
             the value of its episode for a clip, a list of values for a batch; `None` where an
             episode has no such entry.
@@ -191,21 +194,25 @@ class ClipOptions:
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
             names of features of them. It is called from several threads, and once for the first
             frame when the loader is made.
-        clip_transform: `RandomCrop`, `CenterCrop`, `HorizontalFlip`, a function, or a list of
-            these, one after the other. A clip has one window for all of its frames, and only the
-            window is copied. The window is drawn from seed, epoch and clip (`SeqRecordDataset`
-            draws it from torch's global generator). `crop` says which it is: top, left, height and
-            width in pixels of the stored frame, int64 [4], and `flipped` whether it is mirrored.
-            `intrinsics` are fx, fy, cx and cy of what is seen, float64 [4], where an episode's
-            metadata has them as `camera`. These three stay on the host.
+        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
+            a function, or a list of these, one after the other. A clip has one window for all of
+            its frames, and only the window is copied, or resized. The window is drawn from seed,
+            epoch and clip (`SeqRecordDataset` draws it from torch's global generator). `crop` says
+            which it is: top, left, height and width in pixels of the stored frame, int64 [4], and
+            `flipped` whether it is mirrored. `intrinsics` are fx, fy, cx and cy of what is seen,
+            float64 [4], where an episode's metadata has them as `camera`. These three stay on the
+            host. A dict has steps for each of several features, such as cameras of different sizes:
+            `{"front": RandomCrop(224), "wrist": Resize(224)}`; the three are then `front_crop` and
+            so on. Where frames of episodes differ in size, each window lies in those of its own.
 
             Functions come after crops and flips. One is called for each clip with a dict of
             read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
             feature with a variable shape), and a `numpy.random.Generator`, drawn from seed, epoch
-            and clip. It returns the arrays that batches are made of, with one axis at least; their
-            dtypes and shapes must be the same for every clip. Of features of texts it gets and may
-            give lists of these. It is called from several threads, and once for the first clip when
-            the loader is made. Not with a `device`.
+            and clip; one that draws from torch's global generator is refused. It returns the arrays
+            that batches are made of, with one axis at least; their dtypes and shapes must be the
+            same for every clip. Of features of texts it gets and may give lists of these. It is
+            called from several threads, and once for the first clip when the loader is made. Not
+            with a `device`.
         ragged: what clips have of features whose shape varies from frame to frame, but for texts.
             "list": a list of tensors, one for each frame. "pad": a tensor as large as the largest
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
@@ -255,7 +262,7 @@ class ClipOptions:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
         _check_fields(self)
         refuse(
-            self.clip_len is None and self.windows is None,
+            self.clip_len is None and self.windows is None and not self.lists_frames,
             "neither clip_len nor windows is given",
             "clip_len, or windows, or both",
         )
@@ -280,6 +287,10 @@ class ClipOptions:
             "no stride",
             self.stride,
         )
+        if self.lists_frames:
+            names = ("clip_len", "windows", "pad", "reverse")
+            given = [name for name in names if getattr(self, name) not in (None, 0)]
+            refuse(bool(given), "clips has the frames of each clip", f"no {', '.join(given)}")
         refuse(
             self.clips is not None and self.drop_last_frames > 0,
             "clips has the starts",
@@ -299,6 +310,11 @@ class ClipOptions:
     def dilations(self) -> tuple[int, ...]:
         """Those that may be drawn, in ascending order, or the only one."""
         return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+
+    @property
+    def lists_frames(self) -> bool:
+        """Whether `clips` says which frames each clip has."""
+        return lists_frames(self.clips)
 
     @property
     def has_drawn_steps(self) -> bool:
@@ -515,7 +531,7 @@ class LoaderOptions(ClipOptions):
         refuse(
             self.batch_size is None,
             'order="sequences" needs a batch_size',
-            "how many rows batches have",
+            "how many rows batches have; a mix has no sequences",
         )
         given = {
             "clips": self.clips,

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 
 from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipFrames, ClipUse
 from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray, enumerate_clips
 from seqrecord.clips.transforms import ClipFunction, chain_of
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.errors import ClipError, located
+from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import (
     Ragged,
     bytes_by_group,
@@ -31,7 +33,7 @@ from seqrecord.pipes.arrays import (
     stored_arrays,
     transformed_arrays,
 )
-from seqrecord.pipes.checks import ClipList, read_clip_list
+from seqrecord.pipes.chosen_clips import ClipList, ListedClips, read_clip_list
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
@@ -39,17 +41,21 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import ClipDraws, EpisodeFacts, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.processes.forks import PerProcess, cached_property
-from seqrecord.reading.dataset import DatasetLike, dataset_of
+from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Phases
+from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
+from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import counted, repr_of
+from seqrecord.units import format_size, parse_size
 
 __all__ = ["ClipSelection"]
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # no features beside a `clip_transform`
 _EPISODES_AT_ONCE = 1 << 12  # whose chunks are looked at
 _SHOWN = 10  # names in an error
+_EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may hold parts of two
 
 # With each of the dilations that may be drawn, those of some episodes by their rows, of others…
 _Uses: TypeAlias = list[list[tuple[IntArray, list[ClipUse]]]]
@@ -74,6 +80,8 @@ class ClipSelection:
         typical_clips: those from which settings are chosen that hold for every epoch.
         phases: of one epoch after the other, where they rotate.
         chosen: the clips of the argument `clips` that lack nothing.
+        excerpts: what these use of episodes, where they are lists of frames: plans know of their
+            excerpts as episodes, and of places there as frames and starts.
         left_out: what would be clips, or has none, in words; empty if nothing is.
         windows: which frames clips have of `arrays`.
         steps: how far apart these are, where that is drawn.
@@ -88,6 +96,7 @@ class ClipSelection:
 
     phases: Phases | None = None
     chosen: ChosenClips | None = None
+    excerpts: Excerpts | None = None
     steps: SelectedSteps | None = None
     metadata: tuple[str, ...] = ()
     times_without_frame = 0
@@ -112,12 +121,16 @@ class ClipSelection:
         self._last: tuple[tuple[int, int], ClipTable] | None = None  # see `clips_in`
         rotates = isinstance(options, LoaderOptions) and options.rotate_phase
         every = replace(self.spec, stride=1) if rotates else self.spec
-        self.windows = SelectedWindows(options, self.dataset, self.selected)
-        uses = self.windows.uses()
-        if options.clips is not None:
-            self.clips = self._choose(options.clips, uses)
+        uses: _Uses = []
+        if options.lists_frames:
+            self._list(options)
         else:
-            self.clips = self._enumerate(every, uses)
+            self.windows = SelectedWindows(options, self.dataset, self.selected)
+            uses = self.windows.uses()
+            if options.clips is not None:
+                self.clips = self._choose(options.clips, uses)
+            else:
+                self.clips = self._enumerate(every, uses)
         self.left_out = self._describe_excluded()
         self.typical_clips = self.clips
         if every != self.spec:
@@ -129,23 +142,27 @@ class ClipSelection:
                 expected=f"{self.windows.span} frames with {', '.join(self.dataset.features)}",
             )
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
-        steps, functions = ((), ()) if transform is None else chain_of(transform)
-        wanted = (*metadata, "camera") if steps else metadata
-        self._facts = EpisodeFacts(self.dataset, wanted)
+        cameras, functions = ((), ()) if transform is None else chain_of(transform)
+        wanted = (*metadata, "camera") if cameras else metadata
+        self._facts = EpisodeFacts(self.dataset, wanted, self.excerpts)
         if options.has_drawn_steps:
             several = uses if len(uses) > 1 else []
             whole = [self._enumerate(ClipSpec(1), [use]) for use in several]
             self.steps = SelectedSteps(options.dilations, options.reverse, whole, self._facts)
         first = self.clips.locate(np.zeros(1, np.int64))
         self.arrays, self.nested = self._look(options.ragged, *first)
+        if isinstance(options, LoaderOptions) and self.excerpts is not None:
+            first = self._divide(options, self.excerpts)
         self.windows.give({name: spec.mask_of for name, spec in self.arrays.items()})
         check_tensors(self.arrays)
         nbytes = bytes_by_group(self.stored, self.dataset.features)
         pieces = in_pieces(self.dataset.contents.episode_table, self.dataset.features)
-        self.episodes = pieces.led_by(nbytes.index(max(nbytes)), self.selected)
+        if self.excerpts is not None:
+            pieces = self.excerpts.table(pieces)
+        self.episodes = pieces.led_by(nbytes.index(max(nbytes)), self.clips.selected)
         if self.frame_transform is not None:  # needs whole frames: loads of that group bring all
             self.episodes = EpisodeTable(self.episodes.num_frames, (self.episodes.lead,))
-        self.draws = ClipDraws(steps, self.arrays, self.dataset, self._facts, first[0])
+        self.draws = ClipDraws(cameras, self.arrays, self.dataset, self._facts, first[0])
         self.made, self.lengths = self.draws.made, self.windows.frames.lengths
         if functions:
             self._call(functions, *first)
@@ -157,7 +174,8 @@ class ClipSelection:
         self, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
     ) -> None:
         """Have functions called with clips: they say what they make of the given one."""
-        clip, place = ClipReader(self, 0).example(episode, start), (int(episode[0]), int(start[0]))
+        clip = ClipReader(self, 0).example(episode, start)
+        place = int(self._facts.rows(episode)[0]), int(self._facts.starts(episode, start)[0])
         found = ClipFunctions.of(functions, self.dataset, clip, *place, self.made)
         self.draws.functions = found
         self.made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
@@ -174,8 +192,11 @@ class ClipSelection:
         `<feature>_age`, int64[n, T]; and lists of metadata, `None` where an episode has none.
         """
         facts, windows = self._facts.of(episode), self.windows
-        told = {"episode": [one.key for one in facts], "start": torch.from_numpy(start)}
-        told |= self.draws.told(drawn, facts)
+        told: dict[str, Any] = {"episode": [one.key for one in facts]}
+        told["start"] = torch.from_numpy(self._facts.starts(episode, start))
+        if (listed := self._facts.frames(episode, start)) is not None:
+            told["frames"] = torch.from_numpy(listed)
+        told |= self.draws.told(drawn, facts, episode)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
             found = frames.find(name, episode, start)
             if name in windows.padded:
@@ -205,6 +226,13 @@ class ClipSelection:
         # No loop in Python: it would take as long again.
         rows = zip(*values.values(), strict=True)
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
+
+    def compute_statistics(self, **options: Any) -> Statistics:
+        """Of all frames of the selected episodes, after `frame_transform`."""
+        episodes = self.selected.tolist()
+        return self.dataset.compute_statistics(
+            episodes=episodes, frame_transform=self.frame_transform, **options
+        )
 
     def portable(self, options: _Options) -> _Options:
         """The options for another process: a function that chose episodes need not be picklable."""
@@ -236,7 +264,8 @@ class ClipSelection:
             if self.chosen is not None:
                 times = times_in_epoch(self.chosen, seed=seed, epoch=epoch)
                 left_out = self.clips.num_incomplete
-                made = self.chosen.table(self.spec, self.selected, times, num_incomplete=left_out)
+                selected = self.clips.selected
+                made = self.chosen.table(self.spec, selected, times, num_incomplete=left_out)
             else:
                 made = self._enumerate(replace(self.spec, phase=epoch), self.windows.uses())
             self._last = (epoch, seed), made
@@ -296,8 +325,13 @@ class ClipSelection:
         """What tells the chosen clips, and how often they come, from others."""
         if self.chosen is None:
             return None
-        chosen, digest = self.chosen, hashlib.sha256()
-        for numbers in (chosen.row, np.searchsorted(self.selected, chosen.episode), chosen.start):
+        chosen, digest, episode = self.chosen, hashlib.sha256(), self.chosen.episode
+        listed = self._facts.frames(episode, chosen.start)
+        if listed is not None:  # where episodes are divided, too
+            for numbers in (listed, episode):
+                digest.update(np.ascontiguousarray(numbers, "<i8").data)
+            episode = self._facts.rows(episode)
+        for numbers in (chosen.row, np.searchsorted(self.selected, episode), chosen.start):
             digest.update(np.ascontiguousarray(numbers, "<i8").data)
         digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
         return digest.hexdigest()
@@ -353,7 +387,8 @@ class ClipSelection:
     def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index = self.dataset.contents.index
-        listed = read_clip_list(clips, index.keys, index.num_frames, self.windows.reaches)
+        named = read_clip_list(clips, index.keys, index.num_frames, self.windows.reaches)
+        listed = ChosenClips.of(*named)
         listed = listed.taken(np.isin(listed.episode, self.selected))
         self.selected = np.unique(listed.episode)
         some = [[(rows[np.isin(rows, self.selected)], of) for rows, of in use] for use in uses]
@@ -362,10 +397,39 @@ class ClipSelection:
         times = self.chosen.most
         return self.chosen.table(self.spec, self.selected, times, num_incomplete=left_out)
 
+    def _list(self, options: ClipOptions, most: int | None = None) -> None:
+        """Those clips of the list of their frames that are of the selected episodes and lack
+        nothing; excerpts have at most `most` frames."""
+        found = ListedClips.of(options.clips, self.dataset.contents, self.selected, most)
+        self.selected, self.excerpts, self.chosen = found.selected, found.excerpts, found.chosen
+        self.windows = SelectedWindows(options, self.dataset, self.selected, self.excerpts)
+        excerpts, times = np.arange(len(self.excerpts)), self.chosen.most
+        left_out = found.num_incomplete
+        self.clips = self.chosen.table(self.spec, excerpts, times, num_incomplete=left_out)
+
+    def _divide(self, options: LoaderOptions, excerpts: Excerpts) -> tuple[IntArray, IntArray]:
+        """Divide excerpts that are too large for memory, and say what that decodes more; the
+        excerpt and the start of the first clip, int64[1] each."""
+        nbytes = max(1, sum(spec.nbytes for spec in self.arrays.values()))
+        limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
+        needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
+        if needed > limit:
+            self._list(options, max(1, limit // (_EXCERPTS * nbytes)))
+            self.typical_clips = self.clips
+            self._facts = EpisodeFacts(self.dataset, self._facts.metadata, self.excerpts)
+            assert self.excerpts is not None
+            more = len(self.excerpts.frames) / len(excerpts.frames) - 1
+            say_once(
+                f"{self.dataset.url}: the frames that clips use of an episode are too many to hold "
+                f"at once, so an epoch decodes {more:.0%} more frames than there are; with a "
+                f"memory_limit of {needed} ({format_size(needed)}) it decodes each once"
+            )
+        return self.clips.locate(np.zeros(1, np.int64))
+
     @cached_property
     def stored(self) -> dict[str, ArraySpec]:
         """Each feature of a frame as it is decoded."""
-        return stored_arrays(self.dataset, np.unique(self.clips.episode))
+        return stored_arrays(self.dataset, np.unique(self._facts.rows(self.clips.episode)))
 
     def _look(
         self, ragged: Ragged, episode: IntArray, start: IntArray
@@ -380,7 +444,8 @@ class ClipSelection:
                 got=repr_of(ragged, 100),
             )
         key, stored = self._facts.of(episode)[0].key, self.windows.stored
-        frame = int(stored.find(next(iter(stored.windows)), episode, start).frames[0, 0])
+        place = stored.find(next(iter(stored.windows)), episode, start).frames[:, 0]
+        frame = int(stored.stored(episode, place)[1][0])
         return transformed_arrays(transform, self.dataset, key, frame, self.stored), frozenset()
 
     def _check_names(self, metadata: Sequence[str], reserved: Sequence[str]) -> None:

@@ -125,6 +125,7 @@ def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
         "page lengths": group.page_length[row].tolist(),
         "page checksums": group.page_crc32c[row].tolist(),
         "largest frames": group.largest_frame[row].tolist(),
+        "external bytes": group.external[row],
         "missing frames": group.gaps_of(row, row + 1)[["feature", "word", "present"]].tolist(),
         "offset": (group.file[row], group.offset[row]),
     }

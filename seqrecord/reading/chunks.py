@@ -17,11 +17,13 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums, table_bytes
+from seqrecord.format.references import parse_reference
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, forget_cached
+from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
@@ -56,8 +58,9 @@ class Page:
     """A page's place in its record file.
 
     `present`, bool [frames of the chunk], says which of them have the feature; `None` where all do.
-    `sums` is where the checksums of its slices lie; `None` for a page that is not raw. `memo` keeps
-    what was computed of its bytes, once they are read.
+    `sums` is where the checksums of its slices lie; `None` for a page that is not raw. `external`
+    is how many bytes of another file it refers to, 0 where it holds all that is read of it. `memo`
+    keeps what was computed of its bytes, once they are read.
     """
 
     feature: str
@@ -68,7 +71,13 @@ class Page:
     present: npt.NDArray[np.bool_] | None
     largest: int | None  # bytes of its largest frame, decoded; `None` for a fixed shape
     sums: int | None
+    external: int = 0
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read of it."""
+        return self.stop - self.start + self.external
 
     @property
     def num_present(self) -> int:
@@ -108,8 +117,10 @@ class ChunkReader:
         features: Schema,
         *,
         verify: bool = True,
+        externals: ExternalFiles | None = None,
     ) -> None:
         self.verify = verify
+        self._externals = externals or ExternalFiles(storage)
         self.features = features
         self._storage, self._index = storage, index
         self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
@@ -151,6 +162,7 @@ class ChunkReader:
                     present=table.present(row, int(table.features[column])),
                     largest=None if spec.is_fixed else int(table.largest_frame[row, variable]),
                     sums=sums[column] if spec.is_raw else None,
+                    external=int(table.external[row]),
                 )
             variable += not spec.is_fixed
         return [found[name] for name in self.features if name in found]
@@ -174,8 +186,9 @@ class ChunkReader:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into `buffer` if one is given. Raises `ChecksumError` for a page that does not
-        match its checksum.
+        the storage, into `buffer` if one is given. What a page refers to is read too, into memory
+        of its own: then the bytes are those of a page that holds its packets itself. Raises
+        `ChecksumError` for a page that does not match its checksum.
         """
         if not pages:
             return []
@@ -194,15 +207,35 @@ class ChunkReader:
         if self.verify:
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
+        for i, page in enumerate(pages):
+            if page.external:
+                data[i] = self._resolved(page, data[i])
         return [item.toreadonly() for item in data]
+
+    def _resolved(self, page: Page, data: memoryview) -> memoryview:
+        """The bytes of a page that refers to others as they would be if it held them itself."""
+        try:
+            reference = parse_reference(data, page.external, page.feature)
+        except FormatError as error:
+            raise self._located(page, error) from error.__cause__
+        packets = self._externals.read(reference)
+        codec = self._video[page.feature].config.codec
+        try:
+            return memoryview(reference.page(packets, codec))
+        except (ChecksumError, FormatError) as error:
+            file = self._externals.file_of(reference)
+            raise error.located(file=f"{file.root}/{file.path}") from error.__cause__
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""
         assert page.sums is not None, "not a raw page"
         actual = slice_sums(self.features[page.feature], data)
         stored = np.empty_like(actual)
-        item = ByteRange(page.sums, page.sums + stored.nbytes)
-        self._storage.read_ranges(page.chunk.path, [item], [stored.view(np.uint8).data])
+        path, item = page.chunk.path, ByteRange(page.sums, page.sums + stored.nbytes)
+        self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
+        is_wrong = not np.array_equal(stored, actual)
+        if is_wrong and worth_rereading(self._storage, path, [item]):
+            self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
         if not np.array_equal(stored, actual):
             at = int(np.argmin(stored == actual))
             error = ChecksumError(
@@ -245,8 +278,7 @@ class ChunkReader:
 
     def _verify(self, page: Page, data: memoryview) -> None:
         actual, place = crc32c(data), ByteRange(page.start, page.stop)
-        # A cache may hold the page as it was damaged on its way: then it is read anew.
-        if actual != page.crc32c and forget_cached(self._storage, page.chunk.path, [place]):
+        if actual != page.crc32c and worth_rereading(self._storage, page.chunk.path, [place]):
             self._storage.read_ranges(page.chunk.path, [place], [data])
             actual = crc32c(data)
         if actual != page.crc32c:

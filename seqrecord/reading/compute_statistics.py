@@ -1,18 +1,29 @@
-"""Computes a dataset's statistics from its frames."""
+"""Computes statistics of frames: of a dataset, a split, or what a transform makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips.grids import followed
+from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.episode import Episode
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.frames import (
+    ArraySpec,
+    FrameTransform,
+    add_place,
+    apply_transform,
+    check_arrays,
+)
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -29,7 +40,7 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True)
 class StatisticsProgress:
-    """Frames of features that have been looked at, of all."""
+    """Frames of which all features have been looked at, of all."""
 
     frames: int
     total_frames: int
@@ -38,74 +49,145 @@ class StatisticsProgress:
 def compute_statistics(
     dataset: Dataset,
     *,
+    episodes: EpisodeFilter = None,
+    split: str | None = None,
+    frame_transform: FrameTransform | None = None,
     max_frames: int | None = None,
     num_threads: int | None = None,
     progress: Callable[[StatisticsProgress], None] | None = None,
 ) -> Statistics:
-    """The statistics of the features that a dataset was opened with.
-
-    They are those that `SeqRecordWriter` makes of the same frames, but that a quantile may be
-    another within its bound.
-
-    Args:
-        dataset: an open dataset.
-        max_frames: look at about so many frames of each feature, spread evenly; at all by default.
-        num_threads: threads; one for each core by default. Each holds 32 MiB of frames, decoded, or
-            one frame.
-        progress: called from this thread.
-
-    Raises `ClipError` for another number of frames or threads than 1 or more, and what reading
-    raises.
-    """
+    """See `Dataset.compute_statistics`."""
     check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)
     threads = usable_cores() if num_threads is None else num_threads
     check_integer("num_threads", threads, least=1)
-    step = 1 if max_frames is None else max(1, dataset.num_frames // max_frames)
-    names = [n for n, spec in dataset.features.items() if num_channels(spec) is not None]
-    total, done = len(names) * dataset.num_frames, 0
-    found: dict[str, Statistics] = {}
-    collect = partial(_collect, dataset, step)
+    rows = dataset.find_episodes(episodes, split)
+    total = int(dataset.contents.index.num_frames[rows].sum(dtype=np.int64))
+    step = 1 if max_frames is None else max(1, total // max_frames)
+    if frame_transform is None:
+        columns = [_Column(dataset, (spec,), Schema([spec])) for spec in dataset.features.values()]
+    else:
+        columns = [_made_column(dataset, rows, frame_transform)]
+    columns = [column for column in columns if any(map(num_channels, column.schema.values()))]
+    found: dict[int, Statistics] = {}
+    done = 0
     with request_threads(threads, "statistics") as pool:
         # In order, so that what is merged is the same.
-        for task, part in pool.map(collect, _tasks(dataset, names), 2 * threads):
-            name = task.feature
-            found[name] = found[name].merged(part) if name in found else part
+        for task, part in pool.map(partial(_collect, step), _tasks(columns, rows), 2 * threads):
+            at = task.column
+            found[at] = found[at].merged(part) if at in found else part
             done += task.num_frames
             if progress is not None:
-                progress(StatisticsProgress(done, total))
-    features = {name: statistics[name] for name, statistics in found.items()}
-    return Statistics(dataset.num_frames, features)
+                progress(StatisticsProgress(done // len(columns), total))
+    features = {name: one for part in found.values() for name, one in part.items()}
+    return Statistics(total, features)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Features that are read together; statistics are of them, or of the arrays that are made."""
+
+    dataset: Dataset
+    read: tuple[FeatureSpec, ...]
+    schema: Schema
+    transform: FrameTransform | None = None
+    arrays: Mapping[str, ArraySpec] | None = None
+
+    @property
+    def span_frames(self) -> int:
+        """Frames that are read together: a power of two, so that most spans hold whole chunks."""
+        nbytes = max(1, sum(spec.nbytes for spec in self.read))
+        fitting = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // nbytes))
+        return 1 << (fitting.bit_length() - 1)
+
+    def present(self, episode: Episode) -> npt.NDArray[np.bool_]:
+        """Which frames have all features that are read."""
+        present = np.ones(len(episode), bool)
+        for spec in self.read:
+            present &= episode.present(spec.name)
+        return present
+
+    def frames(
+        self, episode: Episode, numbers: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
+        """What statistics are of in these frames: name, array [n, …], and the numbers [n]."""
+        names = [spec.name for spec in self.read]
+        found = episode.read(numbers.tolist(), features=names)
+        if self.transform is None:
+            [(name, values)] = found.items()
+            if isinstance(values, np.ndarray):
+                yield name, values, numbers
+                return
+            yield from ((name, v[None], numbers[i : i + 1]) for i, v in enumerate(values))
+            return
+        for i, number in enumerate(numbers.tolist()):
+            frame = {n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in found.items()}
+            for name, array in self.made(episode.key, number, frame).items():
+                yield name, array[None], numbers[i : i + 1]
+
+    def made(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that `frame_transform` makes of a frame, like those of the first one."""
+        assert self.transform is not None
+        try:
+            made = apply_transform(self.transform, frame)
+            arrays = {name: value for name, value in made.items() if isinstance(value, np.ndarray)}
+            specs = self.arrays or {n: ArraySpec(v.dtype, v.shape) for n, v in arrays.items()}
+            check_arrays("frame_transform", "frame", arrays, specs)
+        except Exception as error:
+            add_place(error, "frame_transform", file=self.dataset.url, episode=key, frame=number)
+            raise
+        return arrays
+
+
+def _made_column(
+    dataset: Dataset, rows: npt.NDArray[np.int64], transform: FrameTransform
+) -> _Column:
+    """The first frame that lacks nothing says what `frame_transform` makes."""
+    column = _Column(dataset, tuple(dataset.features.values()), dataset.features, transform)
+    for key in dataset.contents.index.keys.take(rows).to_pylist():
+        there = np.flatnonzero(column.present(episode := dataset.episodes[key]))
+        if not len(there):
+            continue
+        first = int(there[0])
+        made = column.made(key, first, dict(episode[first]))
+        kinds = {name: spec.kind for name, spec in dataset.features.items()}
+        specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in made.items()]
+        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in made.items()}
+        return replace(column, schema=Schema(specs), arrays=arrays)
+    raise ClipError("no frame has all features", file=dataset.url, expected="other features")
 
 
 class _Task(NamedTuple):
-    """One feature of some episodes, by their numbers."""
+    """A column of some episodes, by their rows."""
 
-    feature: str
-    episodes: range
+    column: int
+    what: _Column
+    episodes: npt.NDArray[np.int64]
     num_frames: int
-    first_span: int  # how many spans of the feature come before it
+    first_span: int  # how many spans of the column come before it
 
 
-def _tasks(dataset: Dataset, names: Sequence[str]) -> Iterator[_Task]:
-    lengths = dataset.contents.index.num_frames.astype(np.int64)
+def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[_Task]:
+    if not columns:
+        return
+    lengths = columns[0].dataset.contents.index.num_frames[rows].astype(np.int64)
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
-    for name in names:
-        spans = -(-lengths // _span_frames(dataset.features[name]))
-        first = 0
-        for a, b in pairwise(followed(same=number)):
-            yield _Task(name, range(a, b), int(lengths[a:b].sum()), first)
-            first += int(spans[a:b].sum())
+    first = [0] * len(columns)
+    for a, b in pairwise(followed(same=number)):
+        for at, column in enumerate(columns):
+            yield _Task(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
+            first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())
 
 
-def _collect(dataset: Dataset, step: int, task: _Task) -> tuple[_Task, Statistics]:
+def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
     """The statistics of a task, of one of `step` spans."""
-    spec, span = dataset.features[task.feature], task.first_span - 1
-    collector, length = StatisticsCollector(Schema([spec])), _span_frames(spec)
-    for number in task.episodes:
-        episode = dataset.episodes[dataset.contents.index.key(number)]
-        present = episode.present(spec.name)
-        collector.begin(episode.key)
+    column, span = task.what, task.first_span - 1
+    collector, length = StatisticsCollector(column.schema), column.span_frames
+    dataset = column.dataset
+    for key in dataset.contents.index.keys.take(task.episodes).to_pylist():
+        episode = dataset.episodes[key]
+        present = column.present(episode)
+        collector.begin(key)
         for first in range(0, len(episode), length):
             last = min(first + length, len(episode))
             span += 1
@@ -114,17 +196,8 @@ def _collect(dataset: Dataset, step: int, task: _Task) -> tuple[_Task, Statistic
             if (span * _GOLDEN) % 1 * step >= 1:
                 continue
             there = np.flatnonzero(present[first:last]) + first
-            arrays = episode.read(there.tolist(), features=[spec.name])[spec.name]
-            if isinstance(arrays, np.ndarray):
-                collector.add_frames(spec.name, arrays, there)
-            else:
-                for at, array in enumerate(arrays):
-                    collector.add_frames(spec.name, array[None], there[at : at + 1])
+            if len(there):
+                for name, frames, numbers in column.frames(episode, there):
+                    collector.add_frames(name, frames, numbers)
         collector.keep()
     return task, collector.statistics()
-
-
-def _span_frames(spec: FeatureSpec) -> int:
-    """Frames that are read together: a power of two, so that most spans hold whole chunks."""
-    fitting = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // max(1, spec.nbytes)))
-    return 1 << (fitting.bit_length() - 1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,22 +26,26 @@ from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
+from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
+from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import repr_of
 from seqrecord.units import format_size
 
+if TYPE_CHECKING:
+    from seqrecord.reading.compute_statistics import StatisticsProgress
+    from seqrecord.reading.frames import FrameTransform
+
 __all__ = [
     "Dataset",
     "DatasetLike",
     "Episode",
     "Episodes",
-    "dataset_of",
-    "open_dataset",
-    "opened",
+    "open_packed",
     "refuse_ignored",
 ]
 
@@ -52,66 +55,38 @@ DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: its local path or URL, or one from `seqrecord.open`."""
 
 
-def open_dataset(
+def open_packed(
     location: StorageLike,
     *,
     features: Sequence[str] | None = None,
+    version: str | None = None,
     verify: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
+    originals: StorageLike | None = None,
+    external_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Open a dataset for reading; `seqrecord.open` is this function.
+    """Open a dataset that is there as record files; `seqrecord.open` opens more.
 
     Reads the manifest and opens the index; record files are opened when their frames are read.
 
-    Args:
-        location: local path or URL.
-        features: names of the features to read; all by default. No bytes of others are read.
-        verify: check every page that is read against its checksum. Without it, single frames are
-            read alone instead of with their page.
-        storage_options: for the filesystem that serves `location`.
-        cache_dir: a folder of a local disk that keeps what is read from a remote dataset, so that
-            it is read from there the next time. Processes may share it. Off by default.
-        cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
-            not used for the longest time is removed first. Needed with `cache_dir`.
+    Arguments are those of `seqrecord.open`, but `external_options`: those of `open_storage` for the
+    files that pages refer to.
 
-    Raises `NotFoundError` where there is no dataset, `FormatError` for a broken one and
-    `SchemaError` for a feature that it does not have.
+    Raises `NotFoundError` where there is no dataset, no such version, or not all of its files,
+    `FormatError` for a broken one and `SchemaError` for a feature that it does not have.
     """
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
-        manifest, index = load(storage)
-        return Dataset(storage, manifest, index, features=features, verify=verify)
+        manifest, index = load(storage) if version is None else open_version(storage, version)
+        externals = ExternalFiles(storage, originals, external_options)
+        return Dataset(
+            storage, manifest, index, features=features, verify=verify, externals=externals
+        )
     except BaseException:
         storage.close()
         raise
-
-
-def dataset_of(
-    dataset: DatasetLike, *, features: Sequence[str] | None = None, **options: Any
-) -> Dataset:
-    """The reader of a dataset with these features; one that is open is used as it was opened.
-
-    `options` are those of `open_dataset`, and `None` for its defaults. Raises `ClipError` for one
-    that does not go with an open dataset, and whatever `open_dataset` raises.
-    """
-    if isinstance(dataset, Dataset):
-        refuse_ignored("an open dataset", **options)
-        return dataset if features is None else dataset.select(features)
-    given = {name: value for name, value in options.items() if value is not None}
-    return open_dataset(dataset, features=features, **given)
-
-
-def opened(
-    dataset: DatasetLike,
-    *,
-    features: Sequence[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[Dataset]:
-    """`dataset_of` for a `with` block, which closes what was opened for it."""
-    reader = dataset_of(dataset, features=features, storage_options=storage_options)
-    return nullcontext(reader) if isinstance(dataset, Dataset) else reader
 
 
 def refuse_ignored(beside: str, **arguments: object) -> None:
@@ -127,7 +102,7 @@ class Contents:
 
     `manifest` and `index` are as they were when the dataset was opened; `features` are those that
     are read, and `verify` says whether pages are checked. `names` are those that the index has of
-    features that are stored by other ones, by these.
+    features that are stored by other ones, by these. `externals` are the files that pages refer to.
     """
 
     storage: Storage
@@ -136,6 +111,7 @@ class Contents:
     features: Schema
     verify: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
+    externals: ExternalFiles | None = None
 
     def stored_name(self, feature: str) -> str:
         """The name that a feature is stored by."""
@@ -145,7 +121,11 @@ class Contents:
     def chunks(self) -> ChunkReader:
         """Reads the chunks of the features."""
         paths = [file.path for file in self.manifest.record_files]
-        return ChunkReader(self.storage, paths, self.index, self.features, verify=self.verify)
+        return ChunkReader(
+            *(self.storage, paths, self.index, self.features),
+            verify=self.verify,
+            externals=self.externals,
+        )
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -207,12 +187,16 @@ class Dataset:
         features: Sequence[str] | None = None,
         verify: bool = True,
         names: Mapping[str, str] | None = None,
+        externals: ExternalFiles | None = None,
     ) -> None:
+        externals = externals or ExternalFiles(storage)
         try:
             chosen = index.schema.select(features)
         except SchemaError as error:
             raise error.located(file=storage.url) from None
-        self.contents = Contents(storage, manifest, index, chosen, verify, names or {})
+        self.contents = Contents(
+            *(storage, manifest, index, chosen, verify, names or {}, externals)
+        )
         _ = self.contents.chunks  # raises for codecs that are not there
 
     @property
@@ -262,11 +246,20 @@ class Dataset:
         """SHA-256 of the content; equal datasets have the same, however they were written."""
         return self.contents.manifest.fingerprint
 
+    @property
+    def version(self) -> str:
+        """The id of this version, by which `seqrecord.open` opens it again."""
+        return self.contents.manifest.commit
+
     def select(self, features: Sequence[str] | None) -> Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""
         of = self.contents
         return Dataset(
-            of.storage, of.manifest, of.index, features=features, verify=of.verify, names=of.names
+            *(of.storage, of.manifest, of.index),
+            features=features,
+            verify=of.verify,
+            names=of.names,
+            externals=of.externals,
         )
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
@@ -288,7 +281,11 @@ class Dataset:
         stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
         index = of.index.renamed(names)
         return Dataset(
-            of.storage, of.manifest, index, features=features, verify=of.verify, names=stored
+            *(of.storage, of.manifest, index),
+            features=features,
+            verify=of.verify,
+            names=stored,
+            externals=of.externals,
         )
 
     def find_episodes(
@@ -300,9 +297,52 @@ class Dataset:
         """
         return self.contents.find_episodes(episodes, split)
 
+    def compute_statistics(
+        self,
+        *,
+        episodes: EpisodeFilter = None,
+        split: str | None = None,
+        frame_transform: FrameTransform | None = None,
+        max_frames: int | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[StatisticsProgress], None] | None = None,
+    ) -> Statistics:
+        """The statistics of its frames, which are read; `seqrecord.add_statistics` stores them.
+
+        They are those that `SeqRecordWriter` makes of the same frames, but for rounding, and that a
+        quantile may be another within its bound.
+
+        Args:
+            episodes: keys, numbers, a glob or a function, as for the loaders; all by default.
+            split: only episodes of the split of this name.
+            frame_transform: as for the loaders: statistics are of the arrays that it makes of
+                frames that lack no feature.
+            max_frames: look at about so many frames of each feature, spread evenly; at all by
+                default.
+            num_threads: threads; one for each core by default. Each holds 32 MiB of frames,
+                decoded, or one frame.
+            progress: called from this thread.
+
+        Raises `ClipError` for another number of frames or threads than 1 or more, and for episodes
+        or a split that are not there; what reading raises, and what `frame_transform` does.
+        """
+        from seqrecord.reading.compute_statistics import compute_statistics  # which imports this
+
+        return compute_statistics(
+            self,
+            episodes=episodes,
+            split=split,
+            frame_transform=frame_transform,
+            max_frames=max_frames,
+            num_threads=num_threads,
+            progress=progress,
+        )
+
     def close(self) -> None:
         """Close the dataset's files."""
         self.contents.storage.close()
+        if self.contents.externals is not None:
+            self.contents.externals.close()
 
     def __enter__(self) -> Dataset:
         return self
@@ -312,7 +352,10 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         of = self.contents
-        return _reopen, (of.storage, of.manifest, list(of.features), of.verify, of.names)
+        return _reopen, (
+            *(of.storage, of.manifest, list(of.features), of.verify, of.names),
+            of.externals,
+        )
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -369,8 +412,15 @@ def _reopen(
     features: list[str],
     verify: bool,
     names: Mapping[str, str],
+    externals: ExternalFiles | None,
 ) -> Dataset:
     """A dataset in another process; its index has been verified in the first."""
     manifest, index = load_version(storage, manifest)
     index = index.renamed(names)
-    return Dataset(storage, manifest, index, features=features, verify=verify, names=names)
+    return Dataset(
+        *(storage, manifest, index),
+        features=features,
+        verify=verify,
+        names=names,
+        externals=externals,
+    )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.text import counted, repr_of
+from seqrecord.units import is_integer
 
 __all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes", "shown_keys"]
 
@@ -40,11 +41,6 @@ EpisodeFilter: TypeAlias = (
 episode's metadata, key and length; `None` for all."""
 
 
-def is_number(value: object) -> bool:
-    """Whether this may be the number of an episode: an integer, and no truth value."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def find_episodes(
     index: Index,
     splits: Sequence[str],
@@ -69,6 +65,8 @@ def find_episodes(
             )
         inside = index.split == splits.index(split)
     numbers: Iterable[int] = np.flatnonzero(inside).tolist()
+    if isinstance(episodes, str) and not set(episodes) & set("*?["):
+        episodes = [episodes]
     if isinstance(episodes, str):
         match = fnmatch.fnmatchcase
         numbers = (i for key, i in index.positions.items() if match(key, episodes))
@@ -76,7 +74,7 @@ def find_episodes(
         numbers = (i for i in numbers if episodes(EpisodeFacts(index, splits, i)))
     elif episodes is not None:
         given: list[Any] = list(episodes)
-        by_number = bool(given) and all(map(is_number, given))
+        by_number = bool(given) and all(map(is_integer, given))
         known: Any = range(len(index.num_frames)) if by_number else index.positions
         unknown = [one for one in given if one not in known]
         if unknown:

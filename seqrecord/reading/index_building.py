@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,7 +210,7 @@ def _group_of(
     """The chunk table of one group; `number` are the new numbers of the files."""
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
     first = np.cumsum(counts) - counts
-    chunks = np.concatenate([rows.chunks for rows in episodes])
+    chunks = _stacked([rows.chunks for rows in episodes])
     gaps = [_shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
     return GroupIndex(
         schema=schema,
@@ -223,7 +223,8 @@ def _group_of(
         page_length=chunks["pages"]["length"].copy(),
         page_crc32c=chunks["pages"]["crc32c"].copy(),
         largest_frame=chunks["largest"].astype(np.uint32),
-        gaps=np.concatenate(gaps),
+        external=chunks["external"].copy(),
+        gaps=_stacked(gaps),
     )
 
 
@@ -260,12 +261,13 @@ def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
     groups = list(zip(schema.groups, features_of(schema), strict=True))
-    joined = {uid: _join(footers, places, groups) for uid, places in parts.items()}
+    files = [_File.of(footer) for footer in footers]
+    joined = {uid: _join(files, places, groups) for uid, places in parts.items()}
     return {uid: rows for uid, rows in joined.items() if rows is not None}
 
 
 def _join(
-    footers: Sequence[Footer],
+    files: Sequence[_File],
     parts: Sequence[tuple[int, int]],
     schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
 ) -> _Rows | None:
@@ -276,22 +278,22 @@ def _join(
     long as the longest of its parts that is whole. Of copies of a chunk the first is taken; they
     must be equal.
     """
-    described = [footers[file].episodes[number] for file, number in parts]
+    described = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
     episode = _common(described, max(lengths, default=None))
     written = [  # groups of the files that its writer made
-        len(footers[file].chunks)
-        for file, number in parts
-        if footers[file].file_id[:16] == footers[file].episodes[number].uid[:16]
+        len(files[file].footer.chunks)
+        for (file, _), part in zip(parts, described, strict=True)
+        if files[file].footer.file_id[:16] == part.uid[:16]
     ]
     groups: dict[int, _Piece] = {}
     for group, (schema, _) in enumerate(schemas):
         if all(spec.is_dropped for spec in schema.values()):
             continue
         pieces = [
-            _rows_of(footers[file], file, number, group)
+            files[file].rows_of(file, number, group)
             for file, number in parts
-            if group < len(footers[file].chunks)
+            if group < len(files[file].footer.chunks)
         ]
         if any(len(piece.chunks) for piece in pieces):
             groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
@@ -308,16 +310,16 @@ def _join(
                 else _Piece(*absent_chunks(at.files, at.chunks, schema, features))
                 for group, (schema, features) in enumerate(schemas)
             )
-            files = tuple(file for file, _ in parts)
-            says = [part.num_frames == length for part in described]
-            telling = tuple(file for file, is_told in zip(files, says, strict=True) if is_told)
             # Of what says so, what ends it is whole; a flush there says that it is truncated.
-            ends = [part for part in described if part.num_frames == length]
+            says = [part.num_frames == length for part in described]
+            ends = [part for part, is_told in zip(described, says, strict=True) if is_told]
+            numbers = tuple(file for file, _ in parts)
+            telling = tuple(compress(numbers, says))
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
             lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
             episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
-            return _Rows(episode, whole, files, telling)
+            return _Rows(episode, whole, numbers, telling)
     return None
 
 
@@ -326,6 +328,8 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
 
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
     """
+    if len(parts) == 1:
+        return replace(parts[0], num_frames=num_frames, lags=())
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
@@ -396,13 +400,38 @@ def _contradiction(episode: EpisodePart) -> FormatError:
     )
 
 
-def _rows_of(footer: Footer, file: int, number: int, group: int) -> _Piece:
-    """Chunk and gap rows of an episode in one file; gaps count from the first of the chunks."""
-    chunks, gaps = footer.chunks[group], footer.gaps[group]
-    start, stop = np.searchsorted(chunks["episode"], [number, number + 1])
-    of_gaps = slice(*np.searchsorted(gaps["chunk"], [start, stop]))
-    rows = chunks[start:stop]
-    return _Piece(np.full(len(rows), file), rows, _shifted(gaps[of_gaps], -start))
+@dataclass(frozen=True)
+class _File:
+    """A record file, and by group where the chunk and gap rows of its episodes begin, and end."""
+
+    footer: Footer
+    chunks: Sequence[Sequence[int]]
+    gaps: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, footer: Footer) -> _File:
+        # A column that is searched once for each episode would be copied each time.
+        numbers = np.arange(len(footer.episodes) + 1)
+        chunks = [np.searchsorted(rows["episode"], numbers) for rows in footer.chunks]
+        gaps = [
+            np.searchsorted(rows["chunk"], first)
+            for rows, first in zip(footer.gaps, chunks, strict=True)
+        ]
+        return cls(footer, [some.tolist() for some in chunks], [some.tolist() for some in gaps])
+
+    def rows_of(self, file: int, number: int, group: int) -> _Piece:
+        """Rows of an episode of this file, of which `file` is the number; gaps count from the first
+        of the chunks."""
+        start, stop = self.chunks[group][number : number + 2]
+        of_gaps = slice(*self.gaps[group][number : number + 2])
+        rows, gaps = self.footer.chunks[group][start:stop], self.footer.gaps[group][of_gaps]
+        return _Piece(np.full(len(rows), file), rows, _shifted(gaps, -start))
+
+
+def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows of one dtype, one table after the other; `concatenate` would compare all field names."""
+    dtype = tables[0].dtype
+    return np.concatenate([rows.view(f"V{dtype.itemsize}") for rows in tables]).view(dtype)
 
 
 def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:

@@ -43,7 +43,7 @@ from seqrecord.format.index import Index
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
 from seqrecord.format.rows import most_table_bytes, table_names
 from seqrecord.reading.index_building import build_index
-from seqrecord.storage import Storage, forget_cached, map_files, request_threads
+from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
 from seqrecord.storage.base import short_read
 from seqrecord.storage.ranges import ByteRange
 
@@ -110,17 +110,20 @@ def still_missing() -> Iterator[None]:
         ) from error
 
 
-def load_version(storage: Storage, manifest: Manifest) -> tuple[Manifest, Index]:
-    """The index of a dataset as it was when `manifest` was its manifest, and was verified.
+def load_version(
+    storage: Storage, manifest: Manifest, *, verify: bool = False
+) -> tuple[Manifest, Index]:
+    """The index of a dataset as it was when `manifest` was its manifest; it was verified then.
 
     Writers keep record files, but drop an index that is old: then it is built anew from the footers
     of the record files. Raises `StateError` where these, too, are not what they were.
     """
     with contextlib.suppress(NotFoundError):
-        return manifest, load_index(storage, manifest, verify=False)
+        return manifest, load_index(storage, manifest, verify=verify)
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
-        if current.fingerprint == manifest.fingerprint:
+        # The fingerprint says nothing of splits, but edits do.
+        if (current.fingerprint, current.edits) == (manifest.fingerprint, manifest.edits):
             return current, index
     cause: Exception | None = None
     try:
@@ -225,7 +228,7 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
         )
     mapped, right = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
     is_wrong = verify and mapped.crc32c != right
-    if is_wrong and forget_cached(storage, file.path, [ByteRange(0, size)]):
+    if is_wrong and worth_rereading(storage, file.path, [ByteRange(0, size)]):
         mapped = map_file(storage, file.path, size, checksum=True)
     if verify and mapped.crc32c != right:
         raise ChecksumError(
@@ -396,7 +399,7 @@ def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
         try:
             return _footer(read, size)
         except FormatError:
-            if not forget_cached(storage, path, done):
+            if not worth_rereading(storage, path, done):
                 raise
         return _footer(read, size)
 

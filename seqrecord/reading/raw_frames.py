@@ -27,7 +27,7 @@ from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, slice_frames
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, forget_cached
+from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["FrameRun", "Lender", "RawFrames", "frame_runs"]
@@ -315,14 +315,14 @@ class RawFrames:
         lender: Lender | None,
         padding: int,
     ) -> int:
-        """Read pieces of one file, again where a cache had damaged bytes; how many bytes."""
+        """Read pieces of one file, again where bytes came damaged; how many bytes."""
         sums = {piece: found for piece in pieces if (found := piece.sums_range)}
         for is_again in (False, True):
             broken = self._fill(path, pieces, sums, rows, lender, padding)
             if broken is None:
                 break
             every = [*sums.values(), *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
-            if is_again or not forget_cached(self._storage, path, every):
+            if is_again or not worth_rereading(self._storage, path, every):
                 raise self._broken(broken)
         return sum(item.length for item in sums.values()) + sum(piece.nbytes for piece in pieces)
 

@@ -20,8 +20,9 @@ from seqrecord.clips.tables import ClipSpec
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
-from seqrecord.reading.dataset import Dataset, DatasetLike, opened
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.verified import Verified, read_verified
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
@@ -121,7 +122,7 @@ class Summary(_WithFeatures):
     """What a dataset holds. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of the commit that made it so, `earlier_commits` are those of the last ones
-    before, newest first.
+    before, newest first. `verified` is when `verify` last found no problem, if that is known.
     """
 
     url: str
@@ -142,6 +143,9 @@ class Summary(_WithFeatures):
     clips: ClipSummary | None
     commit: str
     earlier_commits: tuple[str, ...]
+    verified: Verified | None
+    external_bytes: int = 0  # of files outside of it, to which pages refer
+    originals: tuple[str, ...] = ()  # where these lie
 
     @property
     def raw_bytes(self) -> int | None:
@@ -162,6 +166,7 @@ class Summary(_WithFeatures):
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
             "clips": None if self.clips is None else vars(self.clips),
+            "verified": self.verified and self.verified.to_json(),
         }
 
     def __str__(self) -> str:
@@ -179,8 +184,15 @@ class Summary(_WithFeatures):
             ("fps", self.fps and " to ".join(f"{fps:g}" for fps in sorted({*self.fps}))),
             ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
             ("index", format_size(self.index_bytes)),
+            (
+                "refers to",
+                f"{format_size(self.external_bytes)} in {', '.join(self.originals)}"
+                if self.originals
+                else None,
+            ),
             ("fingerprint", self.fingerprint),
             ("written by", self.created_by),
+            ("verified", None if self.verified is None else self.verified.shown(self.commit)),
         ]
         rows = _table(
             self.features,
@@ -193,54 +205,45 @@ class Summary(_WithFeatures):
         return "\n".join([self.url, *_lines(facts, rows), *clips])
 
 
-def summarize(
-    dataset: DatasetLike,
-    *,
-    clip: ClipSpec | None = None,
-    features: Sequence[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Summary:
-    """Count a dataset's episodes, frames, bytes and, with `clip`, its clips.
-
-    Args:
-        dataset: local path or URL, or an open dataset.
-        clip: which clips to count, if any.
-        features: names of the features that are described, and that clips must have; by default
-            those that the dataset was opened with, or all. Record files are counted whole.
-        storage_options: for the filesystem that serves the dataset's URL.
-
-    Raises what `seqrecord.open` raises.
-    """
-    with opened(dataset, features=features, storage_options=storage_options) as reader:
-        index, manifest = reader.contents.index, reader.contents.manifest
-        fps = index.fps[index.fps > 0]
-        return Summary(
-            url=reader.url,
-            created_by=manifest.created_by,
-            fingerprint=manifest.fingerprint,
-            num_episodes=manifest.num_episodes,
-            num_frames=manifest.num_frames,
-            shortest_episode=int(index.num_frames.min()),
-            median_episode=float(np.median(index.num_frames)),
-            longest_episode=int(index.num_frames.max()),
-            fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
-            groups=tuple(
-                _group(number, group)
-                for number, group in enumerate(index.groups)
-                if any(name in reader.features for name in group.schema)
-            ),
-            splits={
-                name: int(np.count_nonzero(index.split == number))
-                for number, name in enumerate(manifest.splits)
-            },
-            num_record_files=len(manifest.record_files),
-            record_bytes=sum(file.size for file in manifest.record_files),
-            index_bytes=sum(file.size for file in manifest.index.values()),
-            features=tuple(_feature(index, spec) for spec in reader.features.values()),
-            clips=None if clip is None else _count_clips(reader, clip),
-            commit=manifest.commit,
-            earlier_commits=manifest.earlier_commits,
-        )
+def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
+    """As `seqrecord.summarize`, of an open dataset."""
+    index, manifest = reader.contents.index, reader.contents.manifest
+    fps = index.fps[index.fps > 0]
+    external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
+    externals = reader.contents.externals
+    roots: list[str] = []
+    if external_bytes and externals is not None:
+        roots = sorted({file.root for file in externals.all_files()})
+    return Summary(
+        url=reader.url,
+        created_by=manifest.created_by,
+        fingerprint=manifest.fingerprint,
+        num_episodes=manifest.num_episodes,
+        num_frames=manifest.num_frames,
+        shortest_episode=int(index.num_frames.min()),
+        median_episode=float(np.median(index.num_frames)),
+        longest_episode=int(index.num_frames.max()),
+        fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
+        groups=tuple(
+            _group(number, group)
+            for number, group in enumerate(index.groups)
+            if any(name in reader.features for name in group.schema)
+        ),
+        splits={
+            name: int(np.count_nonzero(index.split == number))
+            for number, name in enumerate(manifest.splits)
+        },
+        num_record_files=len(manifest.record_files),
+        record_bytes=sum(file.size for file in manifest.record_files),
+        index_bytes=sum(file.size for file in manifest.index.values()),
+        features=tuple(_feature(index, spec) for spec in reader.features.values()),
+        clips=None if clip is None else _count_clips(reader, clip),
+        commit=manifest.commit,
+        earlier_commits=manifest.earlier_commits,
+        verified=read_verified(reader.contents.storage),
+        external_bytes=external_bytes,
+        originals=tuple(roots),
+    )
 
 
 def _group(number: int, group: GroupIndex) -> GroupSummary:
@@ -467,7 +470,7 @@ def list_episodes(
 ) -> Iterator[EpisodeRow]:
     """The selected episodes in the dataset's order, one at a time.
 
-    Clips are counted as in `Dataset.clips`. Raises `ClipError` where
+    Clips are counted as loaders have them without padding. Raises `ClipError` where
     `Dataset.find_episodes` does.
     """
     return _rows(dataset, *_counts(dataset, episodes, clip))

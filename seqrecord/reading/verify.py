@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from seqrecord.format.rows import table_names
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.chunks import ChunkReader, Page
-from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
+from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.metadata import (
     index_of,
     load_index,
@@ -36,7 +36,8 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
-from seqrecord.storage import Storage, open_storage, request_threads
+from seqrecord.reading.verified import Verified, read_verified, record_verified
+from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
@@ -54,7 +55,11 @@ class VerifyProgress:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` has read and found. `notes` are no problems."""
+    """What `verify` has read and found. `notes` are no problems.
+
+    `version` is the id of what it has read, empty where no manifest says it, and `last_passed` when
+    a `verify` before this one found no problem, if that is known.
+    """
 
     url: str
     deep: bool
@@ -65,6 +70,8 @@ class VerifyReport:
     page_bytes: int
     problems: tuple[SeqRecordError, ...]
     notes: tuple[str, ...]
+    version: str
+    last_passed: Verified | None
 
     @property
     def ok(self) -> bool:
@@ -75,53 +82,29 @@ class VerifyReport:
         found = counted(len(self.problems), "problem") if self.problems else "no problem"
         decoded = f", {counted(self.num_frames, 'array')} decoded" if self.deep else ""
         pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
+        last = self.last_passed
+        passed = "" if last is None else f"; last passed {last.shown(self.version)}"
         return (
             f"{self.url}: {found} found; {counted(self.num_record_files, 'record file')}, "
-            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
+            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}{passed}"
         )
 
 
 def verify(
-    dataset: DatasetLike,
+    storage: Storage,
+    externals: ExternalFiles | None = None,
     *,
     deep: bool = False,
     num_threads: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
-    """Read everything of a dataset and report all that is wrong.
-
-    Checks manifest and index, each record file's header and footer and that they agree with them,
-    and the checksums of every page and of its slices. A broken index is reported and replaced by
-    what the record files say, so that their pages are checked all the same. Memory: the index, the
-    same index built from the record files, and a chunk per thread.
-
-    Args:
-        dataset: local path or URL, or an open dataset, of which what lies there now is read too,
-            through its cache if it has one.
-        deep: decode every frame of every feature as well.
-        num_threads: by default one for each core.
-        progress: called from this thread, after every chunk.
-        storage_options: for the filesystem that serves the dataset's URL.
-
-    Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
-    read; what is wrong beyond that is in the report, in an order that does not depend on threads.
-    """
-    if isinstance(dataset, Dataset):
-        refuse_ignored("an open dataset", storage_options=storage_options)
-        return _verify(dataset.contents.storage, deep, num_threads or usable_cores(), progress)
-    with closing(open_storage(dataset, storage_options)) as storage:
-        return _verify(storage, deep, num_threads or usable_cores(), progress)
-
-
-def _verify(
-    storage: Storage, deep: bool, num_threads: int, progress: Callable[..., None] | None
-) -> VerifyReport:
+    """As `seqrecord.verify`, of the dataset in `storage`, whose pages refer to `externals`."""
+    num_threads = num_threads or usable_cores()
     stored = _stored(storage)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
         stored = _stored(storage)  # a writer may have committed meanwhile
     files, index, problems = stored.record_files, stored.index, stored.problems
-    notes = _notes(storage, files)
+    notes, last_passed = _notes(storage, files), read_verified(storage)
     ahead = 2 * num_threads + 1
     with request_threads(num_threads, "verify") as threads:
         found = list(threads.map(partial(_check_file, storage, index), files, ahead))
@@ -133,30 +116,43 @@ def _verify(
         groups = () if index is None else index.groups
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
         counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
+        told: set[tuple[str, str | None]] = set()
         check: Any = None
         if index is not None:
-            reader = ChunkReader(storage, [file.path for file in files], index, index.schema)
+            paths = [file.path for file in files]
+            reader = ChunkReader(storage, paths, index, index.schema, externals=externals)
             check = partial(_check_chunk, reader, index, deep)
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
-            problems += some
+            # An external file is wrong for all pages that refer to it.
+            problems += [each for each in some if (each.message, each.file) not in told]
+            told.update((e.message, e.file) for e in some if isinstance(e, StorageError))
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
+    if stored.version and not problems and storage.has_conditions:  # of fsspec a put may be more
+        try:
+            record_verified(storage, stored.version, deep=deep)
+        except StorageError as error:
+            notes.append(f"{storage.url}: that it passed cannot be recorded: {error.message}")
     return VerifyReport(
         url=storage.url,
         deep=deep,
         num_record_files=len(files) - len(gone),
         problems=tuple(problems),
         notes=tuple(notes),
+        version=stored.version,
+        last_passed=last_passed,
         **counts,
     )
 
 
 @contextmanager
 def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
-    """An error in the block is a problem, and ends the block."""
+    """An error in the block is a problem, and ends the block; but where nothing answers."""
     try:
         yield
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(**place))
 
@@ -176,6 +172,7 @@ class _Stored:
     edits: Edits | None = field(default_factory=Edits)
     index: Index | None = None
     problems: list[SeqRecordError] = field(default_factory=list)
+    version: str = ""
 
 
 def _stored(storage: Storage) -> _Stored:
@@ -189,6 +186,7 @@ def _stored(storage: Storage) -> _Stored:
         sizes = record_sizes(storage).items()
         return _Stored([RecordFile(*item, "") for item in sizes], problems=[error])
     found = _Stored(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
+    found.version = manifest.commit
     with _noting(found.problems):
         found.edits = read_edits(storage, manifest.edits)
     broken: list[SeqRecordError] = []
@@ -310,6 +308,8 @@ def _check_chunk(
         for page in pages:  # one by one, for more than one may be broken
             with _noting(problems):
                 sound += [(page, data) for data in reader.read([page])]
+    except TransientError:
+        raise
     except SeqRecordError as error:
         problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:

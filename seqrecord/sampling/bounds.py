@@ -140,6 +140,7 @@ class ClipFacts:
     repeats: bool = False  # whether any clip is there more than once
     by_frame: bool = False  # whether frames are read without the rest of their chunk
     in_memory: bool = False  # whether a part keeps all frames that it has loaded
+    uncut: bool = False  # whether runs are cut only where parts begin
 
     @classmethod
     def of(
@@ -193,6 +194,7 @@ class ClipFacts:
             keyframes=keyframes,
             most_keyframes=int(gops.max(initial=0)),
             by_frame=cut.by_frame,
+            uncut=cut.rows is not None,
         )
 
     @property
@@ -236,13 +238,15 @@ class ClipFacts:
 
     def reread_by_one(self, num_parts: int) -> float:
         """Share of all frames that each share more of every part reads a second time."""
-        if self.in_memory and num_parts == 1:
+        if self.uncut or (self.in_memory and num_parts == 1):
             return 0.0
         return num_parts * self.cut_frames / max(1, self.num_frames)
 
     def reread_by_parts(self, num_parts: int) -> float:
         """Share of all frames that are decoded a second time whatever cursors there are: one cursor
-        of each part but the first begins anywhere, behind a keyframe."""
+        of each part but the first begins anywhere, behind a keyframe or inside a run."""
+        if self.uncut:
+            return (num_parts - 1) / max(1, self.num_episodes)
         return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
 
     def reread(self, cursors: int, num_parts: int) -> float:

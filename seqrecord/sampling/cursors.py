@@ -284,7 +284,7 @@ class Cursors(Walk):
             ahead = -self._past_line(row, start) % self._lines_apart[row]
             if self._grid.edges is not None:  # a chunk's end is a line, too
                 odd = self._grid.chunk_frames[row] == 0
-                left = self._grid.stop(row, start) - start
+                left = np.maximum(self._grid.stop(row, start) - start, 0)  # or behind the end
                 ahead = np.where(odd, np.minimum(ahead, left), ahead)
             within = (beyond < runs.count[row] * counted) | self._near[row + 1]
             place = place + np.where(within, ahead, 0)

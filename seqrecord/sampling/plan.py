@@ -128,8 +128,9 @@ class Plan(ABC):
     """The plan of one part of one epoch: rounds of cursors, whose clips are one stream of batches.
 
     `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
-    epoch whose parts have changed `session` times, `table` has what was left of it (see `rest`). A
-    subclass lays out the clips, and says in which order a round's clips come.
+    epoch whose parts have changed `session` times, `table` has what was left of it (see
+    `sampling.elastic`). A subclass lays out the clips, and says in which order a round's clips
+    come.
     """
 
     settings: PlanSettings

@@ -109,12 +109,13 @@ class Cuts:
     """Where rows of clips may be cut; int64[rows] each, but for `offset`.
 
     `grid` has the chunks of each row's episode, whose last frame is `last`. Clips use frames from
-    `offset` on, counted from their starts.
+    `offset` on, counted from their starts. With `whole`, only between runs.
     """
 
     grid: ChunkGrid
     last: IntArray
     offset: int = 0
+    whole: bool = False
 
     @classmethod
     def of(
@@ -136,7 +137,7 @@ class Cuts:
             size = grid.chunk_frames
             grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
         last = episodes.num_frames[episode] - 1
-        return cls(grid.take(episode), last, windows[place].offset)
+        return cls(grid.take(episode), last, windows[place].offset, grid.rows is not None)
 
     @property
     def longest(self) -> int:
@@ -218,10 +219,20 @@ class Runs:
         `clips` is int64[n], counted over all rows; `cuts` are of the same rows.
         """
         row, start = self.find(clips)
+        if cuts.whole:
+            first: IntArray = self.first_clip[np.searchsorted(self.run, self.run[row])]
+            return first
         begin, _ = cuts.chunks(row, start)
         step = -(-(begin - self.first_start[row]) // self.stride)
         snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
         return snapped
+
+    def nearest(self, clips: IntArray) -> IntArray:
+        """Each clip moved to where a run begins or the last one ends; int64[n]."""
+        begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
+        bounds = np.append(begins, self.num_clips)
+        found: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
+        return found
 
     def cut(self, cuts: IntArray) -> Runs:
         """The same clips, with a new run at each of `cuts`: int64, ascending, counted in clips."""
@@ -360,7 +371,9 @@ def shares_of(
     """What the cursors of parts `index`, int64[parts], of `count` have.
 
     All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
-    shorter than chunks; where a part has fewer shares than cursors, these divide them anywhere.
+    shorter than chunks. Where runs are not to be cut, a part's shares follow each other, and all
+    but the first one begin where runs do. Where a part has fewer shares than cursors, these divide
+    them anywhere.
     Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
     that would have one clip less has one of the next part too::
 
@@ -372,7 +385,12 @@ def shares_of(
     start = _equal_bounds(total, count, num_shares, index)
     stop = _equal_bounds(total, count, num_shares, index + 1)
     most = -(-cuts.longest // sequence.stride)
-    if total // count // num_shares > most + 1:
+    if cuts.whole and total:
+        first, last = (_equal_bounds(total, count, 1, index + i) for i in range(2))
+        inner = first + (last - first) * np.arange(1, num_shares) // num_shares
+        inner = np.clip(sequence.nearest(inner), first, last)
+        start, stop = np.hstack((first, inner)), np.hstack((inner, last))
+    elif total // count // num_shares > most + 1:
         # What a part gains in one share it loses in others: the moves of where its shares begin,
         # and of where they end, come to the same, that of the first part's begins.
         equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))

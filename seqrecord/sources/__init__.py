@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from seqrecord.sources.tartanair import TartanAir
     from seqrecord.sources.tum import Tum
     from seqrecord.sources.videos import Videos
+    from seqrecord.sources.webdataset import WebDataset
     from seqrecord.sources.zarr_buffers import ZarrBuffers
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "TartanAir",
     "Tum",
     "Videos",
+    "WebDataset",
     "ZarrBuffers",
     "describe_video",
     "format_names",
@@ -48,7 +50,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "DepthScale": "lerobot_videos",
@@ -63,6 +65,7 @@ if not TYPE_CHECKING:
             "TartanAir": "tartanair",
             "Tum": "tum",
             "Videos": "videos",
+            "WebDataset": "webdataset",
             "ZarrBuffers": "zarr_buffers",
             "describe_video": "seqrecord.codecs.video.decoding:describe",
             "format_names": "registry",

@@ -10,6 +10,7 @@ optional extra.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
-from seqrecord.errors import SourceError, StorageError
+from seqrecord.errors import SourceError, StorageError, located
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import (
@@ -35,7 +36,7 @@ from seqrecord.sources.files import (
     unreadable,
 )
 
-__all__ = ["RASTER_ENDINGS", "ArrayHeader", "NpyFile", "array_header", "read_array"]
+__all__ = ["RASTER_ENDINGS", "ArrayHeader", "NpyFile", "array_header", "decode_array", "read_array"]
 
 _NPY_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
@@ -92,26 +93,13 @@ def read_array(
     with opened(path) as stream:
         if path.suffix.lower() == _EXR:
             return _read_exr(path)
-        header = _header(stream, path)
-        want = header.dtype if dtype is None else np.dtype(dtype)
-        check_array(header.dtype, header.shape, want, shape or header.shape, path)
-        if header.nbytes > MAX_FRAME_BYTES:
-            raise SourceError(
-                "an array that is too large",
-                expected=f"at most {MAX_FRAME_BYTES} bytes",
-                got=f"{header.nbytes} bytes",
-            )
-        stream.seek(header.offset)
-        values = read_values(stream, header.dtype, math.prod(header.shape))
-        if values.nbytes != header.nbytes:  # cut since the header was checked
-            raise SourceError(
-                f"a truncated {_noun(path)}",
-                expected=f"{header.nbytes} bytes of values",
-                got=f"{values.nbytes} bytes",
-            )
-        array = values.reshape(header.shape, order="F" if header.fortran_order else "C")
-        rows = array[::-1] if header.is_flipped else array
-        return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
+        return _read(stream, path, dtype, shape)
+
+
+def decode_array(data: bytes, path: Path) -> npt.NDArray[Any]:
+    """As `read_array`, of a file's bytes that were read from `path`; not OpenEXR."""
+    with located(SourceError, file=str(path)):
+        return _read(io.BytesIO(data), path)
 
 
 class NpyFile:
@@ -162,6 +150,34 @@ class NpyFile:
                 got=f"{values.nbytes} bytes",
             )
         return values.reshape(self.shape[1:])
+
+
+def _read(
+    stream: BinaryIO,
+    path: Path,
+    dtype: npt.DTypeLike | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> npt.NDArray[Any]:
+    header = _header(stream, path)
+    want = header.dtype if dtype is None else np.dtype(dtype)
+    check_array(header.dtype, header.shape, want, shape or header.shape, path)
+    if header.nbytes > MAX_FRAME_BYTES:
+        raise SourceError(
+            "an array that is too large",
+            expected=f"at most {MAX_FRAME_BYTES} bytes",
+            got=f"{header.nbytes} bytes",
+        )
+    stream.seek(header.offset)
+    values = read_values(stream, header.dtype, math.prod(header.shape))
+    if values.nbytes != header.nbytes:  # cut since the header was checked
+        raise SourceError(
+            f"a truncated {_noun(path)}",
+            expected=f"{header.nbytes} bytes of values",
+            got=f"{values.nbytes} bytes",
+        )
+    array = values.reshape(header.shape, order="F" if header.fortran_order else "C")
+    rows = array[::-1] if header.is_flipped else array
+    return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
 
 
 def _header(stream: BinaryIO, path: Path) -> ArrayHeader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ _BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
 _CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
 
 
-def embedded_spec(name: str, data: bytes, path: Path, *, keep_encoded: bool) -> FeatureSpec:
+def embedded_spec(
+    name: str, data: bytes, path: Path, *, keep_encoded: bool, endings: Collection[str] = ()
+) -> FeatureSpec:
     """The feature of images like this one: its dtype and shape, [H, W] or [H, W, C].
 
-    With `keep_encoded` RGB images of 8 bits get the codec that keeps them. Raises `SourceError`
-    that names `path` for what is neither a PNG nor a JPEG.
+    With `keep_encoded` RGB images of 8 bits get the codec that keeps them and those of other files
+    with these `endings`. Raises `SourceError` that names `path` for what is neither a PNG nor a
+    JPEG.
     """
     header = encoded_header(data, path)
-    codec = passthrough_codec(header) if keep_encoded else ()
+    codec = passthrough_codec(header, endings) if keep_encoded else ()
     return feature_spec(name, header.dtype, header.shape, path, codec=codec, kind="image")
 
 
@@ -38,12 +41,13 @@ def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[An
     check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array
-    if (found := image_format(data, path)) != spec.codec[0]["format"]:
+    kept = spec.codec[0]["format"]
+    if (found := image_format(data, path)) != kept != "any":
         raise SourceError(
             "an image of another format than the one kept",
             file=str(path),
             feature=spec.name,
-            expected=spec.codec[0]["format"],
+            expected=kept,
             got=found,
         )
     return EncodedImage(bytes(data))

@@ -17,12 +17,20 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
-from seqrecord.sources.folders_tree import METADATA, EpisodeFolder, find_episodes, read_metadata
+from seqrecord.sources.folders_tree import (
+    METADATA,
+    EpisodeFolder,
+    FeatureFolder,
+    find_episodes,
+    read_metadata,
+)
+from seqrecord.sources.frame_names import name_specs
 from seqrecord.sources.images import (
     IMAGE_FORMATS,
     image_header,
     load_imagecodecs,
     passthrough_codec,
+    passthrough_of_both,
 )
 from seqrecord.sources.originals import Originals, key_of
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
@@ -40,9 +48,17 @@ class Folders(Originals):
         ROOT/…/EPISODE/FEATURE.npy            the whole episode, time first: float32 [T, 32]
         ROOT/…/EPISODE/metadata.json          a JSON object, if there is one
 
+    ROOT/…/EPISODE/000000_rgb.png, 000000_depth.npy       features `rgb` and `depth` in one folder
+
     Episodes lie at any depth and are named by their path below `root`. Frames are in the order of
-    the numbers in their names, and all feature folders of an episode hold the same names. An npy
-    file beside the feature folders holds a whole episode unless its name has a number of its own.
+    the numbers in their names, and all features of an episode have the same frames: those that are
+    `sparse` (a list of names, or a text with commas) may lack some. A gap in the numbers is refused
+    unless `allow_gaps`; numbers that all rise by the same step are none, nor are times. An npy file
+    beside the feature folders holds a whole episode unless its name has a number of its own.
+
+    The feature `frame_number` is that of each frame's files, or its place where names have none,
+    and `files` in the metadata has by feature what makes their paths of it, below the episode's
+    folder: `files["rgb"].format(number)`. Where numbers are not enough, there is `frame_name`, too.
 
     Images give uint8 or uint16 [H, W] (grayscale, or the indices of a palette), [H, W, 3] RGB or
     [H, W, 4] RGBA; `.flo`, PFM and OpenEXR files floating-point numbers, see
@@ -57,7 +73,15 @@ class Folders(Originals):
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
+    sparse: Sequence[str] = ()
+    allow_gaps: bool = False
+
     unpickled = ("_found",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sparse = self.sparse.split(",") if isinstance(self.sparse, str) else self.sparse
+        object.__setattr__(self, "sparse", tuple(sparse))
 
     def schema(self) -> Schema:
         return self._schema
@@ -67,7 +91,11 @@ class Folders(Originals):
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
-            yield from read_frames(self._folder(info.key), self.schema())
+            yield from read_frames(
+                *(self._folder(info.key), self.schema()),
+                sparse=self.sparse,
+                allow_gaps=self.allow_gaps,
+            )
 
     def exists(self) -> bool:
         """Whether there is an episode below `root`."""
@@ -130,15 +158,33 @@ class Folders(Originals):
                 if codec is not None:
                     # Of an exported feature all files are known: one that is no image is enough.
                     gives_up = episode.is_exported and not codec
-                    codecs[name] = () if gives_up else codecs.get(name, codec)
+                    known = codecs.get(name, codec)
+                    codecs[name] = () if gives_up else passthrough_of_both(known, codec)
         for name in sorted(errors.keys() - specs.keys()):
             if name or not specs:
                 raise errors[name]
+        for spec in self._told():
+            if spec.name not in offered and (self.features is None or spec.name in self.features):
+                specs[spec.name] = spec
+            offered.add(spec.name)
         every = [*exported, *sorted(offered - {*exported})]
         names = chosen_names(every, self.features, self.path, "no such feature in this tree")
         if not self.keep_encoded:
             return Schema([specs[name] for name in names])
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
+
+    def _told(self) -> list[FeatureSpec]:
+        """What frames have of their files' names, but for those of exported episodes."""
+        plain = [episode for episode in self._episodes if not episode.is_exported]
+        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        are_named = any(each.pattern is None for each in firsts)
+        return name_specs(self.path, are_named=are_named) if plain else []
+
+    def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
+        """The feature folders that have all of an episode's frames, those to read first."""
+        names = [name for name in episode.folders if name not in self.sparse]
+        names.sort(key=lambda name: self.features is not None and name not in self.features)
+        return [episode.folders[name] for name in names]
 
     def _key(self, path: Path) -> str:
         return key_of(path, self.path, ending=True)
@@ -155,34 +201,48 @@ class Folders(Originals):
         metadata: dict[str, Any] = {}
         num_frames, fps = 0, None
         try:
-            num_frames, fps = _length(episode)
+            num_frames, fps = self._length(episode)
+            if not episode.is_exported:
+                metadata = self._files(episode, num_frames)
             if episode.has_metadata:
-                metadata = read_metadata(episode.path / METADATA)
+                metadata |= read_metadata(episode.path / METADATA)
         except SourceError:
             pass  # `frames` says what is wrong
         return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps)
+
+    def _files(self, episode: EpisodeFolder, num_frames: int) -> dict[str, Any]:
+        """What the metadata says of files."""
+        names = self.schema().keys() & episode.folders.keys()
+        chosen = {name: episode.folders[name] for name in sorted(names)}
+        files = {name: each.path_of_number for name, each in chosen.items() if each.pattern}
+        lacking = {
+            f"frames_without_{name}": num_frames - chosen[name].num_frames
+            for name in self.sparse
+            if name in chosen
+        }
+        return {"files": files, **lacking} if files else lacking
+
+    def _length(self, episode: EpisodeFolder) -> tuple[int, float | None]:
+        """Frames, and how many a second. From one feature: `frames` checks the others."""
+        if episode.is_exported:
+            described = read_description(episode.path)
+            return len(described.frames), described.fps
+        for folder in self._dense(episode):
+            return folder.num_frames, None
+        path = episode.path / next(iter(episode.arrays.values()))
+        shape = array_header(path).shape
+        check_time_axis(shape, path)
+        return shape[0], None
 
 
 FORMAT = SourceFormat(
     "folders",
     "any EPISODE/FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or EPISODE/FEATURE.npy",
     Folders,
+    options=("sparse", "allow_gaps"),
     is_fallback=True,
     takes_urls=True,
 )
-
-
-def _length(episode: EpisodeFolder) -> tuple[int, float | None]:
-    """Frames, and how many a second. From the first feature: `frames` checks the others."""
-    if episode.is_exported:
-        described = read_description(episode.path)
-        return len(described.frames), described.fps
-    for folder in episode.folders.values():
-        return folder.num_frames, None
-    path = episode.path / next(iter(episode.arrays.values()))
-    shape = array_header(path).shape
-    check_time_axis(shape, path)
-    return shape[0], None
 
 
 _Codec: TypeAlias = tuple[CodecConfig, ...]
@@ -198,23 +258,26 @@ def _as_exported(
         return feature.spec, None
     if not folder.all_images:
         return feature.spec, ()
-    return feature.spec, passthrough_codec(image_header(episode.path / feature.path / folder.first))
+    header = image_header(episode.path / feature.path / folder.first)
+    return feature.spec, passthrough_codec(header, folder.endings)
 
 
 def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
     """The feature as the header of this episode's first file declares it."""
-    if name in episode.folders:
-        path = episode.path / name / episode.folders[name].first
+    folder = episode.folders.get(name)
+    if folder is not None:
+        path = episode.path / folder.folder / folder.first
     else:
         path = episode.path / episode.arrays[name]
-    if path.suffix.lower() in IMAGE_FORMATS:
+    if folder is not None and path.suffix.lower() in IMAGE_FORMATS:
         image = image_header(path)
         if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
-        return feature_spec(name, image.dtype, image.shape, path), passthrough_codec(image)
+        codec = passthrough_codec(image, folder.endings)
+        return feature_spec(name, image.dtype, image.shape, path), codec
     header = array_header(path)
     shape = header.shape
-    if name in episode.arrays:
+    if folder is None:
         check_time_axis(shape, path)
         shape = shape[1:]
     said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}

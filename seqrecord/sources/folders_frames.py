@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,25 +13,37 @@ from seqrecord.errors import SourceError, located
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import NpyFile, read_array
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.exported import (
-    DESCRIPTION,
-    ENDINGS,
-    ExportedEpisode,
-    frame_stem,
-    read_description,
-)
+from seqrecord.sources.exported import DESCRIPTION, ENDINGS, ExportedEpisode, read_description
 from seqrecord.sources.files import list_folder, read_bytes
-from seqrecord.sources.folders_tree import METADATA, list_stems, read_metadata
+from seqrecord.sources.folders_tree import (
+    METADATA,
+    are_features,
+    feature_of,
+    is_frame,
+    list_frames,
+    read_metadata,
+)
+from seqrecord.sources.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    FrameFiles,
+    check_numbers,
+    files_by_feature,
+    frame_files,
+)
 from seqrecord.sources.images import IMAGE_FORMATS, read_image_file
 from seqrecord.sources.specs import check_spec
 
 __all__ = ["check_time_axis", "read_frames"]
 
 
-def read_frames(path: Path, schema: Schema) -> Iterator[Frame]:
-    """The features of `schema` frame by frame.
+def read_frames(
+    path: Path, schema: Schema, *, sparse: Collection[str], allow_gaps: bool
+) -> Iterator[Frame]:
+    """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
 
-    Raises `SourceError` before the first frame if the features' lengths or frame names disagree.
+    Raises `SourceError` before the first frame if the features' lengths or frame names disagree,
+    and for a gap in the frames' numbers.
     """
     entries = sorted(list_folder(path))
     if (METADATA, False) in entries:
@@ -39,48 +51,86 @@ def read_frames(path: Path, schema: Schema) -> Iterator[Frame]:
     if (DESCRIPTION, False) in entries:
         found = _find_exported(path, schema, read_description(path))
     else:
-        files = [name for name, is_folder in entries if not is_folder]
-        folders = [name for name, is_folder in entries if is_folder]
-        found = _find(path, files, folders, schema)
-    for index, stem in enumerate(found.order):
+        found = _find(path, entries, schema, sparse)
+        if not allow_gaps:
+            check_numbers(list(found.order), path)
+    for index, (key, file) in enumerate(found.order.items()):
+        told: dict[str, Any] = {
+            FRAME_NUMBER: np.array(key if isinstance(key, int) else index, np.int64),
+            FRAME_NAME: Path(file or str(key)).stem,
+        }
         frame: dict[str, Any] = {}
         for name, spec in schema.items():
             if name in found.arrays:
                 frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
-            elif stem in found.names.get(name, {}):
-                with located(SourceError, feature=name, frame=index):
-                    frame[name] = _read_frame(found.folders[name] / found.names[name][stem], spec)
+            elif name in found.files:
+                folder, files = found.files[name]
+                if key in files.names:
+                    with located(SourceError, feature=name, frame=index):
+                        frame[name] = _read_frame(folder / files.names[key], spec)
+            elif spec.kind in told:
+                frame[name] = told[spec.kind]
         yield frame
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Where an episode's frames are: `order` holds the frames' names, without ending.
+    """Where an episode's frames are: `order` holds their numbers or names, and for each a file.
 
-    By feature: the arrays of all frames, or the folder and in it the file by the frame's name.
+    By feature: the arrays of all frames, or a folder with the files in it.
     """
 
-    order: Sequence[str]
+    order: Mapping[int | str, str]
     arrays: Mapping[str, NpyFile]
-    folders: Mapping[str, Path]
-    names: Mapping[str, Mapping[str, str]]
+    files: Mapping[str, _Files]
 
 
-def _find(path: Path, files: Sequence[str], folders: Sequence[str], schema: Schema) -> _Found:
+class _Files(NamedTuple):
+    """Files of a feature, and their folder."""
+
+    folder: Path
+    files: FrameFiles
+
+
+def _find(
+    path: Path, entries: Sequence[tuple[str, bool]], schema: Schema, sparse: Collection[str]
+) -> _Found:
     """The features of an episode that are called as their files and folders."""
-    arrays = _open_arrays(path, files, schema)
-    names = {name: _list_frames(path / name, schema[name]) for name in folders if name in schema}
-    num_frames = _check_lengths(path, arrays, names)
-    order = list(next(iter(names.values()))) if names else [""] * num_frames
-    return _Found(order, arrays, {name: path / name for name in names}, names)
+    arrays = _open_arrays(path, [name for name, is_folder in entries if not is_folder], schema)
+    every = dict(_features(path, entries))
+    files = {name: found for name, found in every.items() if name in schema}
+    for name, (folder, one) in files.items():
+        if one.twice:
+            file, other = one.twice
+            raise SourceError(
+                "two files of one frame", file=str(folder / file), feature=name, got=f"{other} too"
+            )
+    dense = [name for name in files if name not in sparse]
+    if not dense and (files or arrays):  # an episode has the same frames with any choice
+        dense = [name for name in every if name not in sparse][:1]
+    _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
+    if dense:
+        return _Found(every[dense[0]].files.names, arrays, files)
+    return _Found(dict.fromkeys(range(len(next(iter(arrays.values())))), ""), arrays, files)
+
+
+def _features(path: Path, entries: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, _Files]]:
+    """Each feature of one file a frame, by name."""
+    inside = {name: list_frames(path / name) for name, is_folder in entries if is_folder}
+    own = files_by_feature(name for name, is_folder in entries if not is_folder and is_frame(name))
+    if are_features(own, [name for name, features in inside.items() if features]):
+        inside = {"": own, **inside}
+    for folder, features in inside.items():
+        for words, files in features.items():
+            name = feature_of(folder, words, is_alone=len(features) == 1)
+            yield name, _Files(path / folder, files)
 
 
 def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
     """The features of an episode that says what it holds."""
-    order = list(map(frame_stem, episode.frames))
+    order: dict[int | str, str] = dict.fromkeys(episode.frames, "")
     arrays: dict[str, NpyFile] = {}
-    folders: dict[str, Path] = {}
-    names: dict[str, dict[str, str]] = {}
+    files: dict[str, _Files] = {}
     chosen = [feature for feature in episode.features if feature.spec.name in schema]
     if not chosen:
         raise SourceError("an episode without frames of the features", file=str(path))
@@ -92,16 +142,17 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Fou
                 wanted = f"{len(order)} frames, as in {DESCRIPTION}"
                 raise _disagrees(place, name, wanted, f"{len(arrays[name])} frames")
         elif feature.num_frames:
-            folders[name], names[name] = place, _list_frames(place, schema[name])
-            if len(names[name]) != feature.num_frames or not names[name].keys() <= set(order):
+            there = _exported_frames(place, schema[name])
+            files[name] = _Files(place, there)
+            if len(there.names) != feature.num_frames or not there.names.keys() <= order.keys():
                 raise SourceError(
                     "files of frames that are missing, or that were not exported",
                     file=str(place),
                     feature=name,
                     expected=f"{feature.num_frames} of the frames in {DESCRIPTION}",
-                    got=f"{len(names[name])} files",
+                    got=f"{len(there.names)} files",
                 )
-    return _Found(order, arrays, folders, names)
+    return _Found(order, arrays, files)
 
 
 def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
@@ -129,10 +180,11 @@ def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
 
 
 def _check_lengths(
-    path: Path, arrays: Mapping[str, NpyFile], stems: Mapping[str, dict[str, str]]
-) -> int:
-    """The number of frames, which all features must have; and the same names in all folders."""
-    both = arrays.keys() & stems.keys()
+    path: Path, arrays: Mapping[str, NpyFile], files: Mapping[str, _Files], dense: Collection[str]
+) -> None:
+    """Raises `SourceError` unless all features have the same number of frames, and files the same
+    frames, but for those that are not `dense`: they may have fewer."""
+    both = arrays.keys() & files.keys()
     if both:
         name = min(both)
         raise SourceError(
@@ -141,35 +193,48 @@ def _check_lengths(
             feature=name,
             got=f"{name}/ and {name}.npy",
         )
-    lengths = {f"{name}/": len(names) for name, names in stems.items()}
-    lengths |= {f"{name}.npy": len(array) for name, array in arrays.items()}
+    places = {name: path / f"{name}.npy" for name in arrays}
+    places |= {name: one.folder for name, one in files.items()}
+    lengths = {name: len(files[name].files.names) for name in dense}
+    lengths |= {name: len(array) for name, array in arrays.items()}
     if not any(lengths.values()):
         raise SourceError("an episode without frames of the features", file=str(path))
     first, num_frames = next(iter(lengths.items()))
+    origin = f"as in {first}{'/' if dense else '.npy'}"
     for name, length in lengths.items():
         if length != num_frames:
-            wanted = f"{num_frames} frames, as in {first}"
-            raise _disagrees(path / name, Path(name).stem, wanted, f"{length} frames")
-    for name, names in stems.items():
-        one = next(iter(stems.values()))
-        if names.keys() != one.keys():
-            wanted = f"{min(one.keys() - names.keys())}, as in {first}"
-            raise _disagrees(path / name, name, wanted, min(names.keys() - one.keys()))
-    return num_frames
+            wanted = f"{num_frames} frames, {origin}"
+            fewer = name if length < num_frames else first
+            raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
+    frames = {*(files[first].files.names if dense else range(num_frames))}
+    for name, one in files.items():
+        if more := one.files.names.keys() - frames:
+            wanted = f"{_least(frames - one.files.names.keys())}, {origin}"
+            raise _disagrees(one.folder, name, wanted, _least(more))
 
 
-def _disagrees(path: Path, feature: str, expected: str, got: str) -> SourceError:
+def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "") -> SourceError:
+    hint = f"; frames may lack {fewer} with sparse={fewer} (--source-option)" if fewer else ""
     return SourceError(
         "a frame list that disagrees with the others",
         file=str(path),
         feature=feature,
-        expected=expected,
+        expected=expected + hint,
         got=got,
     )
 
 
-def _list_frames(folder: Path, spec: FeatureSpec) -> dict[str, str]:
-    return list_stems(folder, ENDINGS.get(spec.value))
+def _least(frames: Collection[int | str]) -> str:
+    return str(min(frames, key=str, default="none"))
+
+
+def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
+    ending = ENDINGS.get(spec.value)
+    return frame_files(
+        name
+        for name, is_folder in list_folder(folder)
+        if not is_folder and (is_frame(name) if ending is None else name.endswith(ending))
+    )
 
 
 def _read_frame(path: Path, spec: FeatureSpec) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ from seqrecord.errors import SourceError
 from seqrecord.sources.array_files import RASTER_ENDINGS
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature
 from seqrecord.sources.images import IMAGE_FORMATS
-from seqrecord.sources.originals import check_depth, natural_order
+from seqrecord.sources.originals import check_depth
 
 __all__ = [
     "MAX_METADATA_BYTES",
     "METADATA",
     "EpisodeFolder",
     "FeatureFolder",
+    "are_features",
+    "feature_of",
     "find_episodes",
-    "list_stems",
+    "is_frame",
+    "list_frames",
     "read_metadata",
 ]
 
@@ -33,11 +38,28 @@ _NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A folder of one file a frame: how many there are, and the first one's name."""
+    """A feature of one file a frame.
 
+    `folder` is that of its files, below the episode's, or empty if they lie in it; `first` is the
+    first file's name. `endings` are those of the files, in lower case. See `FrameFiles.pattern`.
+    """
+
+    folder: str
     num_frames: int
     first: str
-    all_images: bool
+    endings: frozenset[str]
+    pattern: str | None
+
+    @property
+    def all_images(self) -> bool:
+        """Whether all files are PNG or JPEG images."""
+        return self.endings <= IMAGE_FORMATS.keys()
+
+    @property
+    def path_of_number(self) -> str:
+        """Makes of a number, by `str.format`, the path of its file below the episode's folder."""
+        folder = f"{self.folder}/" if self.folder else ""
+        return f"{escaped(folder)}{self.pattern}{escaped(Path(self.first).suffix)}"
 
 
 @dataclass(frozen=True)
@@ -57,25 +79,32 @@ class EpisodeFolder:
 def find_episodes(root: Path) -> list[EpisodeFolder]:
     """All episodes below `root`, which may be one itself, in the order of their paths."""
     found: list[EpisodeFolder] = []
-    _visit(root, 0, found)
+    part = _visit(root, 0, found)
+    if part is not None and len(part.folders) > 1:
+        found.append(_whole(part, {}))
     return sorted(found, key=lambda episode: episode.path.parts)
 
 
-def list_stems(folder: Path, ending: str | None = None) -> dict[str, str]:
-    """File name by stem of a feature folder's frames, numbers in the order of their values.
+def list_frames(folder: Path) -> dict[str, FrameFiles]:
+    """The features of a folder, by the words in the names of its images and npy files."""
+    names = (name for name, is_folder in list_folder(folder) if not is_folder and is_frame(name))
+    return files_by_feature(names)
 
-    Frames are images and npy files, or the files of the given ending.
-    """
-    names: dict[str, str] = {}
-    for name, is_folder in list_folder(folder):
-        if not is_folder and (_is_frame(name) if ending is None else name.endswith(ending)):
-            stem = Path(name).stem
-            if stem in names:
-                raise SourceError(
-                    "two files of one frame", file=str(folder / name), got=f"{names[stem]} too"
-                )
-            names[stem] = name
-    return {stem: names[stem] for stem in sorted(names, key=natural_order)}
+
+def are_features(
+    own: Mapping[str, FeatureFolder] | Mapping[str, FrameFiles], folders: Collection[str]
+) -> bool:
+    """Whether frames' files beside the arrays and folders of an episode are features of it: several
+    are, and one with numbers is if there are only arrays. Others are some picture."""
+    return len(own) > 1 or (not folders and all(each.pattern for each in own.values()))
+
+
+def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
+    """What a feature is called: its folder, with the words in the names of its files where the
+    folder has several."""
+    if not folder:
+        return words or "frame"
+    return folder if is_alone or not words else f"{folder}.{words}"
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -96,38 +125,64 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return value
 
 
-def _visit(path: Path, depth: int, found: list[EpisodeFolder]) -> FeatureFolder | None:
-    """What `path` is to the folder above it, if it is a feature; episodes go to `found`.
+def _visit(path: Path, depth: int, found: list[EpisodeFolder]) -> EpisodeFolder | None:
+    """What `path` holds for the folder above, by the words of features; episodes go to `found`.
 
-    Each folder is listed once, and no names of frames' files are kept.
+    Each folder is listed once, and no names of frames' files are kept. A folder of one feature is
+    a feature of the folder above, and one of several is an episode; unless there are others beside
+    it, of which one is a feature with other words.
     """
     check_depth(path, depth)
-    count, first = 0, ""
+    frames: list[str] = []
     subfolders: list[str] = []
     arrays: dict[str, str] = {}
     files: set[str] = set()
-    all_images = True
     for name, is_folder in list_folder(path):
         if is_folder:
             subfolders.append(name)
-        elif _is_frame(name):
-            count += 1
-            first = name if count == 1 else min(first, name, key=natural_order)
-            all_images &= Path(name).suffix.lower() in IMAGE_FORMATS
+        elif is_frame(name):
+            frames.append(name)
         elif name.lower().endswith(".npy"):
             arrays[Path(name).stem] = name
         elif name in (METADATA, DESCRIPTION):
             files.add(name)
-    children = {name: _visit(path / name, depth + 1, found) for name in sorted(subfolders)}
-    folders = {name: feature for name, feature in children.items() if feature}
-    if folders or arrays or DESCRIPTION in files:
-        arrays = dict(sorted(arrays.items()))
-        found.append(EpisodeFolder(path, folders, arrays, METADATA in files, DESCRIPTION in files))
+    own = {words: _summary(each) for words, each in files_by_feature(frames).items()}
+    del frames
+    here = EpisodeFolder(
+        path, own, dict(sorted(arrays.items())), METADATA in files, DESCRIPTION in files
+    )
+    visited = (_visit(path / name, depth + 1, found) for name in sorted(subfolders))
+    parts = {part.path.name: part for part in visited if part is not None}
+    several = (part.folders for part in parts.values() if len(part.folders) > 1)
+    shared = {words for folders in several for words in folders if words}
+    alone = (part.folders.keys() for part in parts.values() if len(part.folders) == 1)
+    if arrays or here.is_exported or any(not words & shared for words in alone):
+        found.append(_whole(here, parts))
         return None
-    return FeatureFolder(count, first, all_images) if count else None
+    found.extend(_whole(part, {}) for part in parts.values())
+    return here if own else None
 
 
-def _is_frame(name: str) -> bool:
+def _whole(here: EpisodeFolder, parts: Mapping[str, EpisodeFolder]) -> EpisodeFolder:
+    """The episode with the features of folders in it, by their names."""
+    features = {name: part.folders for name, part in parts.items()}
+    if are_features(here.folders, features):
+        features = {"": here.folders, **features}
+    folders = {
+        feature_of(folder, words, is_alone=len(every) == 1): replace(each, folder=folder)
+        for folder, every in features.items()
+        for words, each in every.items()
+    }
+    return replace(here, folders=folders)
+
+
+def _summary(files: FrameFiles) -> FeatureFolder:
+    names = list(files.names.values())
+    endings = frozenset(Path(name).suffix.lower() for name in names)
+    return FeatureFolder("", len(names), names[0], endings, files.pattern)
+
+
+def is_frame(name: str) -> bool:
     """Images, and npy files with a number in their name: others hold a whole episode."""
     stem, ending = Path(name).stem, Path(name).suffix.lower()
     is_image = ending in IMAGE_FORMATS or ending in RASTER_ENDINGS

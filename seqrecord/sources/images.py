@@ -12,7 +12,7 @@ import io
 import re
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.images import SIGNATURES, ImageHeader
+from seqrecord.codecs.images import IMAGE, ImageHeader
+from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
@@ -34,6 +35,7 @@ __all__ = [
     "image_header",
     "load_imagecodecs",
     "passthrough_codec",
+    "passthrough_of_both",
     "pixels",
     "read_image_file",
 ]
@@ -80,11 +82,26 @@ def image_header(path: Path) -> ImageHeader:
         return _header(stream, path)[0]
 
 
-def passthrough_codec(header: ImageHeader) -> tuple[CodecConfig, ...]:
-    """The codec that keeps images like this one encoded; empty if they cannot be kept."""
+def passthrough_codec(
+    header: ImageHeader, endings: Collection[str] = ()
+) -> tuple[CodecConfig, ...]:
+    """The codec that keeps images like this one encoded; empty if they cannot be kept.
+
+    `endings` are those of all files, where they are known: some may be images of the other format.
+    """
     if header.mode != "RGB" or header.dtype != np.uint8:
         return ()
-    return ({"id": "seqrecord.image", "format": header.format},)
+    others = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
+    return ({"id": IMAGE, "format": "any" if others else header.format},)
+
+
+def passthrough_of_both(
+    one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
+) -> tuple[CodecConfig, ...]:
+    """The codec of two features that become one: the first's, or that of images of both formats."""
+    if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
+        return ({"id": IMAGE, "format": "any"},)
+    return one
 
 
 def read_image_file(path: Path) -> bytes:
@@ -95,11 +112,10 @@ def read_image_file(path: Path) -> bytes:
 def image_format(data: bytes, path: Path) -> str:
     """`png` or `jpeg`, of an image's first bytes; raises `SourceError` that names `path` for
     anything else, and where that has the ending of the other one."""
-    found = next((name for magic, name in SIGNATURES.items() if data[: len(magic)] == magic), None)
-    if found is None:
-        raise SourceError(
-            "neither a PNG nor a JPEG image", file=str(path), got=repr(bytes(data[:8]))
-        )
+    try:
+        found = format_of(data)
+    except ValueError as error:
+        raise SourceError(str(error), file=str(path), got=repr(bytes(data[:8]))) from error
     named = IMAGE_FORMATS.get(path.suffix.lower(), found)
     if named != found:
         raise SourceError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError, located
+from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -26,10 +27,13 @@ from seqrecord.sources.lerobot_layout import (
     read_texts,
 )
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
+from seqrecord.sources.lerobot_stats import own_statistics
 from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
-from seqrecord.sources.originals import FirstError, Originals
+from seqrecord.sources.originals import FirstError, Originals, find_files
+from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, text_spec
 from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.statistics.by_feature import Statistics
 
 __all__ = ["FORMAT", "LeRobot"]
 
@@ -64,11 +68,12 @@ class LeRobot(Originals):
     The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
     lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
     [H, W], by a `DepthScale`. `without_video` leaves both out. With
-    `keep_encoded` RGB images stay PNG or JPEG.
+    `keep_encoded` RGB images stay PNG or JPEG. With `reference` packets stay where they are.
     """
 
     without_video: bool = False
     tolerance: float = TOLERANCE
+    reference: bool = False
 
     unpickled = ("_episodes", "_rows", "_videos")
 
@@ -78,6 +83,12 @@ class LeRobot(Originals):
 
     def schema(self) -> Schema:
         return self._schema
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those that the dataset has itself, without quantiles; `SourceError` where it has none."""
+        num_frames = sum(info.num_frames for info in self.episodes())
+        return own_statistics(self.path, self._info, self.schema(), num_frames)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         if not self._episodes:
@@ -95,7 +106,26 @@ class LeRobot(Originals):
             for frame in self._rows.frames(episode):
                 yield {**frame, **{name: next(each) for name, each in depths.items()}}
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+    def referring(self) -> LeRobot:
+        """The same source, whose packets stay where they are."""
+        return replace(self, reference=True)
+
+    def is_whole(self) -> bool:
+        """Whether nothing else lies here."""
+        return True
+
+    def identity(self) -> str:
+        """Text that changes when episodes come or go: `meta` says which there are."""
+        return identity_of_files(self.path, find_files(self.path / "meta", is_file))
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its GOPs may refer to, by the names that these have for them."""
+        names = [name for name, video in self._videos.items() if not video.is_depth]
+        good = [each for each in self._episodes.values() if each.error is None]
+        paths = (self.path / each.videos[name].file for each in good for name in names)
+        return external_files(self.path, paths)
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         """The GOPs of one episode's video features; its frames lack these features."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
@@ -142,7 +172,9 @@ class LeRobot(Originals):
     def _videos(self) -> dict[str, LeRobotVideos]:
         known, schema = self._info.features, self.schema()
         return {
-            name: LeRobotVideos(self.path, known[name], schema[name], self.tolerance)
+            name: LeRobotVideos(
+                *(self.path, known[name], schema[name], self.tolerance), reference=self.reference
+            )
             for name in schema
             if name in self._info.videos
         }

@@ -34,6 +34,7 @@ __all__ = [
     "plain",
     "read_episodes",
     "read_info",
+    "read_stats",
     "read_texts",
 ]
 
@@ -41,6 +42,7 @@ INFO = "meta/info.json"
 
 _EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
 _TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
+_STATS, _EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
 _SUBTASKS = "meta/subtasks.parquet"
 _MODALITY = "meta/modality.json"  # GR00T's alone
 _ANNOTATION = "annotation."
@@ -212,6 +214,14 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
                 raise _wrong(text, "a number and a text", row)
             texts[key] = value
         return texts
+
+
+def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, Any]]]:
+    """The file of statistics by feature, and those in it: of all, or in v2.1 of each episode."""
+    if info.version == 2 and is_file(by_episode := root / _EPISODES_STATS):
+        rows = (row.get("stats") for row in _rows(by_episode))
+        return by_episode, (row for row in rows if isinstance(row, dict))
+    return root / _STATS, iter([_object(read_bytes(root / _STATS, _MAX_LINES_BYTES))])
 
 
 class ParquetTable:

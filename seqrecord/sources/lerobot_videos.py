@@ -18,11 +18,18 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedGops
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import INFO, LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_streams import check_file, read_frames, read_gops, video_spec
+from seqrecord.sources.video_streams import (
+    check_file,
+    read_frames,
+    read_gops,
+    video_spec,
+)
+from seqrecord.sources.video_tables import PacketTable, read_references, read_table
 
 __all__ = ["NUM_CODES", "DepthScale", "LeRobotVideos", "depth_scale", "read_spec"]
 
@@ -39,18 +46,31 @@ class LeRobotVideos:
     """
 
     def __init__(
-        self, root: Path, feature: LeRobotFeature, spec: FeatureSpec, tolerance: float
+        self,
+        root: Path,
+        feature: LeRobotFeature,
+        spec: FeatureSpec,
+        tolerance: float,
+        *,
+        reference: bool = False,
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
+        self._reference = reference
         self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None
+        self._table: PacketTable | None = None
 
-    def gops(self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]) -> Iterator[Gop]:
+    def gops(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> Iterator[Gop | ReferencedGops]:
         """The frames of an episode's rows, of which `times` are the timestamps."""
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._opened(episode)
-            yield from read_gops(file, times + begin, tolerance=self._tolerance)
+            if self._table is None:
+                yield from read_gops(file, times + begin, tolerance=self._tolerance)
+            else:
+                yield read_references(file, self._table, times + begin, tolerance=self._tolerance)
 
     def depths(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
@@ -71,6 +91,7 @@ class LeRobotVideos:
                 self._file.close()
                 self._file = None
             self._file = VideoFile(path)
+            self._table = read_table(self._file) if self._reference else None
         self._check(self._file)
         return self._file, place.begin
 

@@ -34,6 +34,7 @@ BUILT_IN: Mapping[str, str] = {
     "euroc": "euroc",
     "kitti": "kitti",
     "videos": "videos",
+    "webdataset": "webdataset",
     "folders": "folders",  # the last one: errors list formats in this order
 }
 """The formats of this package by name: the modules beside this one that have them, imported when

@@ -19,13 +19,14 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from seqrecord.checksum import Buffer
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
+from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
@@ -319,12 +320,31 @@ class RemoteSource:
 class _RemoteVideos(RemoteSource):
     """Of a source that has video."""
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+    source: Any
+
+    def referring(self) -> _RemoteVideos:
+        return replace(self, source=self.source.referring())
+
+    def is_whole(self) -> bool:
         with _urls_in_errors(self.files):
-            found: Mapping[str, Iterable[Gop]] = self.source.videos(info)  # type: ignore[attr-defined]
+            return bool(self.source.is_whole())
+
+    def identity(self) -> str:
+        with _urls_in_errors(self.files):
+            found: str = self.source.identity()
+        return found
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        with _urls_in_errors(self.files):
+            found: dict[str, ExternalFile] = self.source.external_files()
+        return found
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+        with _urls_in_errors(self.files):
+            found: Mapping[str, Iterable[Gop | ReferencedGops]] = self.source.videos(info)
         return {name: self._gops(gops) for name, gops in found.items()}
 
-    def _gops(self, gops: Iterable[Gop]) -> Iterator[Gop]:
+    def _gops(self, gops: Iterable[Gop | ReferencedGops]) -> Iterator[Gop | ReferencedGops]:
         with _urls_in_errors(self.files):
             yield from gops
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
+from seqrecord.sources.images import passthrough_of_both
 
 __all__ = [
     "check_like_first",
@@ -74,16 +75,17 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str
 
 
 def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
-    """`known` with the dimensions in which `other` differs made variable.
+    """`known` with the dimensions in which `other` differs made variable, and with the codec that
+    keeps images of both.
 
-    Another dtype, number of dimensions or codec stays unseen here: that episode's frames say so.
+    Another dtype or number of dimensions stays unseen here: that episode's frames say so.
     """
     if known.dtype != other.dtype or len(known.shape) != len(other.shape):
         return known
     shape = tuple(
         one if one == two else None for one, two in zip(known.shape, other.shape, strict=True)
     )
-    return replace(known, shape=shape)
+    return replace(known, shape=shape, codec=passthrough_of_both(known.codec, other.codec))
 
 
 def chosen_schema(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.files import openable, unreadable
-from seqrecord.sources.video_packets import PASSTHROUGH, Start, packet_format
+from seqrecord.sources.files import open_file, openable, unreadable
 from seqrecord.sources.video_turns import UPRIGHT, Turn
 
 __all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
@@ -23,6 +23,7 @@ VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 _CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as playlists do
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
+_MOST_BEFORE = 64  # bytes of a container between a packet's place and the packet
 _MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
@@ -38,6 +39,7 @@ class VideoPacket(NamedTuple):
         is_key: whether the container calls it a keyframe.
         is_shown: whether its frame is shown; an edit list hides frames.
         is_cut: whether a decoder can begin with it.
+        pos: where it lies in the file, or what its container puts before it.
     """
 
     data: bytes
@@ -46,6 +48,7 @@ class VideoPacket(NamedTuple):
     is_key: bool
     is_shown: bool
     is_cut: bool = False
+    pos: int | None = None
 
 
 class VideoFile:
@@ -70,6 +73,8 @@ class VideoFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._raw: Any = None
+        self._is_unread = True
         self._open()
         context = self._stream.codec_context
         self.codec: str = context.codec.canonical_name
@@ -96,6 +101,9 @@ class VideoFile:
 
     def close(self) -> None:
         self._file.close()
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
         if self._remote is not None:
             self._remote.close()
 
@@ -126,13 +134,24 @@ class VideoFile:
 
     def count(self) -> int:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
+        if entries := self._entries():
+            return sum(not entry.is_discard for entry in entries)
+        return len(self.ticks())
+
+    def entries(self) -> Any:
+        """What an MP4 says of its packets without them, and with the times of their frames: a list
+        of PyAV's `IndexEntry`; empty where it does not tell all of that."""
+        # Where frames are shown in another order, entries have the times of decoding.
+        return () if self._stream.codec_context.has_b_frames else self._entries()
+
+    def _entries(self) -> Any:
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
             with self._errors("a damaged video"):
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
                 # The tables of a file of fragments are those of the fragments that were looked at.
                 if 0 < len(entries) <= self._stream.frames:
-                    return sum(not entry.is_discard for entry in entries)
-        return len(self.ticks())
+                    return entries
+        return ()
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         """A packet as a decoder takes it: without a container, where its codec is kept."""
@@ -208,7 +227,25 @@ class VideoFile:
                     raise SourceError("a video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
                 shown = not (packet.is_discard or start.is_hidden)
-                yield VideoPacket(data, packet.pts, start, packet.is_keyframe, shown)
+                key = packet.is_keyframe
+                yield VideoPacket(data, packet.pts, start, key, shown, pos=packet.pos)
+
+    def place_of(self, packet: VideoPacket) -> tuple[int, int]:
+        """The first byte of a packet in the file, and how many there are.
+
+        Raises `SourceError` for one that the file does not have as it is.
+        """
+        if self._raw is None:
+            self._raw = open_file(self.path)
+        self._raw.seek(packet.pos or 0)
+        at = self._raw.read(len(packet.data) + _MOST_BEFORE).find(packet.data)
+        if packet.pos is None or at < 0:
+            raise SourceError(
+                "a packet that the file does not have as it is, so that nothing can refer to it",
+                file=str(self.path),
+                offset=packet.pos,
+            )
+        return packet.pos + at, len(packet.data)
 
     @contextmanager
     def _errors(self, message: str) -> Iterator[None]:

@@ -26,14 +26,21 @@ from seqrecord.codecs.video.decoding import describe
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, pyav, video_errors
+from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
-from seqrecord.sources.video_packets import PASSTHROUGH
 from seqrecord.sources.video_turns import UPRIGHT
 
-__all__ = ["TOLERANCE", "check_file", "read_frames", "read_gops", "stored_codec", "video_spec"]
+__all__ = [
+    "TOLERANCE",
+    "check_file",
+    "read_frames",
+    "read_gops",
+    "stored_codec",
+    "video_spec",
+]
 
 _logger = logging.getLogger("seqrecord")
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.files import is_file
 from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
+from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
+from seqrecord.sources.video_tables import read_references, read_table
 
 __all__ = ["FORMAT", "Videos"]
 
@@ -37,10 +41,11 @@ class Videos(Originals):
     `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
     where there are several, which must have as many frames. Video that players turn, as portrait
     video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
-    codec, pixel format and size.
+    codec, pixel format and size. With `reference` packets stay where they are.
     """
 
     by_folder: bool = False
+    reference: bool = False
 
     takes_files = True
     unpickled = ("_files",)
@@ -63,7 +68,23 @@ class Videos(Originals):
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+    def referring(self) -> Videos:
+        """The same source, whose packets stay where they are."""
+        return replace(self, reference=True)
+
+    def is_whole(self) -> bool:
+        """Whether nothing but video lies here."""
+        return all(_is_video(path) for path in find_files(self.path, is_file))
+
+    def identity(self) -> str:
+        """Text that changes when a video does, or comes or goes."""
+        return identity_of_files(self.path, self._paths())
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its GOPs may refer to, by the names that these have for them."""
+        return external_files(self.path, self._paths())
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         """The GOPs of one episode's cameras; its frames lack these features."""
         files = self._named(info.key)
         return {
@@ -72,14 +93,22 @@ class Videos(Originals):
             if name != _TIME
         }
 
-    def _gops(self, key: str, spec: FeatureSpec, files: dict[str, Path]) -> Iterator[Gop]:
+    def _gops(
+        self, key: str, spec: FeatureSpec, files: dict[str, Path]
+    ) -> Iterator[Gop | ReferencedGops]:
         with located(SourceError, episode=key, feature=spec.name):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
                 raise SourceError("a folder that lacks a camera", file=str(folder))
             with VideoFile(files[spec.name]) as file:
                 check_file(file, spec)
-                yield from read_gops(file)
+                if self.reference:
+                    yield read_references(file, read_table(file))
+                else:
+                    yield from read_gops(file)
+
+    def _paths(self) -> Iterator[Path]:
+        return (path for files in self._files.values() for path in files.values())
 
     @cached_property
     def _files(self) -> dict[str, dict[str, Path]]:

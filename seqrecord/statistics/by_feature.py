@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import FormatError, StatisticsKeyError
+from seqrecord.errors import FormatError, SchemaError, StatisticsKeyError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
@@ -47,8 +47,9 @@ class FeatureStatistics:
     `(x - mean) / std`, takes frames, clips and batches of either kind. NaN and infinities are
     counted and are in nothing else.
 
-    A frame of more than 128 pixels counts by 128 of them, which are drawn by a seed: of such a
-    feature all is estimated from these. `num_frames` are the frames that were looked at.
+    Quantiles of frames of more than 128 pixels are of 128 of them, which are drawn by a seed;
+    `num_drawn` says of how many numbers in all. Everything else is of all numbers of `num_frames`
+    frames, those that were looked at.
     """
 
     num_frames: int
@@ -56,8 +57,13 @@ class FeatureStatistics:
 
     @property
     def count(self) -> npt.NDArray[np.int64]:
-        """Finite numbers that were looked at: int64 [C]."""
+        """Finite numbers: int64 [C]."""
         return np.array([sketch.count for sketch in self.sketches], np.int64)
+
+    @property
+    def num_drawn(self) -> npt.NDArray[np.int64]:
+        """Numbers that quantiles are of, at most `count`: int64 [C]."""
+        return np.array([sketch.weight for sketch in self.sketches], np.int64)
 
     @property
     def num_nan(self) -> npt.NDArray[np.int64]:
@@ -94,14 +100,14 @@ class FeatureStatistics:
 
     @property
     def rank_error(self) -> float:
-        """The bound on the rank of a quantile, as a share of the count; see `quantile`."""
+        """The bound on the rank of a quantile, as a share of `num_drawn`; see `quantile`."""
         return max(sketch.rank_error for sketch in self.sketches)
 
     def quantile(self, share: float | Sequence[float]) -> npt.NDArray[np.float64]:
         """The number below which this share of all lies: float64 [C], or [shares, C] for several.
 
-        Each is a number that was looked at, NaN for a channel without numbers. For share q, at most
-        `q + rank_error` of the numbers are smaller and at least `q - rank_error` are smaller or
+        Each is one of the numbers, NaN for a channel without any. For share q, at most
+        `q + rank_error` of those drawn are smaller and at least `q - rank_error` are smaller or
         equal. Raises `ValueError` for a share outside 0 to 1.
         """
         shares = [share] if isinstance(share, (int, float)) else list(share)
@@ -131,11 +137,22 @@ class FeatureStatistics:
         return (numbers - numbers.new_tensor(mean)).div_(numbers.new_tensor(std))
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
-        """The statistics of what both have seen."""
+        """The statistics of what both have seen, each number counted once.
+
+        Where their dtypes differ, in one that holds both, as `numpy.result_type` says. Raises
+        `SchemaError` where they have different numbers of channels.
+        """
+        if len(self.sketches) != len(other.sketches):
+            raise SchemaError(
+                "statistics of other channels cannot be merged",
+                expected=f"{len(self.sketches)} channels",
+                got=f"{len(other.sketches)} channels",
+            )
         sketches = []
         for one, two in zip(self.sketches, other.sketches, strict=True):
-            sketch = one.copy()
-            sketch.merge(two)
+            dtype = np.result_type(one.dtype, two.dtype)
+            sketch = one.as_dtype(dtype)
+            sketch.merge(two.as_dtype(dtype))
             sketches.append(sketch)
         return FeatureStatistics(self.num_frames + other.num_frames, tuple(sketches))
 
@@ -188,7 +205,8 @@ class Statistics(Mapping[str, FeatureStatistics]):
         return f"Statistics({self.num_frames} frames of {', '.join(self) or 'no feature'})"
 
     def merged(self, other: Statistics) -> Statistics:
-        """The statistics of both datasets together, of the features that both have."""
+        """The statistics of both datasets together, of the features that both have with as many
+        channels."""
         return Statistics(
             self.num_frames + other.num_frames,
             {
@@ -197,6 +215,10 @@ class Statistics(Mapping[str, FeatureStatistics]):
                 if name in other and len(self[name].sketches) == len(other[name].sketches)
             },
         )
+
+    def missing(self, schema: Schema) -> list[str]:
+        """The features of which there are none, and could be."""
+        return [n for n, spec in schema.items() if n not in self and num_channels(spec) is not None]
 
     def check(self, schema: Schema) -> None:
         """Raise `FormatError` unless these can be statistics of a dataset of this schema."""
@@ -260,10 +282,22 @@ class Statistics(Mapping[str, FeatureStatistics]):
         return {name: _summary(feature) for name, feature in self.items()}
 
     def __str__(self) -> str:
-        """A table with a line for each channel."""
+        """A table with a line for each channel, and of how many numbers quantiles are, if not of
+        all."""
         quantiles = [f"{share:.0%}" for share in _SHOWN_QUANTILES]
         rows: list[Sequence[str]] = [
-            ("feature", "mean", "std", "min", *quantiles, "max", "NaN", "infinite", "numbers")
+            (
+                "feature",
+                "mean",
+                "std",
+                "min",
+                *quantiles,
+                "max",
+                "NaN",
+                "infinite",
+                "numbers",
+                "frames",
+            )
         ]
         for name, feature in self.items():
             columns = [feature.mean, feature.std, feature.min]
@@ -272,10 +306,16 @@ class Statistics(Mapping[str, FeatureStatistics]):
             for channel in range(min(len(feature.sketches), _SHOWN_CHANNELS)):
                 label = name if len(feature.sketches) == 1 else f"{name}[{channel}]"
                 reals = [f"{column[channel]:.5g}" for column in columns]
-                rows.append((label, *reals, *(f"{count[channel]:,}" for count in counts)))
+                numbers = (*(count[channel] for count in counts), feature.num_frames)
+                rows.append((label, *reals, *(f"{number:,}" for number in numbers)))
             if (more := len(feature.sketches) - _SHOWN_CHANNELS) > 0:
                 rows.append((f"… {more} more", *[""] * (len(rows[0]) - 1)))
-        return "\n".join(table_lines(rows, left=1))
+        notes = [
+            f"quantiles of {name}: of {feature.num_drawn.max():,} numbers, drawn from all"
+            for name, feature in self.items()
+            if (feature.num_drawn < feature.count).any()
+        ]
+        return "\n".join([*table_lines(rows, left=1), *notes])
 
 
 def _summary(feature: FeatureStatistics) -> dict[str, Any]:
@@ -289,6 +329,7 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
     return {
         "num_frames": feature.num_frames,
         "count": feature.count.tolist(),
+        "num_drawn": feature.num_drawn.tolist(),
         "num_nan": feature.num_nan.tolist(),
         "num_infinite": feature.num_infinite.tolist(),
         **{

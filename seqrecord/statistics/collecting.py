@@ -1,4 +1,4 @@
-"""Collects the statistics of frames that pass by, in time that hardly counts."""
+"""Collects the statistics of frames that pass by, at about the speed of memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_channels
+from seqrecord.statistics.moments import moments_of
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 
 __all__ = ["FRAME_PIXELS", "StatisticsCollector"]
 
-FRAME_PIXELS = 128  # of a frame that are looked at
+FRAME_PIXELS = 128  # of a frame, drawn for quantiles
 _PENDING_ROWS = 1 << 14  # of a feature, before they are sketched: sorting many at once pays
 _PENDING_VALUES = 1 << 20  # or so many
 _SEED = 0
@@ -25,7 +26,8 @@ _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie evenly between 0 
 class StatisticsCollector:
     """Statistics of the frames of episodes, up to the last `keep` of each.
 
-    Which pixels are looked at depends on the episode's key and the frame's number alone: not on the
+    All numbers are counted, and are in means, deviations and extremes. Which pixels of large frames
+    are drawn for quantiles depends on the episode's key and the frame's number alone: not on the
     worker that sees it, nor on what it saw before. Without a schema nothing is looked at.
     """
 
@@ -120,7 +122,8 @@ class StatisticsCollector:
 
 
 class _Feature:
-    """One feature's sketches, and the rows of numbers [n, C] that wait to be sketched."""
+    """One feature's sketches, and the rows of numbers [n, C] that wait to be sketched: all numbers
+    of frames, and those drawn of frames whose moments are in the sketches already."""
 
     def __init__(self, spec: FeatureSpec, channels: int) -> None:
         dtype = sketch_dtype(spec.dtype)
@@ -128,33 +131,28 @@ class _Feature:
         self.is_whole = True  # no frame was left out
         self.channels = channels
         self._dtype = dtype
-        self._last_axis = int(channels > 1 or spec.shape[-1:] == (1,))
         self._num_frames = 0
         self._sketches: list[Sketch] = []  # of each channel, once there is something to sketch
-        self._pending: list[npt.NDArray[Any]] = []
+        self._pending: dict[bool, list[npt.NDArray[Any]]] = {False: [], True: []}  # drawn or not
         self._pending_values = 0
 
     def add(self, frames: npt.NDArray[Any], shares: npt.NDArray[np.float64] | None) -> None:
-        """Take the pixels of frames [n, …]: all, or those at shares [n, pixels] of their number."""
+        """Take the pixels of frames [n, …]; for quantiles all, or those at shares [n, pixels] of
+        their number."""
         num_frames = len(frames)
         self._num_frames += num_frames
         if not frames.size:
             return
-        count = frames.size // (num_frames * self.channels)
-        if shares is None:
-            rows = np.array(frames, self._dtype).reshape(-1, self.channels)
-        else:
-            places = (shares * count).astype(np.intp)
-            number = np.arange(num_frames)[:, None]
-            if frames.flags.c_contiguous:
-                pixels = frames.reshape(num_frames * count, self.channels)
-                rows = pixels.take((places + number * count).ravel(), axis=0)
-            else:  # or all of it would be copied
-                axes = frames.shape[1 : frames.ndim - self._last_axis]
-                at = (number, *np.unravel_index(places, axes))
-                rows = frames[at].reshape(-1, self.channels)
-            rows = rows.astype(self._dtype, copy=False)
-        self._pending.append(rows)
+        rows = np.ascontiguousarray(frames, self._dtype).reshape(-1, self.channels)
+        if shares is not None:
+            for sketch, moments in zip(self._made(), moments_of(rows), strict=True):
+                sketch.add_moments(moments)
+            count = len(rows) // num_frames
+            places = (shares * count).astype(np.intp) + np.arange(num_frames)[:, None] * count
+            rows = rows.take(places.ravel(), axis=0)
+        elif np.shares_memory(rows, frames):
+            rows = rows.copy()
+        self._pending[shares is not None].append(rows)
         self._pending_values += rows.size
         self._flush_if_many()
 
@@ -164,7 +162,8 @@ class _Feature:
         self._num_frames += other._num_frames
         for sketch, more in zip(self._made(), other._sketches, strict=False):
             sketch.merge(more)
-        self._pending += other._pending
+        for drawn, rows in other._pending.items():
+            self._pending[drawn] += rows
         self._pending_values += other._pending_values
         self._flush_if_many()
 
@@ -179,13 +178,15 @@ class _Feature:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
-        columns = np.empty((self.channels, self._pending_values // self.channels), self._dtype)
-        np.concatenate([rows.T for rows in self._pending], axis=1, out=columns)
-        self._pending, self._pending_values = [], 0
-        for sketch, column in zip(self._made(), columns, strict=True):
-            sketch.add(column, in_place=True)
+        for drawn, pending in self._pending.items():
+            if not pending:
+                continue
+            columns = np.empty((self.channels, sum(map(len, pending))), self._dtype)
+            np.concatenate([rows.T for rows in pending], axis=1, out=columns)
+            pending.clear()
+            for sketch, column in zip(self._made(), columns, strict=True):
+                (sketch.add_drawn if drawn else sketch.add)(column, in_place=True)
+        self._pending_values = 0
 
     def _made(self) -> list[Sketch]:
         self._sketches = self._sketches or [Sketch(self._dtype) for _ in range(self.channels)]

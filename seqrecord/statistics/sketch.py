@@ -7,20 +7,20 @@ import binascii
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.statistics.moments import Moments, moments_of
 from seqrecord.text import repr_of
 
 __all__ = ["LEVEL_VALUES", "Sketch", "sketch_dtype"]
 
 LEVEL_VALUES = 2048  # values that a level holds at most; at most half of them go a level up
 _MAX_LEVELS = 53  # so that counts are exact as floats
-_SMALL, _LARGE = 1e-140, 1e140  # the largest of numbers whose squares are summed as they are
 _ROUNDING = 1e-6  # relative; what sums in another order may differ by
 _KEYS = {
     *("count", "nan", "positive_infinity", "negative_infinity", "mean", "std", "min", "max"),
@@ -44,14 +44,15 @@ def sketch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 class Sketch:
     """Numbers that were seen: exact count, mean, deviation, extremes; quantiles within a bound.
 
-    NaN and infinities are counted, and are in nothing else. `mean` is 0 and `std` is 0 of nothing.
+    Quantiles may be of some of the numbers, which were drawn: of as many as `weight` says. NaN and
+    infinities are counted, and are in nothing else. `mean` is 0 and `std` is 0 of nothing.
 
     Quantiles come from levels of values: a value of level h stands for 2**h numbers. A full level
     is sorted and every second value of it goes a level up, which moves the rank of any number by at
     most 2**h, up or down. `over` and `under` are the sums of these: so the rank that the sketch
     says is at most `over` too large and at most `under` too small, always. It is the sketch of
     Manku, Rajagopalan and Lindsay (1998) with levels as in Karnin, Lang and Liberty (2016), without
-    their coin. The bound is about log2(count / 2048) / 8192 of the count: 0.2 % at 10**8 numbers.
+    their coin. The bound is about log2(n / 2048) / 8192 of n numbers: 0.2 % at 10**8.
     """
 
     dtype: np.dtype[Any]
@@ -68,39 +69,61 @@ class Sketch:
     levels: list[npt.NDArray[Any]] = field(default_factory=list)
 
     @property
+    def weight(self) -> int:
+        """Of how many numbers quantiles are: `count`, or fewer that were drawn."""
+        return sum(len(level) << number for number, level in enumerate(self.levels))
+
+    @property
     def rank_error(self) -> float:
-        """The bound on a quantile's rank, as a share of the count."""
-        return max(self.over, self.under) / self.count if self.count else 0.0
+        """The bound on a quantile's rank, as a share of `weight`."""
+        return max(self.over, self.under) / self.weight if self.weight else 0.0
 
     def add(self, values: npt.NDArray[Any], *, in_place: bool = False) -> None:
         """Add numbers [n] of the sketch's dtype. The more at once, the smaller the error.
 
         With `in_place`, the array may be changed.
         """
-        if self.dtype.kind == "f":
-            finite = np.isfinite(values)
-            if not finite.all():
-                self.nan += int(np.count_nonzero(np.isnan(values)))
-                self.positive_infinity += int(np.count_nonzero(np.isposinf(values)))
-                self.negative_infinity += int(np.count_nonzero(np.isneginf(values)))
-                values = values[finite]
-        if not len(values):
+        [moments] = moments_of(values[:, None])
+        self.add_moments(moments)
+        self.add_drawn(values, in_place=in_place)
+
+    def add_drawn(self, values: npt.NDArray[Any], *, in_place: bool = False) -> None:
+        """Add numbers of which `add_moments` adds the moments, or of some that they are drawn from.
+
+        Not finite ones are left out.
+        """
+        if self.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+            values = values[finite]
+        if len(values):
+            self._add_sorted(_sorted(values, in_place=in_place))
+            self._compact()
+
+    def add_moments(self, more: Moments) -> None:
+        """Chan, Golub and LeVeque's update, with deviations in place of their sums of squares.
+
+        So nothing overflows, whatever the numbers.
+        """
+        self.nan += more.nan
+        self.positive_infinity += more.positive_infinity
+        self.negative_infinity += more.negative_infinity
+        if not more.count:
             return
-        ordered = _sorted(values, in_place=in_place)
-        mean, std = _moments(ordered)
-        self._add_moments(len(ordered), mean, std, ordered[0].item(), ordered[-1].item())
-        self._add_sorted(ordered)
-        self._compact()
+        total = self.count + more.count
+        old, new = self.count / total, more.count / total
+        apart = math.sqrt(old * new)
+        between = more.mean * apart - self.mean * apart
+        self.mean = self.mean * old + more.mean * new
+        self.std = math.hypot(self.std * math.sqrt(old), more.std * math.sqrt(new), between)
+        self.count = total
+        self.min = more.min if self.min is None else min(self.min, more.min)
+        self.max = more.max if self.max is None else max(self.max, more.max)
 
     def merge(self, other: Sketch) -> None:
         """Add what another sketch of the same dtype has seen. It is left as it is."""
         assert other.dtype == self.dtype, "sketches of two dtypes"
-        self.nan += other.nan
-        self.positive_infinity += other.positive_infinity
-        self.negative_infinity += other.negative_infinity
-        if other.min is None or other.max is None:
-            return
-        self._add_moments(other.count, other.mean, other.std, other.min, other.max)
+        self.add_moments(
+            Moments(**{each.name: getattr(other, each.name) or 0 for each in fields(Moments)})
+        )
         self.over += other.over
         self.under += other.under
         for number, level in enumerate(other.levels):
@@ -109,19 +132,25 @@ class Sketch:
 
     def copy(self) -> Sketch:
         """One that goes on alone. Arrays are shared, for none is ever changed."""
-        return replace(self, levels=list(self.levels))
+        return self.as_dtype(self.dtype)
+
+    def as_dtype(self, dtype: np.dtype[Any]) -> Sketch:
+        """A copy in another dtype."""
+        levels = [level.astype(dtype, copy=False) for level in self.levels]
+        ends = [None if end is None else dtype.type(end).item() for end in (self.min, self.max)]
+        return replace(self, dtype=dtype, min=ends[0], max=ends[1], levels=levels)
 
     def quantiles(self, shares: Sequence[float]) -> npt.NDArray[np.float64]:
         """The numbers below which these shares of all lie: float64 [shares], NaN of nothing.
 
-        Each is a number that was seen: for share q of n numbers, at most `q * n + e` were smaller
-        and at least `q * n - e` were smaller or equal, with `e = rank_error * n`. Raises
-        `ValueError` for a share outside 0 to 1.
+        Each is a number that was seen: for share q of n = `weight` numbers, at most `q * n + e`
+        were smaller and at least `q * n - e` were smaller or equal, with `e = rank_error * n`.
+        Raises `ValueError` for a share outside 0 to 1.
         """
         wanted = np.asarray(shares, np.float64)
         if not ((wanted >= 0) & (wanted <= 1)).all():
             raise ValueError(f"a quantile is of a share from 0 to 1, not {list(shares)}")
-        if self.min is None or self.max is None:
+        if self.min is None or self.max is None or not self.weight:
             return np.full(wanted.shape, np.nan)
         values = np.concatenate(self.levels)
         weights = np.repeat(
@@ -129,7 +158,7 @@ class Sketch:
         )
         order = np.argsort(values, kind="stable")
         ranks = np.cumsum(weights[order])
-        found = np.searchsorted(ranks, np.maximum(wanted * self.count, 1))
+        found = np.searchsorted(ranks, np.maximum(wanted * self.weight, 1))
         chosen = values[order[np.minimum(found, len(order) - 1)]].astype(np.float64)
         return np.where(
             wanted == 0, float(self.min), np.where(wanted == 1, float(self.max), chosen)
@@ -176,23 +205,6 @@ class Sketch:
             raise _bad("min or max", "null, for no numbers", (value["min"], value["max"]))
         _check_values(sketch)
         return sketch
-
-    def _add_moments(
-        self, count: int, mean: float, std: float, least: float | int, most: float | int
-    ) -> None:
-        """Chan, Golub and LeVeque's update, with deviations in place of their sums of squares.
-
-        So nothing overflows, whatever the numbers.
-        """
-        total = self.count + count
-        old, new = self.count / total, count / total
-        apart = math.sqrt(old * new)
-        between = mean * apart - self.mean * apart
-        self.mean = self.mean * old + mean * new
-        self.std = math.hypot(self.std * math.sqrt(old), std * math.sqrt(new), between)
-        self.count = total
-        self.min = least if self.min is None else min(self.min, least)
-        self.max = most if self.max is None else max(self.max, most)
 
     def _add_sorted(self, values: npt.NDArray[Any]) -> None:
         """Add many sorted numbers at the level at which they are few, as `_compact` would level by
@@ -247,23 +259,6 @@ def _sorted(values: npt.NDArray[Any], *, in_place: bool = False) -> npt.NDArray[
     return values
 
 
-def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
-    """Mean and deviation of sorted numbers."""
-    numbers = values.astype(np.float64)
-    largest = float(max(abs(numbers[0]), abs(numbers[-1])))
-    if largest == 0:
-        return 0.0, 0.0
-    scale = 1.0
-    if not _SMALL < largest < _LARGE:  # squares of sums would overflow, or be zero
-        scale = largest
-        numbers /= scale
-    mean = float(numbers.mean())
-    numbers -= mean
-    # Not by BLAS, whose threads would spin beside the writer.
-    squares = float(np.einsum("i,i->", numbers, numbers))
-    return mean * scale, math.sqrt(squares / len(numbers)) * scale
-
-
 def _level(text: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not isinstance(text, str) or len(text) > LEVEL_VALUES * dtype.itemsize * 2:
         raise _bad("level", f"base64 of less than {LEVEL_VALUES} values", repr_of(text, 50))
@@ -280,10 +275,9 @@ def _level(text: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _check_count(sketch: Sketch) -> None:
-    weight = sum(len(level) << number for number, level in enumerate(sketch.levels))
-    if weight != sketch.count:
-        raise _bad("count", f"{weight}, which its levels stand for", sketch.count)
-    if max(sketch.over, sketch.under) > sketch.count * _MAX_LEVELS:
+    if sketch.weight > sketch.count:
+        raise _bad("count", f"{sketch.weight} or more, which its levels stand for", sketch.count)
+    if max(sketch.over, sketch.under) > sketch.weight * _MAX_LEVELS:
         raise _bad("bound", "one that can have come", (sketch.over, sketch.under))
 
 

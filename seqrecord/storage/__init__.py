@@ -11,8 +11,15 @@ from seqrecord.storage.base import (
     Unfinished,
     Upload,
     entries_of,
+    identity_of,
 )
-from seqrecord.storage.cache import CachedStorage, CacheInfo, cache_info, clear_cache, forget_cached
+from seqrecord.storage.cache import (
+    CachedStorage,
+    CacheInfo,
+    cache_info,
+    clear_cache,
+    worth_rereading,
+)
 from seqrecord.storage.local import LocalStorage
 from seqrecord.storage.opening import StorageLike, open_storage
 from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
@@ -43,18 +50,19 @@ __all__ = [
     "clear_cache",
     "copy_on_server",
     "entries_of",
-    "forget_cached",
+    "identity_of",
     "local_path",
     "map_files",
     "open_storage",
     "parse_location",
     "request_threads",
     "unwanted_if",
+    "worth_rereading",
 ]
 
 
 if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
-    __getattr__ = lazy(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "FsspecStorage": "remote",

@@ -28,6 +28,7 @@ __all__ = [
     "check_path",
     "check_rewind",
     "entries_of",
+    "identity_of",
     "short_read",
     "tag_of",
     "too_large",
@@ -217,6 +218,15 @@ def entries_of(storage: Storage, folder: str) -> list[Entry]:
     return storage.entries(folder)
 
 
+def identity_of(storage: Storage, path: str) -> tuple[int, str | None]:
+    """A file's length, and text that changes when the file does; `None` where nothing tells that.
+
+    Looks anew. Raises as `Storage.size` does.
+    """
+    identity = getattr(storage, "identity", None)
+    return (storage.size(path), None) if identity is None else identity(path)
+
+
 def check_path(path: str) -> str:
     """`path` if it is a clean relative POSIX path, else `LocationError`."""
     parts = path.split("/")
@@ -311,6 +321,10 @@ class StorageWrapper:
 
     def files(self, folder: str) -> list[FileInfo]:
         return self.inner.files(folder)
+
+    def identity(self, path: str) -> tuple[int, str | None]:
+        """See `identity_of`."""
+        return identity_of(self.inner, path)
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Browsable`; `LocationError` where the inner storage lists no folders."""

@@ -34,7 +34,14 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import is_place_of, local_path, shown_place
 from seqrecord.units import format_size, parse_size
 
-__all__ = ["CacheInfo", "CachedStorage", "cache_info", "clear_cache", "forget_cached", "with_cache"]
+__all__ = [
+    "CacheInfo",
+    "CachedStorage",
+    "cache_info",
+    "clear_cache",
+    "with_cache",
+    "worth_rereading",
+]
 
 # Files that never change under their name, since it holds a unique id. The manifest does.
 _CACHED = (".seqrec", ".arrow")
@@ -163,20 +170,20 @@ class CachedStorage(StorageWrapper):
             self._counts.update(numbers)
 
 
-def forget_cached(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
-    """Drop what a cache holds of ranges of a file; whether there is a cache.
+def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
+    """Whether bytes that do not match their checksum may be right if they are read once more.
 
-    For bytes that do not match their checksum: a cache may have kept them as they were damaged on
-    their way, and would serve them for as long as it exists. So they are worth one more read, even
-    if another thread has dropped them already.
+    They may have been damaged on their way from anywhere but a local disk. A cache may have kept
+    them as they came, and drops them here.
     """
-    found = False
+    if storage.local_path(path) is not None:
+        return False
+    _logger.warning("%s/%s: not as it was written; it is read once more", storage.url, path)
     while isinstance(storage, StorageWrapper):
         if isinstance(storage, CachedStorage):
             storage.forget(path, ranges)
-            found = True
         storage = storage.inner
-    return found
+    return True
 
 
 def with_cache(

@@ -75,12 +75,20 @@ class LocalStorage:
         return str(self.root)
 
     def size(self, path: str) -> int:
+        return self._stat(path).st_size
+
+    def identity(self, path: str) -> tuple[int, str | None]:
+        """Its length and the time of its change; see `identity_of`."""
+        found = self._stat(path)
+        return found.st_size, f"mtime {found.st_mtime_ns}"
+
+    def _stat(self, path: str) -> os.stat_result:
         self._drop(path)  # reads that follow are of this file or of a newer one
         with self._errors(path):
             found = self._inside(path).stat()
             if not stat.S_ISREG(found.st_mode):
                 raise StorageError("not a regular file", file=self._shown(path))
-            return found.st_size
+            return found
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]

@@ -215,6 +215,9 @@ class RetryingStorage(StorageWrapper):
     def size(self, path: str) -> int:
         return self._repeated(path, lambda: self.inner.size(path))
 
+    def identity(self, path: str) -> tuple[int, str | None]:
+        return self._repeated(path, lambda: StorageWrapper.identity(self, path))
+
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:

@@ -131,17 +131,19 @@ class StoredChunk:
         gaps: Mapping[int, npt.NDArray[np.bool_]],
         pages: Sequence[bytes],
         largest: Sequence[int] = (),
+        external: int = 0,
     ) -> StoredChunk:
         """A new chunk of these frames of the episode.
 
-        `largest` are the bytes of the largest frame of each feature of a variable shape.
+        `largest` are the bytes of the largest frame of each feature of a variable shape, `external`
+        those of another file that the page refers to.
         """
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
         row = np.zeros(1, chunk_row(len(group), len(group.variable)))
         row["num_frames"], row["first_frame"] = len(frames), frames.start
         row["pages"]["length"] = [len(page) for page in pages]
         row["pages"]["crc32c"] = [of_page for of_page, _ in sums]
-        row["largest"] = largest
+        row["largest"], row["external"] = largest, external
         return cls(number, row, gaps, (*pages, b"".join(of_slices for _, of_slices in sums)))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from seqrecord.errors import (
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     INDEX,
+    KEPT_VERSIONS,
     MAX_EARLIER_COMMITS,
     Manifest,
     RecordFile,
@@ -28,6 +30,7 @@ from seqrecord.format.manifest import (
     put_manifest,
     read_manifest,
     read_tagged,
+    version_path,
 )
 from seqrecord.reading.metadata import load_index, still_missing
 from seqrecord.storage import Storage
@@ -123,6 +126,8 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
             if file.path.startswith(f"{INDEX}/") and file.path not in named
         ),
     )
+    if old is not None:
+        _keep_version(storage, old)
     own.keep()
     try:
         put_manifest(storage, manifest, expected=base.tag)
@@ -132,8 +137,16 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
         own.forget()
         raise
     # Those of the manifest before this one stay, for readers that have just read it.
-    tidy(storage, [path for path in (old.superseded if old else ()) if path not in named])
+    unneeded = [path for path in (old.superseded if old else ()) if path not in named]
+    unneeded += map(version_path, manifest.earlier_commits[KEPT_VERSIONS:][:1])
+    tidy(storage, unneeded)
     return manifest
+
+
+def _keep_version(storage: Storage, manifest: Manifest) -> None:
+    """Keep a manifest that is about to be replaced; nothing is written where it is kept already."""
+    with suppress(ConflictError):
+        storage.put(version_path(manifest.commit), manifest.encode(), expected=None)
 
 
 def _look(

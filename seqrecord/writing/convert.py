@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
+from seqrecord.errors import (
+    ClipError,
+    ConflictError,
+    DestinationError,
+    FormatError,
+    SchemaError,
+    SourceError,
+)
 from seqrecord.format.manifest import Manifest
+from seqrecord.format.references import MAX_LIST_FILES, ExternalFile, ExternalList, list_path
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.machine import usable_cores
+from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.storage import StorageLike, open_storage
+from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.writing.convert_jobs import (
     BadEpisode,
     Job,
@@ -68,6 +78,8 @@ def convert(
     chunk_frames: int | None = None,
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     statistics: bool = True,
+    reference: bool = False,
+    checksums: bool = False,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -97,6 +109,11 @@ def convert(
             that run. `workers` is then only how many there are; by default those of the cluster.
         skip_bad_episodes: leave out episodes that raise `SourceError`, or that cannot be stored as
             they are listed, and report them.
+        reference: leave packets of video where they are, and only say where that is: nothing but
+            other features is copied, and the originals must stay. You alone can read the dataset
+            then, or who says where the originals lie; see `seqrecord.open`.
+        checksums: with `reference`, read what is referred to, and keep its checksums: then a change
+            is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.
 
     Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
@@ -109,6 +126,10 @@ def convert(
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
+    if reference:
+        if not hasattr(source, "referring"):
+            raise SourceError("a source without video, to which nothing can refer; convert it")
+        source = source.referring()
     schema = source.schema()
     episodes = source.episodes()
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
@@ -129,6 +150,7 @@ def convert(
                 work = frame_work(schema)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema)
                 check_passthrough(kept, schema)
+            externals = _put_lists(target.storage, source) if reference else {}
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)
@@ -144,6 +166,8 @@ def convert(
                     record_bytes=file_bytes,
                     skip_bad_episodes=skip_bad_episodes,
                     statistics=statistics,
+                    externals=externals,
+                    checksums=checksums,
                 )
                 for part in cut_in_jobs(todo, work, job_bytes)
             ]
@@ -152,6 +176,22 @@ def convert(
             return _report(target, episodes, todo, written, unlisted, known)
         finally:
             target.release()
+
+
+def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
+    """Lists of the files that a source's GOPs refer to, by their names for them: the id of a list
+    and a number in it. They are trusted: this user has made them."""
+    files: dict[str, ExternalFile] = source.external_files()
+    names = [*files]
+    found: dict[str, tuple[str, int]] = {}
+    for begin in range(0, len(names), MAX_LIST_FILES):
+        some = names[begin : begin + MAX_LIST_FILES]
+        each = ExternalList(tuple(files[name] for name in some))
+        with suppress(ConflictError):  # it is there already, as it is
+            storage.put(list_path(each.id), each.encode(), expected=None)
+        trust(each.id)
+        found |= {name: (each.id, number) for number, name in enumerate(some)}
+    return found
 
 
 def _schema_of(

@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
@@ -30,6 +30,7 @@ from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.limits import check_frames
+from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -92,6 +93,8 @@ class Job:
     record_bytes: int
     skip_bad_episodes: bool
     statistics: bool
+    externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
+    checksums: bool = False  # of what is referred to
 
     @property
     def num_frames(self) -> int:
@@ -142,6 +145,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         writer=job.writer,
         record_bytes=job.record_bytes,
         statistics=collector,
+        externals=job.externals,
+        checksum=checksum_of if job.checksums else None,
     ) as files:
         for ordinal, info in job.episodes:
             files.begin(
@@ -229,7 +234,7 @@ _POOL_THREADS = 2  # of a pool of processes, which waits for ever for one that c
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion is. `total_frames` is what the source lists, bad episodes included."""
+    """How far a conversion or an export is. `total_frames` counts those of bad episodes too."""
 
     frames: int
     total_frames: int

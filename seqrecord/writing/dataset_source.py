@@ -20,7 +20,7 @@ from seqrecord.format.pages import PageCodec
 from seqrecord.format.text import parse_json
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.reading.chunks import Chunk, Page
-from seqrecord.reading.dataset import Dataset, open_dataset
+from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import EpisodeInfo
 from seqrecord.statistics.by_feature import Statistics
@@ -45,7 +45,7 @@ def find_dataset(
     """
     if not is_named and not _is_dataset(location, storage_options):
         return None
-    return DatasetSource(open_dataset(location, features=features, storage_options=storage_options))
+    return DatasetSource(open_packed(location, features=features, storage_options=storage_options))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
+from seqrecord.format.references import ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
@@ -35,6 +36,7 @@ class RecordFileWriter(RecordFiles):
     """Writes episodes, one at a time and frame by frame, into record files.
 
     With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
+    For `externals` and `checksum` see `VideoGroup`.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class RecordFileWriter(RecordFiles):
         record_bytes: int,
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
+        externals: Mapping[str, tuple[str, int]] | None = None,
+        checksum: Callable[[str, int, int], int] | None = None,
     ) -> None:
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
         self._names = frozenset(schema.kept)
@@ -55,7 +59,9 @@ class RecordFileWriter(RecordFiles):
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         videos = {spec.group for spec in schema.values() if spec.is_video}
         self._groups: list[_Group] = [
-            VideoGroup(schema, number) if number in videos else FrameGroup(schema, number)
+            VideoGroup(schema, number, externals, checksum)
+            if number in videos
+            else FrameGroup(schema, number)
             for number in (range(schema.num_groups) if only is None else only)
         ]
         self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
@@ -125,7 +131,7 @@ class RecordFileWriter(RecordFiles):
         for group in self._groups:
             self._write_chunks(group)
 
-    def append_video(self, name: str, video: Gop | PassthroughPage) -> None:
+    def append_video(self, name: str, video: Gop | PassthroughPage | ReferencedGops) -> None:
         """Keep the next frames of a video feature as they are encoded.
 
         They are those of the frames that `append` gets without this feature, in the same order,

@@ -15,7 +15,7 @@ from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaErr
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.text import repr_of
-from seqrecord.units import parse_size
+from seqrecord.units import is_integer, parse_size
 from seqrecord.writing.chunking import is_small
 
 __all__ = [
@@ -219,8 +219,9 @@ def check_fps(fps: float | None) -> float | None:
 
 def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
     """The bytes of a record file; `SchemaError` or `DestinationError` for sizes that none has."""
-    is_number = isinstance(chunk_frames, (int, np.integer)) and not isinstance(chunk_frames, bool)
-    if chunk_frames is not None and not (is_number and 1 <= chunk_frames <= MAX_CHUNK_FRAMES):
+    if chunk_frames is not None and not (
+        is_integer(chunk_frames) and 1 <= chunk_frames <= MAX_CHUNK_FRAMES
+    ):
         raise SchemaError(
             "not a number of frames a chunk",
             expected=f"1 to {MAX_CHUNK_FRAMES}",

@@ -70,6 +70,8 @@ def statistics_of(
 def add_statistics(
     location: str | PathLike[str],
     *,
+    only_lacking: bool = False,
+    given: Statistics | None = None,
     max_frames: int | None = None,
     num_threads: int | None = None,
     progress: Callable[[StatisticsProgress], None] | None = None,
@@ -77,19 +79,43 @@ def add_statistics(
 ) -> Statistics:
     """Compute a dataset's statistics, and put them into it in place of those that are there.
 
-    Arguments are those of `compute_statistics`. Raises what that and `seqrecord.open` raise, and
-    `ConflictError` where a writer commits meanwhile; then nothing was changed.
+    With `only_lacking` those that are there stay, and only features that have none are read: video
+    and images that a conversion has kept as they are. Nothing is changed where there is no such
+    feature. With `given`, those of `seqrecord.sources.LeRobot(…).statistics` say, nothing is read:
+    they take the place of those of the same features. Other arguments are those of
+    `Dataset.compute_statistics`. Raises what that and `seqrecord.open` raise, `DestinationError`
+    for some that are given of another number of frames, `FormatError` for those of other features,
+    and `ConflictError` where a writer commits meanwhile; then nothing was changed.
     """
     # Here, since a writer does without all that reads frames.
-    from seqrecord.reading.compute_statistics import compute_statistics
     from seqrecord.reading.dataset import Dataset
 
     with closing(open_storage(location, storage_options)) as storage:
         base, manifest, index = read_indexed(storage)
         reader = Dataset(storage, manifest, index)
-        statistics = compute_statistics(
-            reader, max_frames=max_frames, num_threads=num_threads, progress=progress
-        )
+        keeps = only_lacking or given is not None
+        known = reader.statistics if keeps else Statistics(0, {})
+        missing = known.missing(reader.features)
+        if given is not None:
+            if given.num_frames != reader.num_frames:
+                raise DestinationError(
+                    "statistics of other frames",
+                    file=storage.url,
+                    expected=f"of {reader.num_frames} frames",
+                    got=f"of {given.num_frames}",
+                )
+            given.check(reader.features)
+            found = given
+        elif known and not missing:
+            return known
+        else:
+            chosen = reader.select(missing) if known else reader
+            found = chosen.compute_statistics(
+                max_frames=max_frames,
+                num_threads=num_threads,
+                progress=progress,
+            )
+        statistics = Statistics(reader.num_frames, {**known, **found})
         data = encode_statistics(statistics)
         if data is None:
             raise DestinationError("the statistics are too large to be stored", file=storage.url)

@@ -7,7 +7,8 @@ or take 48 MiB decoded, and at least one. A frame that lacks the feature is in n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,33 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.pages import Blob
+from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import ChunkLength, StoredChunk
 
 __all__ = ["VideoGroup"]
 
+_MOST_EXTERNAL = 1 << 28  # bytes of a file that a page refers to, with what lies between
+
 
 class VideoGroup:
     """A video feature's frames that are in no chunk yet, of one episode after the other.
 
     An episode has its video either frame by frame, as arrays, or as GOPs or whole pages that are
-    kept as they are.
+    kept as they are, or stay where they are, in files that `externals` numbers: by their names, the
+    ids of lists and places in these. `checksum` gives the CRC32C of a range of such a file, where
+    pages are to have it.
     """
 
-    def __init__(self, schema: Schema, number: int) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        number: int,
+        externals: Mapping[str, tuple[str, int]] | None = None,
+        checksum: Callable[[str, int, int], int] | None = None,
+    ) -> None:
+        self._externals, self._checksum = externals or {}, checksum
         self.number = number
         self.schema = schema.group(number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
@@ -86,7 +99,7 @@ class VideoGroup:
         else:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def keep(self, video: Gop | PassthroughPage) -> None:
+    def keep(self, video: Gop | PassthroughPage | ReferencedGops) -> None:
         """The episode's next frames, kept as they are: a page is a chunk."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
@@ -96,20 +109,36 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
-        count = len(video.present) if isinstance(video, PassthroughPage) else video.num_frames
+        if isinstance(video, PassthroughPage):
+            count = len(video.present)
+        else:
+            count = int(np.sum(video.num_frames))
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("a video of too many frames", feature=self.name)
+        if isinstance(video, Gop):
+            self._keep_gop(video)
+            return
+        self._end_chunk_if(bool(self._present))
         if isinstance(video, PassthroughPage):
-            self._end_chunk_if(bool(self._present))
             self._add_chunk(video.present, bytes(video.data))
         else:
-            self._keep_gop(video)
+            self._refer(video)
 
     def _keep_gop(self, gop: Gop) -> None:
         self._end_chunk_if(bool(self._gops) and self._held + gop.num_frames > self._most)
         self._gops.append(gop)
         self._present += [True] * gop.num_frames
         self._end_chunk_if(self._held >= self._most)
+
+    def _refer(self, gops: ReferencedGops) -> None:
+        for page in gops.pages(self._most, _MOST_EXTERNAL):
+            reference = Reference.of(page, *self._externals[page.file])
+            if self._checksum is not None:
+                stop = reference.start + reference.length
+                crc = self._checksum(page.file, reference.start, stop)
+                reference = replace(reference, crc32c=crc)
+            present = np.ones(int(page.num_frames.sum()), bool)
+            self._add_chunk(present, reference.encode(), reference.length)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
         """The chunks that are full; with `rest` also one of the frames that are left, if any."""
@@ -146,8 +175,9 @@ class VideoGroup:
         self._add_chunk(np.array(self._present, bool), self.codec.join(self._gops))
         self._present, self._gops = [], []
 
-    def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes) -> None:
+    def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes, external: int = 0) -> None:
         gaps = {} if present.all() else {self._place: present}
         frames = range(self._written, self._written + len(present))
-        self._ready.append(StoredChunk.of(self.number, self.schema, frames, gaps, [page]))
+        chunk = StoredChunk.of(*(self.number, self.schema, frames, gaps, [page]), external=external)
+        self._ready.append(chunk)
         self._written = frames.stop

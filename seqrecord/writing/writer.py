@@ -175,6 +175,9 @@ class SeqRecordWriter:
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
+        The index of hundreds of thousands of episodes takes tens of seconds; at level INFO the
+        logger `seqrecord` says when that begins.
+
         Raises `ConflictError`, and commits nothing, if another writer has committed since this one
         began; and `DestinationError` if an episode has not ended, none was written, or a failure to
         write came before.

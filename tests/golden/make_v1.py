@@ -19,6 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -35,9 +36,16 @@ from seqrecord.errors import ConflictError
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
+from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
+from seqrecord.sources.references import checksum_of
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_tables import read_references, read_table
+from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
+from seqrecord.writing.own_files import new_writer_id
+from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.writer import SeqRecordWriter
 
 __all__ = ["GOLDEN", "describe_frame", "expected"]
@@ -439,8 +447,6 @@ def _video() -> None:
 
 def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
     """One GOP in GBR with B-frames, by x264."""
-    import av
-
     context = av.CodecContext.create("libx264rgb", "w")
     height, width = images[0].shape[:2]
     context.width, context.height, context.pix_fmt = width, height, "bgr24"
@@ -453,6 +459,65 @@ def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
         packets += context.encode(picture)
     packets += context.encode(None)
     return Gop(tuple(map(bytes, packets)), tuple(packet.pts for packet in packets))
+
+
+def _referring() -> None:
+    """Pages that refer to H.264 in GBR in an MP4, which lies in the dataset's folder, so that it is
+    here; where it was when it was indexed, it never is."""
+    root, count = GOLDEN / "referring", 11
+    if root.exists():
+        return
+    original = root / "original" / "a.mp4"
+    original.parent.mkdir(parents=True)
+    y, x = np.mgrid[:16, :32]
+    images = [
+        np.stack([((x + 2 * n) // 8 + y // 8) * 61, x + n, y * 3], axis=-1).astype("u1")
+        for n in range(count)
+    ]
+    _mp4_in_gbr(original, images)
+    config = VideoConfig("h264", "gbrp").to_json()
+    schema = Schema(
+        [
+            FeatureSpec("image", np.dtype("u1"), (16, 32, 3), (config,)),
+            FeatureSpec("number", np.dtype("u1"), (1,), group=1),
+        ]
+    )
+    files = ExternalList((ExternalFile("/originals", "a.mp4", original.stat().st_size, "mtime 7"),))
+    with contextlib.closing(LocalStorage(root)) as storage:
+        storage.put(list_path(files.id), files.encode(), expected=None)
+        with (
+            VideoFile(original) as video,
+            RecordFileWriter(
+                storage,
+                schema,
+                writer=new_writer_id(),
+                record_bytes=1 << 20,
+                externals={str(original): (files.id, 0)},
+                checksum=checksum_of,
+            ) as writer,
+        ):
+            writer.begin("e", ordinal=0, chunk_frames=6, metadata="{}")
+            for n in range(count):
+                writer.append({"number": np.array([n], "u1")})
+            writer.append_video("image", read_references(video, read_table(video)))
+            writer.end()
+    reindex(root)
+    with av.open(str(original)) as container:
+        decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    frames = [{"image": a, "number": np.array([n], "u1")} for n, a in enumerate(decoded)]
+    text = json.dumps(expected(schema, {"e": ({}, frames)}), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
+def _mp4_in_gbr(path: Path, images: Sequence[npt.NDArray[np.uint8]]) -> None:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264rgb", rate=30)
+        stream.height, stream.width = images[0].shape[:2]
+        stream.pix_fmt = "bgr24"
+        stream.options = {"qp": "10", "x264-params": "bframes=3:b-adapt=0:scenecut=0:keyint=4"}
+        for image in images:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
 
 
 def _timed() -> None:
@@ -487,6 +552,7 @@ def main() -> None:
     _changed()
     _rewritten()
     _video()
+    _referring()
     _timed()
     poses = [
         {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}

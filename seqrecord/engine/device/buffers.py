@@ -32,7 +32,7 @@ from seqrecord.engine.arena import Frames, FreshRows, ObjectRows, Rows
 from seqrecord.engine.batches import ClipRows, Copiers
 from seqrecord.engine.buffers import ChunkBuffers, Needs
 from seqrecord.engine.calls import Calls
-from seqrecord.engine.crops import Crop, runs
+from seqrecord.engine.crops import Crop, Place, interpolated, nearest, runs
 from seqrecord.engine.device.streams import (
     Mark,
     QueueLimit,
@@ -201,32 +201,50 @@ class DeviceArena:
         return nbytes + at.nbytes
 
     def gather_window(
-        self,
-        feature: str,
-        rows: npt.NDArray[np.int64],
-        out: torch.Tensor,
-        corner: tuple[int, int],
-        *,
-        flipped: bool,
+        self, feature: str, rows: npt.NDArray[np.int64], out: torch.Tensor, place: Place
     ) -> None:
-        """Queue a copy of a window of the frames in these rows, int64[n], to `out` [n, h, w, …].
-
-        It begins at `corner`, which is top and left, and is mirrored if `flipped`. The feature has
-        a fixed shape [height, width, …].
-        """
-        (top, left), (height, width) = corner, out.shape[1:3]
+        """Queue copies of what batches get at a place of the frames in these rows, int64[n], to
+        `out` [n, h, w, …]. All frames of a clip are resized at once, in memory of their own."""
         with self.stream.use():
-            whole = self._rows[feature].view(torch.uint8)
-            pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
-            target = out.unsqueeze(-1).flatten(3).view(torch.uint8)
-            for there, here in runs(rows):
-                step = here.step or 1
-                if step < 0:  # torch has no views in reverse
-                    count = there.stop - there.start
-                    here = slice(here.start + (count - 1) * step, here.start + 1, -step)
-                window = pixels[here, top : top + height, left : left + width]
-                window = window if step > 0 else window.flip(0)
-                target[there].copy_(window.flip(2) if flipped else window)
+            target = _bytes(out)
+            for there, frames in self._pixels(feature, rows):
+                window = frames[place.pixels]
+                if place.size is not None and place.is_smooth:
+                    whole = window.contiguous().view(out.dtype)
+                    whole = whole.view(*window.shape[:3], *out.shape[3:])
+                    window = _bytes(interpolated(whole, place.size).contiguous())
+                elif place.size is not None:
+                    height, width = map(self._upload, nearest(place))
+                    window = window[:, height][:, :, width]
+                target[there].copy_(window.flip(2) if place.flipped else window)
+            for axis, factor in enumerate(place.flow):
+                if factor != 1:
+                    numbers = out[..., axis]
+                    scaled = numbers * factor
+                    numbers.copy_(scaled if out.is_floating_point() else scaled.round())
+
+    def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `Arena`."""
+        return np.array([self._rows[feature][row].shape[:2] for row in rows.tolist()], np.int64)
+
+    def _pixels(
+        self, feature: str, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The frames in these rows as bytes [n, height, width, bytes of a pixel], and which of the
+        rows they are; those of a variable shape one by one."""
+        if not self.specs[feature].is_fixed:
+            for number, row in enumerate(rows.tolist()):
+                yield slice(number, number + 1), _bytes(self._rows[feature][row][None])
+            return
+        whole = self._rows[feature].view(torch.uint8)
+        pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
+        for there, here in runs(rows):
+            if (step := here.step or 1) > 0:
+                yield there, pixels[here]
+            else:  # torch has no views in reverse
+                count = there.stop - there.start
+                ascending = slice(here.start + (count - 1) * step, here.start + 1, -step)
+                yield there, pixels[ascending].flip(0)
 
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Copies of the frames in these rows, for a feature with a variable shape; or texts."""
@@ -249,6 +267,11 @@ def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
         return None
     frames = batch.view(batch.shape[0] * batch.shape[1], -1)
     return frames.view(torch.uint8).view(_word(spec.nbytes))
+
+
+def _bytes(frames: torch.Tensor) -> torch.Tensor:
+    """The same memory, [n, height, width, …], as [n, height, width, bytes of a pixel]."""
+    return frames.unsqueeze(-1).flatten(3).view(torch.uint8)
 
 
 def torch_dtype(spec: ArraySpec) -> torch.dtype:
@@ -389,7 +412,7 @@ class DeviceBatchBuilder:
             at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
             nbytes += arena.gather(flat, parts, at)
             for name in source.features:
-                if not arena.specs[name].is_fixed and name in self._features:
+                if name in self._features and not self._specs[name].is_fixed:
                     for place, clip in zip(slots.tolist(), rows, strict=True):
                         self._features[name][place] = arena.gather_list(name, clip)
         return nbytes
@@ -398,14 +421,10 @@ class DeviceBatchBuilder:
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
     ) -> None:
         """Queue copies of the windows of clips."""
-        for name in sorted(crop.features.intersection(source.features, self._features)):
+        for name in sorted(crop.features & self._features.keys() & set(source.features)):
             for clip, rows in enumerate(source.rows):
-                corner, flipped = crop.place(clip)
                 out = self._features[name][int(slots[clip])]
-                source.arena.gather_window(name, rows, out, corner, flipped=flipped)
-                if flipped and name in crop.crops.flows:
-                    with self._stream.use():
-                        out[..., 0].neg_()
+                source.arena.gather_window(name, rows, out, crop.place(name, clip))
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Queue filling the clips at these slots with 0, of a feature of a fixed shape."""

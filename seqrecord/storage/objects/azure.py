@@ -9,6 +9,7 @@ import base64
 import datetime
 import hmac
 import importlib
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -211,6 +212,8 @@ class AzureContainer(Bucket):
         Raises `LocationError` where a token would go over plain http.
         """
         identity = importlib.import_module("azure.identity")
+        # Where no credential is found, each request for a token would log the same fifteen lines.
+        logging.getLogger(identity.ChainedTokenCredential.__module__).addFilter(_ONCE)
         check_token_endpoint(self.endpoint, self.endpoint)
         if "client_secret" in held:
             names = {name: held[name] for name in _IDENTITY}
@@ -239,6 +242,21 @@ class AzureContainer(Bucket):
             expires = datetime.datetime.fromtimestamp(found.expires_on, datetime.timezone.utc)
             return {"token": found.token, "expires_at": expires}
         raise TransientError(f"there was no token: HTTP status {busy[-1]}", file=self.shown)
+
+
+class _Once(logging.Filter):
+    """Lets a line through that is another one than the last, or comes a minute later."""
+
+    _last: tuple[str, float] = ("", 0.0)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        (text, at), said = self._last, record.getMessage()
+        if is_new := text != said or record.created > at + 60:
+            self._last = (said, record.created)
+        return is_new
+
+
+_ONCE = _Once()
 
 
 def _read(file: str, shown: str) -> str:

@@ -98,6 +98,12 @@ class ObjectStorage(WholeFileStorage):
                 raise
         raise ConflictError("another writer has replaced or removed it", file=file)
 
+    def identity(self, path: str) -> tuple[int, str | None]:
+        """Its length and e-tag; see `identity_of`."""
+        key = self.bucket.key(check_path(path))
+        meta = self._ask(path, lambda store: store.head(key))
+        return int(meta["size"]), meta.get("e_tag")
+
     def create(self, path: str) -> Upload:
         self._check_writable(path)
         return super().create(path)

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from seqrecord.clips.tables import ClipSpec
-from seqrecord.reading.dataset import Dataset, open_dataset
+from seqrecord.indexing.opening import open_dataset
+from seqrecord.indexing.opening import verify as verify_dataset
+from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.summary import (
     EpisodeSummary,
@@ -20,7 +22,7 @@ from seqrecord.reading.summary import (
     summarize_episode,
 )
 from seqrecord.reading.verify import VerifyProgress
-from seqrecord.reading.verify import verify as verify_dataset
+from seqrecord.reading.versions import list_versions
 from seqrecord.text import one_line
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names
 from seqrecord.tools.cli.terminal import ProgressBar
@@ -36,6 +38,7 @@ __all__ = ["info", "verify"]
     is_flag=True,
     help="List the episodes, one line each; with a glob for KEY, those that match.",
 )
+@click.option("--versions", is_flag=True, help="List the dataset's versions, newest first.")
 @click.option("--clip-len", type=AT_LEAST_1, help="Count clips of so many frames.")
 @click.option("--stride", type=AT_LEAST_1, help="Frames from one clip's start to the next. [1]")
 @click.option("--dilation", type=AT_LEAST_1, help="Frames from one to the next in a clip. [1]")
@@ -46,6 +49,7 @@ def info(
     path: str,
     key: str | None,
     episodes: bool,
+    versions: bool,
     clip_len: int | None,
     stride: int | None,
     dilation: int | None,
@@ -57,7 +61,15 @@ def info(
 
     With KEY, what this episode holds: its frames, features, missing frames and metadata. With a
     glob for KEY (`'*/Easy/*'`), or with --episodes, a list of episodes and their metadata.
+    With --versions, what can be opened by `seqrecord.open(PATH, version=…)`.
     """
+    if versions:
+        if key or episodes or clip_len or features:
+            raise click.UsageError("--versions goes with no other choice of what is shown")
+        found = list_versions(path, storage_options=storage_options)
+        rows = [version.to_json() for version in found]
+        click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, found)))
+        return
     if clip_len is None and (stride or dilation):
         raise click.UsageError("--stride and --dilation need --clip-len")
     clip = None

@@ -16,18 +16,19 @@ from seqrecord.edit import (
     keep_episodes,
     merge_datasets,
     relabel_episodes,
+    relabel_text,
     rename_episodes,
     split_episodes,
     values_of_dataset,
     values_of_files,
 )
 from seqrecord.edit.features import spec_of_dataset
-from seqrecord.reading.dataset import opened
+from seqrecord.indexing.opening import opened
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import common
-from seqrecord.tools.cli.terminal import Group
+from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 
 __all__ = ["edit", "merge"]
@@ -78,12 +79,15 @@ def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 
 @edit.command()
 @_PATH
-@click.argument("old", metavar="KEY")
+@click.argument("old", metavar="KEY|GLOB")
 @click.argument("new", metavar="NEW_KEY")
 @_DRY_RUN
 @common
 def rename(path: str, old: str, new: str, **options: Any) -> None:
-    """Give an episode another key."""
+    """Give an episode another key, or all that GLOB fits: {} in NEW_KEY is the old key.
+
+    `seqrecord edit rename records/ 'episode_*' 'kitchen/{}'`.
+    """
     _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
 
 
@@ -94,6 +98,9 @@ def rename(path: str, old: str, new: str, **options: Any) -> None:
     "--set", "entries", metavar="NAME=VALUE", multiple=True, help="JSON, or else text; repeatable."
 )
 @click.option("--remove", metavar="NAME", multiple=True, help="Remove an entry; repeatable.")
+@click.option(
+    "--text", metavar="NAME=TEXT", help="A feature of texts, such as task: TEXT on every frame."
+)
 @_DRY_RUN
 @common
 def relabel(
@@ -101,20 +108,22 @@ def relabel(
     episodes: EpisodeFilter,
     entries: tuple[str, ...],
     remove: tuple[str, ...],
+    text: str | None,
     **options: Any,
 ) -> None:
-    """Change entries of the metadata of episodes; the others stay."""
+    """Change entries of the metadata of episodes, and the others stay; or the texts of frames."""
     wanted: dict[str, Any] = dict.fromkeys(remove)
-    for text in entries:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.UsageError(f"not an entry: {text!r}; write NAME=VALUE")
+    for entry in entries:
+        name, value = _entry(entry)
         if name in wanted:
             raise click.UsageError(f"two values for {name}")
         wanted[name] = _value(value)
-    if not wanted:
-        raise click.UsageError("nothing to change: --set NAME=VALUE or --remove NAME")
-    changed = relabel_episodes(path, episodes, wanted, **options)
+    if bool(wanted) == (text is not None):
+        raise click.UsageError("--set NAME=VALUE and --remove NAME, or --text NAME=TEXT alone")
+    if text is not None:
+        changed = relabel_text(path, episodes, *_entry(text), **options)
+    else:
+        changed = relabel_episodes(path, episodes, wanted, **options)
     _print_keys(path, changed, "relabelled", options)
 
 
@@ -133,17 +142,42 @@ def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options
 @click.command()
 @click.argument("sources", metavar="PATH…", nargs=-1, required=True)
 @click.option("-o", "--dst", required=True, help="Where the new dataset goes.")
+@click.option(
+    "--prefix",
+    "prefixes",
+    metavar="NAME=TEXT",
+    multiple=True,
+    help="What comes before the keys of a dataset, named by its PATH or by the last name in that; "
+    "repeatable. Keys of LeRobot datasets are alike: `--prefix b-records=b/`.",
+)
 @click.option("--copy", is_flag=True, help="Copy record files even where they can be linked.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @_DRY_RUN
 @common
-def merge(sources: tuple[str, ...], dst: str, copy: bool, **options: Any) -> None:
+def merge(
+    sources: tuple[str, ...],
+    dst: str,
+    prefixes: tuple[str, ...],
+    copy: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Make a dataset of all episodes of several ones; these stay as they are.
 
     On one disk record files are hard-linked, and so take no more room; elsewhere they are copied,
     in one bucket by the service. Datasets of other schemas are not merged: the error names the
     command that packs them into one.
     """
-    report = merge_datasets(sources, dst, link=not copy, **options)
+    before = [""] * len(sources)
+    for text in prefixes:
+        name, _, prefix = text.rpartition("=")
+        found = [i for i, path in enumerate(sources) if name.rstrip("/") in _names_of(path)]
+        if len(found) != 1 or before[found[0]]:
+            raise click.UsageError("--prefix takes NAME=TEXT, and NAME is one PATH, or ends it")
+        before[found[0]] = prefix
+    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+        options["progress"] = bar.show_copied
+        report = merge_datasets(sources, dst, prefixes=before, link=not copy, **options)
     would = "would have " if options["dry_run"] else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
@@ -167,6 +201,7 @@ def merge(sources: tuple[str, ...], dst: str, copy: bool, **options: Any) -> Non
 @click.option("--codec", help="As for `write`; by default that of the other dataset, or balanced.")
 @click.option("--kind", help="What the feature is, such as depth or mask.")
 @click.option("--unit", help="Of what its numbers are, such as m.")
+@click.option("--overwrite", is_flag=True, help="In the place of the feature of this name.")
 @_DRY_RUN
 @common
 def add(
@@ -206,6 +241,19 @@ def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     dropped = drop_features(path, names, **options)
     would = "would be " if options["dry_run"] else ""
     click.echo(f"{parse_location(path).shown}: {', '.join(dropped)} {would}dropped")
+
+
+def _names_of(path: str) -> tuple[str, str]:
+    """What names a dataset in an option: its path, and the last name in that."""
+    bare = path.rstrip("/")
+    return bare, bare.rpartition("/")[2]
+
+
+def _entry(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"not an entry: {text!r}; write NAME=VALUE")
+    return name, value
 
 
 def _value(text: str) -> Any:

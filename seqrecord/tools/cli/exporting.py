@@ -1,4 +1,4 @@
-"""`export`: an episode as files, or episodes as a dataset of another format."""
+"""`export`: episodes as files, or as a dataset of another format."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ from typing import Any
 import click
 
 from seqrecord.export import to_files, to_lerobot, to_mcap
-from seqrecord.reading.dataset import open_dataset
+from seqrecord.indexing.opening import open_dataset
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
+from seqrecord.tools.cli.terminal import ProgressBar
+from seqrecord.writing.convert_jobs import Progress
 
 __all__ = ["export"]
 
 
 @click.command()
 @click.argument("path")
-@click.argument("key")
+@click.argument("key", metavar="KEY|GLOB")
 @click.argument("dest")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["frames", "lerobot", "mcap"]),
     default="frames",
-    help="Files of one episode; or, of all episodes that KEY fits, a LeRobot dataset (v3.0) or "
-    "rosbag2 recordings in MCAP.",
+    help="Files of frames, a LeRobot dataset (v3.0), or rosbag2 recordings in MCAP.",
 )
 @feature_names("Names of the features.")
 @click.option(
-    "--frames", type=FrameRange(), metavar="START:STOP[:STEP]", help="Some of the frames. [all]"
+    "--frames",
+    type=FrameRange(),
+    metavar="START:STOP[:STEP]",
+    help="frames: some of those of each episode. [all]",
 )
 @click.option(
     "--fps", type=float, help="lerobot, mcap: frames a second, where episodes do not say it."
 )
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @common
 def export(
     path: str,
@@ -43,27 +48,33 @@ def export(
     features: list[str] | None,
     frames: slice | None,
     fps: float | None,
+    quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Write an episode as files to DEST/KEY: images, npy, JSON. `write` packs them again.
+    """Write episodes as files to DEST/KEY: images, npy, JSON. `write` packs them again.
 
-    With another `--format` KEY may be a pattern, '*' for all episodes. DEST becomes a LeRobot
-    dataset, in which video stays as it is, or DEST/KEY a rosbag2 folder with an MCAP file.
+    GLOB is a pattern, '*' for all episodes. With another `--format` DEST becomes a LeRobot dataset,
+    in which video stays as it is, or DEST/KEY a rosbag2 folder with an MCAP file.
     """
-    with open_dataset(path, storage_options=storage_options) as dataset:
-        if kind != "frames" and frames is not None:
-            raise click.UsageError(f"--frames is for single episodes, not for --format {kind}")
-        if kind == "mcap":
-            for folder in to_mcap(dataset, dest, episodes=key, features=features, fps=fps):
-                click.echo(str(folder))
-            return
+    if kind != "frames" and frames is not None:
+        raise click.UsageError(f"--frames is not for --format {kind}")
+    if kind == "frames" and fps is not None:
+        raise click.UsageError("--fps is for --format lerobot and mcap")
+    with (
+        open_dataset(path, storage_options=storage_options) as dataset,
+        ProgressBar("frames", quiet=quiet) as bar,
+    ):
+
+        def show(progress: Progress) -> None:
+            bar.show(progress.frames, progress.total_frames, bar.speed(progress.raw_bytes))
+
+        episodes = [key] if key in dataset.episodes else key
+        count = len(dataset.find_episodes(episodes))
+        options: dict[str, Any] = {"features": features, "progress": show}
         if kind == "lerobot":
-            root = to_lerobot(dataset, dest, episodes=key, features=features, fps=fps)
-            click.echo(f"{root}: {counted(len(dataset.find_episodes(key)), 'episode')}")
-            return
-        if fps is not None:
-            raise click.UsageError("--fps is for --format lerobot and mcap")
-        dataset.find_episodes([key])
-        chosen = None if frames is None else range(len(dataset.episodes[key]))[frames]
-        files = to_files(dataset, key, dest, features=features, frames=chosen)
-    click.echo(f"{Path(dest) / key}: {counted(len(files), 'file')}")
+            to_lerobot(dataset, dest, episodes=episodes, fps=fps, **options)
+        elif kind == "mcap":
+            to_mcap(dataset, dest, episodes=episodes, fps=fps, **options)
+        else:
+            to_files(dataset, episodes, dest, frames=frames, **options)
+    click.echo(f"{Path(dest)}: {counted(count, 'episode')}")

@@ -15,6 +15,7 @@ _MODULES = {
     "clean": "upkeep",
     "edit": "editing",
     "export": "exporting",
+    "index": "packing",
     "info": "commands",
     "merge": "editing",
     "reindex": "packing",

@@ -1,14 +1,15 @@
-"""`seqrecord write` and `reindex`."""
+"""`seqrecord write`, `index` and `reindex`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from seqrecord.codecs import CODEC_NAMES
+from seqrecord.errors import SourceError
 from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
 from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
@@ -30,8 +31,12 @@ from seqrecord.units import format_size
 from seqrecord.writing.commits import reindex as rebuild
 from seqrecord.writing.convert import ConvertReport, Progress, convert
 from seqrecord.writing.destination import WriteMode
+from seqrecord.writing.stored_statistics import add_statistics
 
-__all__ = ["reindex", "write"]
+if TYPE_CHECKING:
+    from seqrecord.reading.compute_statistics import StatisticsProgress
+
+__all__ = ["index", "reindex", "write"]
 
 
 @click.command()
@@ -110,7 +115,12 @@ __all__ = ["reindex", "write"]
     "--record-size", "record_bytes", type=ByteSize(), default="1GiB", help="Size of a record file."
 )
 @click.option(
-    "--no-statistics", is_flag=True, help="Keep no mean, deviation and quantiles of the features."
+    "--statistics",
+    type=click.Choice(["passing", "all", "source", "none"]),
+    default="passing",
+    help="Of which features to keep mean, deviation and quantiles: passing, of those that are not "
+    "kept encoded; all, and then video and images that are kept encoded are decoded for it; "
+    "source, those that LeRobot's meta/ has, in place of these.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and bad episodes.")
 @common
@@ -127,7 +137,7 @@ def write(
     places: tuple[str, ...],
     source_options: tuple[str, ...],
     keep_encoded: bool,
-    no_statistics: bool,
+    statistics: str,
     quiet: bool,
     storage_options: dict[str, Any] | None,
     **options: Any,
@@ -154,6 +164,10 @@ def write(
         **named,
         **others,
     )
+    given = getattr(source, "statistics", None) if statistics == "source" else None
+    if statistics == "source" and given is None:
+        raise click.UsageError("--statistics source: this source has none of its own")
+    destined = storage_options if is_url(destination) or not is_url(src) else None
     # A preset for all others does not undo --keep-encoded: those have a codec already.
     chosen = parse_codecs(
         codecs, lambda: [spec.name for spec in source.schema().values() if not spec.codec]
@@ -164,7 +178,8 @@ def write(
         def show(progress: Progress) -> None:
             nonlocal last
             last = progress
-            bar.show(progress.frames, progress.total_frames, bar.speed(progress.raw_bytes))
+            done, total = progress.frames, progress.total_frames
+            bar.show(done, total, bar.speed(progress.raw_bytes) + ", committing" * (done == total))
 
         try:
             report = convert(
@@ -172,9 +187,9 @@ def write(
                 destination,
                 codecs=chosen,
                 mode=mode,
-                statistics=not no_statistics,
+                statistics=statistics != "none",
                 progress=show,
-                storage_options=storage_options if is_url(destination) or not is_url(src) else None,
+                storage_options=destined,
                 **options,
             )
         except KeyboardInterrupt:
@@ -182,7 +197,82 @@ def write(
                 "interrupted; the same command with --resume continues after the finished episodes"
             ) from None
         took = f"{bar.seconds:.1f} s ({bar.speed(last.raw_bytes)})"
+    if statistics == "source":
+        add_statistics(destination, given=given, storage_options=destined)
+    if statistics == "all":
+        with ProgressBar("frames", quiet=quiet) as bar:
+
+            def show_read(progress: StatisticsProgress) -> None:
+                bar.show(progress.frames, progress.total_frames, "read for statistics")
+
+            add_statistics(
+                destination, only_lacking=True, progress=show_read, storage_options=destined
+            )
     _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
+
+
+@click.command()
+@click.argument("src")
+@click.option(
+    "-o",
+    "--dst",
+    metavar="PATH",
+    help="The index, a dataset. [in the folder SEQRECORD_HOME, where everything that reads SRC "
+    "finds it]",
+)
+@click.option("--append", is_flag=True, help="Add the episodes that the index does not have yet.")
+@click.option(
+    "--checksums", is_flag=True, help="Read all video, and keep checksums of what is referred to."
+)
+@feature_names("Names of the features to index.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@common
+def index(
+    src: str,
+    dst: str | None,
+    append: bool,
+    checksums: bool,
+    features: list[str] | None,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Index a LeRobot dataset, or a folder of video, which is then read where it lies.
+
+    Video is not copied, other features are. Loaders and commands that are given SRC itself do this
+    by themselves.
+    """
+    # Here, for `write` does without it.
+    from seqrecord.indexing.originals import find_index, index_source
+
+    if dst is None:
+        if append or checksums or features:
+            raise click.UsageError("--append, --checksums and --features need --dst")
+        if (folder := find_index(src, storage_options)) is None:
+            raise SourceError(
+                "nothing here that is indexed; `seqrecord write --src` packs originals",
+                file=parse_location(src).shown,
+                expected="a LeRobot dataset, or a folder of nothing but video",
+            )
+        click.echo(str(folder))
+        return
+    source = open_source(
+        src, features=features, storage_options=storage_options if is_url(src) else None
+    )
+    with ProgressBar("frames", quiet=quiet) as bar:
+        report = index_source(
+            source,
+            dst,
+            append=append,
+            checksums=checksums,
+            progress=lambda at: bar.show(at.frames, at.total_frames, ""),
+            storage_options=storage_options if is_url(dst) or not is_url(src) else None,
+        )
+        took = f"{bar.seconds:.1f} s"
+    if not quiet:
+        click.echo(
+            f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
+            f"{took}; it refers to {parse_location(src).shown}"
+        )
 
 
 def _default_destination(src: str) -> str:
@@ -201,15 +291,17 @@ def _print_written(
         manifest = report.manifest
         stored = sum(file.size for file in manifest.record_files)
         raw = manifest.num_frames * manifest.schema.frame_nbytes
+        # Text is small; how large other features of variable shapes are is not known here.
+        is_known = all(spec.value == "text" for spec in manifest.schema.kept.variable)
+        size = format_size(stored)
+        if is_known:
+            size = f"{format_size(raw)} raw in {size} ({raw / stored:.2f}x)"
         there = f"; {len(report.skipped):,} were there already" if report.skipped else ""
         click.echo(
             f"{destination}: wrote {counted(len(report.written), 'episode')}, "
             f"{counted(frames, 'frame')} in {took}{there}"
         )
-        click.echo(
-            f"the dataset: {_contents(manifest)}, "
-            f"{format_size(raw)} raw in {format_size(stored)} ({raw / stored:.2f}x)"
-        )
+        click.echo(f"the dataset: {_contents(manifest)}, {size}")
     if report.bad:
         click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:

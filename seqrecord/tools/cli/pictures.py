@@ -9,6 +9,7 @@ import click
 
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names, is_given
+from seqrecord.tools.cli.terminal import ProgressBar
 from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file, view_rerun
 from seqrecord.tools.drawing import view as draw_view
 
@@ -16,7 +17,7 @@ __all__ = ["trace", "view"]
 
 PICTURE = "The picture: .png, .jpg, .webp, .svg or .pdf."
 
-_OF_RERUN = ("save", "every")
+_OF_RERUN = ("save", "every", "quiet")
 _OF_PICTURES = ("start", "clip_len", "dilation", "max_columns", "output", "dpi")
 
 dots_per_inch = click.option(
@@ -61,6 +62,7 @@ dots_per_inch = click.option(
 @click.option(
     "--every", type=AT_LEAST_1, default=1, help="With --rerun: of so many frames show one."
 )
+@click.option("--quiet", is_flag=True, help="With --rerun: show no progress.")
 @click.option("-o", "--output", default="clip.png", metavar="FILE", help=PICTURE)
 @dots_per_inch
 @common
@@ -73,6 +75,7 @@ def view(
     rerun: bool,
     save: str | None,
     every: int,
+    quiet: bool,
     output: str,
     dpi: int,
     **options: Any,
@@ -84,7 +87,12 @@ def view(
             raise click.UsageError(f"--{option} {'excludes' if rerun else 'needs'} --rerun")
     if rerun:
         shared = {name: options[name] for name in ("features", "storage_options")}
-        frames = view_rerun(path, key, every=every, save=save, **shared)
+        with ProgressBar("frames", quiet=quiet) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.show(done, total, "")
+
+            frames = view_rerun(path, key, every=every, save=save, progress=show, **shared)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
     target, picture_format = picture_file(output)

@@ -18,6 +18,8 @@ from seqrecord.text import one_line
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from seqrecord.edit import CopyProgress
+
 __all__ = [
     "PROGRAM",
     "Commands",
@@ -65,7 +67,7 @@ class Commands(Group):
     ) -> None:
         super().__init__(*args, **options)
         self._modules = modules or {}
-        self._imported = lazy(__name__.rpartition(".")[0], self._modules)
+        self._imported, _ = lazy(__name__.rpartition(".")[0], self._modules)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted({*self.commands, *self._modules})
@@ -144,6 +146,13 @@ class ProgressBar:
             self._bar = self._make(total)
         self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
+        if done == total:  # whatever comes after it takes time, too
+            self._bar.refresh()
+
+    def show_copied(self, progress: CopyProgress) -> None:
+        """Move the bar to the bytes that are copied."""
+        done = progress.copied_bytes
+        self.show(done, progress.total_bytes, self.speed(done))
 
     def speed(self, nbytes: int) -> str:
         """Bytes that were done so far, by the second."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from seqrecord.indexing.opening import open_dataset
 from seqrecord.pipes.options import EngineOptions
-from seqrecord.reading.dataset import open_dataset
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,

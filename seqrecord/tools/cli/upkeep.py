@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import click
 
-from seqrecord.edit import RewriteProgress, rewrite_files, split_dataset
 from seqrecord.edit import clean as remove_old
+from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.freeing import LEAST_DEAD
-from seqrecord.reading.compute_statistics import StatisticsProgress, compute_statistics
-from seqrecord.reading.dataset import open_dataset
-from seqrecord.statistics.by_feature import num_channels
+from seqrecord.format.manifest import KEPT_VERSIONS
+from seqrecord.indexing.opening import open_dataset
+from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, Duration, common, is_given
@@ -58,6 +59,13 @@ def clear(folder: str, location: str | None) -> None:
     help="Keep files whose writer wrote anything since: 30m, 12h, 7d.",
 )
 @click.option(
+    "--keep-versions",
+    type=click.IntRange(0, KEPT_VERSIONS),
+    default=0,
+    metavar="N",
+    help="Keep what the last N earlier versions need.",
+)
+@click.option(
     "--min-dead",
     type=click.FloatRange(0, 1, min_open=True),
     default=LEAST_DEAD,
@@ -74,6 +82,7 @@ def clean(
     /,
     path: str,
     older_than: float,
+    keep_versions: int,
     min_dead: float,
     no_rewrite: bool,
     quiet: bool,
@@ -82,25 +91,24 @@ def clean(
     """Free what a dataset does not need: leftovers, and bytes of what was deleted.
 
     Removes files that interrupted writes left behind (no --resume can add them then), and record
-    files that the dataset had until so long ago. Copies what lives in record files of which much
-    was deleted or dropped into new ones; the old ones are removed when they are old enough.
+    files that the dataset had until so long ago, unless --keep-versions keeps them. Copies what
+    lives in record files of which much was deleted or dropped into new ones; the old ones are
+    removed when they are old enough.
     """
     if no_rewrite and is_given(context, "min_dead"):
         raise click.UsageError("--min-dead says what is rewritten, and --no-rewrite nothing")
     would = "would be " if options["dry_run"] else ""
     shown = parse_location(path).shown
-    removed = remove_old(path, older_than=older_than, **options)
-    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-
-        def show(progress: RewriteProgress) -> None:
-            done = progress.copied_bytes
-            bar.show(done, progress.total_bytes, bar.speed(done))
-
-        report = None
-        if not no_rewrite:
-            report = rewrite_files(path, least_dead=min_dead, progress=show, **options)
+    remove = partial(
+        remove_old, path, older_than=older_than, keep_versions=keep_versions, **options
+    )
+    removed = remove()
+    report = None
+    if not no_rewrite:
+        with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+            report = rewrite_files(path, least_dead=min_dead, progress=bar.show_copied, **options)
     if report is not None and report.rewritten and not options["dry_run"]:
-        removed += remove_old(path, older_than=older_than, **options)
+        removed += remove()
     for name in removed:
         click.echo(name)
     if report is not None and report.rewritten:
@@ -147,6 +155,7 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     "--max-frames", type=AT_LEAST_1, help="Look at about so many frames of each feature. [all]"
 )
 @click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]")
+@click.option("--split", metavar="NAME", help="Of the episodes of this split alone.")
 @click.option("--dry-run", is_flag=True, help="Print them, and leave the dataset as it is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -154,6 +163,7 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
 def stats(
     path: str,
     recompute: bool,
+    split: str | None,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -162,11 +172,12 @@ def stats(
 ) -> None:
     """Print mean, deviation, extremes and quantiles of each feature and channel.
 
-    A dataset that has none gets them: then all its frames are read once.
+    A dataset that has none gets them: then all its frames are read once. Those of a split are read
+    each time, and not kept.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
         schema, found = dataset.features, dataset.statistics
-        computes = recompute or found.lacking is not None
+        computes = recompute or found.lacking is not None or split is not None
         if options["max_frames"] is not None and not computes:
             raise click.UsageError(
                 "--max-frames says how statistics are computed, and the dataset has some; "
@@ -179,11 +190,10 @@ def stats(
                     bar.show(progress.frames, progress.total_frames, "")
 
                 options["progress"] = show
-                if dry_run:
-                    found = compute_statistics(dataset, **options)
+                if dry_run or split is not None:
+                    found = dataset.compute_statistics(split=split, **options)
                 else:
                     found = add_statistics(path, storage_options=storage_options, **options)
     click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
-    lacking = [n for n, spec in schema.items() if n not in found and num_channels(spec) is not None]
-    if lacking:
-        click.echo(f"no statistics of {', '.join(lacking)}; --recompute reads them", err=True)
+    if missing := found.missing(schema):
+        click.echo(f"no statistics of {', '.join(missing)}; --recompute reads them", err=True)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEUTRAL", "Kind", "flow_colours", "kind_of", "kind_of_frames"]
+__all__ = ["MOST_CURVES", "NEUTRAL", "Kind", "flow_colours", "kind_of", "kind_of_frames"]
 
-Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "text"]
+Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "samples", "text"]
+
+MOST_CURVES = 64
+"""Of a matrix; one of more numbers is none that curves tell of."""
 
 _LEAST_SIDE = 8  # pixels; a smaller array is no picture
+_MOST_AXES = 12  # of an IMU, or channels of audio
 
 
 def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Kind:
-    """How to show a feature, from the beginning of its name, its dtype and its frames' shape."""
+    """How to show a feature, from the beginning of its name, its dtype and its frames' shape.
+
+    The name may be the kind that a schema says. Samples are rows [n, C] that were taken between a
+    frame and the next, of an IMU or of audio; n may differ.
+    """
+    if len(shape) == 2 and name.startswith(("imu", "audio")) and dtype.kind in "biuf":
+        return "samples" if shape[1] is not None and shape[1] <= _MOST_AXES else "text"
     grid = len(shape) >= 2 and all(n is None or n >= _LEAST_SIDE for n in shape[:2])
     if grid and len(shape) == 2 and dtype.kind in "biuf":
         if dtype.kind == "b" or (name.startswith(("mask", "seg", "label")) and dtype.kind != "f"):
@@ -28,18 +39,21 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> K
         return "picture"
     if grid and len(shape) == 3 and dtype.kind == "f" and shape[2] == 2:
         return "flow"
-    if len(shape) <= 1 and dtype.kind in "biuf" and None not in shape:
+    fixed = [n for n in shape if n is not None]
+    small = len(shape) <= 1 or (len(shape) == 2 and math.prod(fixed) <= MOST_CURVES)
+    if small and len(fixed) == len(shape) and dtype.kind in "biuf":
         return "curves"
     return "text"
 
 
-def kind_of_frames(name: str, frames: Sequence[npt.NDArray[Any]]) -> Kind:
+def kind_of_frames(name: str, frames: Sequence[npt.NDArray[Any] | str | bytes]) -> Kind:
     """The same from the frames themselves, whose shapes may differ."""
-    if len({frame.ndim for frame in frames}) != 1:
+    arrays = [frame for frame in frames if not isinstance(frame, str | bytes)]
+    if len(arrays) < len(frames) or len({frame.ndim for frame in arrays}) != 1:
         return "text"
-    sizes = zip(*(frame.shape for frame in frames), strict=True)
+    sizes = zip(*(frame.shape for frame in arrays), strict=True)
     shape = tuple(size[0] if len(set(size)) == 1 else None for size in sizes)
-    return kind_of(name, frames[0].dtype, shape)
+    return kind_of(name, arrays[0].dtype, shape)
 
 
 Colours = npt.NDArray[np.uint8]

@@ -40,8 +40,10 @@ class Panel:
     legend: Legend | None = None
 
 
-def make_panel(kind: Kind, frames: Sequence[Array]) -> Panel:
+def make_panel(kind: Kind, frames: Sequence[Array], unit: str | None) -> Panel:
     """At least one frame in a scale that is the same for all; `kind` is one of pictures."""
+    if kind in _MEASURED:
+        return _MEASURED[kind](frames, f" {unit}" if unit else "")
     return _PANELS[kind](frames)
 
 
@@ -49,7 +51,7 @@ def _picture(frames: Sequence[Array]) -> Panel:
     return Panel(list(frames), {"cmap": "gray", "vmin": 0, "vmax": 255})
 
 
-def _depth(frames: Sequence[Array]) -> Panel:
+def _depth(frames: Sequence[Array], unit: str) -> Panel:
     """Near is bright."""
     values = _finite_sample(frames)
     values = values[values > 0]
@@ -64,14 +66,14 @@ def _depth(frames: Sequence[Array]) -> Panel:
     middle = float(np.sqrt(low * high)) if log else (low + high) / 2
     beyond = bool(len(values)) and float(values.max()) > high
     positive = [np.where(frame > 0, frame, np.nan) for frame in _floats(frames)]
-    return _scaled(positive, norm, "inferno_r", (low, middle, high), unit=" m", beyond=beyond)
+    return _scaled(positive, norm, "inferno_r", (low, middle, high), unit, beyond=beyond)
 
 
-def _scale(frames: Sequence[Array]) -> Panel:
+def _scale(frames: Sequence[Array], unit: str) -> Panel:
     values = _finite_sample(frames)
     low, high = np.percentile(values, [1, 99]).tolist() if len(values) else (0.0, 1.0)
     ticks = (low, (low + high) / 2, high)
-    return _scaled(_floats(frames), _linear(low, high), "inferno", ticks)
+    return _scaled(_floats(frames), _linear(low, high), "inferno", ticks, unit)
 
 
 def _scaled(
@@ -79,8 +81,8 @@ def _scaled(
     norm: Normalize,
     colours: str,
     ticks: tuple[float, float, float],
+    unit: str,
     *,
-    unit: str = "",
     beyond: bool = False,
 ) -> Panel:
     """Frames in a ramp of colours, with a colour bar; with `beyond` its upper end is open."""
@@ -103,7 +105,7 @@ def _scaled(
     return Panel(finite, {"cmap": ramp, "norm": norm}, legend)
 
 
-def _flow(frames: Sequence[Array]) -> Panel:
+def _flow(frames: Sequence[Array], unit: str) -> Panel:
     lengths = [np.hypot(frame[..., 0], frame[..., 1]) for frame in _floats(frames)]
     values = _finite_sample(lengths)
     values = values[values < 1e9]
@@ -120,7 +122,7 @@ def _flow(frames: Sequence[Array]) -> Panel:
         wheel = flow_colours(np.stack([across, down], axis=-1), 1.0)
         disc = axes.imshow(wheel, extent=(-1, 1, 1, -1))
         disc.set_clip_path(Circle((0, 0), 1, transform=axes.transData))
-        text = f"rim {number_text(longest)} px"
+        text = f"rim {number_text(longest)}{unit}"
         middle = max(side, text_width(text, SMALL)) / 2
         page.text(x + middle, top + side + 0.04, text, ha="center", va="top")
 
@@ -188,11 +190,10 @@ def _label_colours(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return colours
 
 
-_PANELS: dict[Kind, Callable[[Sequence[Array]], Panel]] = {
-    "picture": _picture,
+_PANELS: dict[Kind, Callable[[Sequence[Array]], Panel]] = {"picture": _picture, "labels": _labels}
+_MEASURED: dict[Kind, Callable[[Sequence[Array], str], Panel]] = {
     "depth": _depth,
     "flow": _flow,
-    "labels": _labels,
     "scale": _scale,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from types import ModuleType
 from typing import Any
@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError
+from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
-from seqrecord.reading.dataset import Dataset, DatasetLike, Episode, opened
+from seqrecord.reading.dataset import Dataset, DatasetLike, Episode
 from seqrecord.reading.episode import values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
-from seqrecord.tools.drawing.kinds import flow_colours, kind_of
+from seqrecord.tools.drawing.kinds import MOST_CURVES, flow_colours, kind_of
 
 __all__ = ["view_rerun"]
 
-_MOST_CURVES = 64
 _METER = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # what a meter is in a depth's unit
 
 
@@ -32,6 +32,7 @@ def view_rerun(
     features: Sequence[str] | None = None,
     jpeg_quality: int | None = None,
     save: str | PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Show episodes in the Rerun viewer, one after the other on one timeline; how many frames.
@@ -53,6 +54,7 @@ def view_rerun(
         features: their names; all by default.
         jpeg_quality: 1 to 95, to store 8-bit images smaller, with losses.
         save: write a `.rrd` file instead of starting the viewer, which needs a screen.
+        progress: called after each frame with the number shown and the number there are.
         storage_options: for the filesystem that serves the dataset's URL.
 
     Holds 32 frames. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
@@ -78,7 +80,7 @@ def view_rerun(
                     f"the file can't be written: {error}", file=fspath(save)
                 ) from error
         try:
-            return _Log(rerun, stream, dataset, jpeg_quality).show(keys, every)
+            return _Log(rerun, stream, dataset, jpeg_quality).show(keys, every, progress)
         finally:
             stream.flush()
             stream.disconnect()
@@ -95,14 +97,20 @@ class _Log:
         self._frame, self._seconds = 0, 0.0
         self._longest: dict[str, float] = {}  # vector of flow, of full colour
 
-    def show(self, keys: Sequence[str], every: int) -> int:
-        rates = [self._dataset.episodes[key].fps for key in keys]
-        timed = all(rates)
-        for key, fps in zip(keys, rates, strict=True):
-            self._episode(self._dataset.episodes[key], every, fps if timed else None)
+    def show(
+        self, keys: Sequence[str], every: int, progress: Callable[[int, int], None] | None
+    ) -> int:
+        episodes = [self._dataset.episodes[key] for key in keys]
+        timed = all(episode.fps for episode in episodes)
+        total = sum(len(range(0, len(episode), every)) for episode in episodes)
+        for episode in episodes:
+            for _ in self._episode(episode, every, episode.fps if timed else None):
+                if progress is not None:
+                    progress(self._frame, total)
         return self._frame
 
-    def _episode(self, episode: Episode, every: int, fps: float | None) -> None:
+    def _episode(self, episode: Episode, every: int, fps: float | None) -> Iterator[None]:
+        """Frame by frame."""
         self._longest.clear()
         numbers = range(0, len(episode), every)
         values = {name: values_in_order(episode, name, numbers) for name in episode.features}
@@ -118,6 +126,7 @@ class _Log:
                     self._log(_entity(name, spec), self._rerun.Clear(recursive=False))
             self._frame += 1
             self._seconds += every / fps if fps else 0.0
+            yield
 
     def _set_time(self, fps: float | None) -> None:
         self._stream.set_time("frame", sequence=self._frame)
@@ -155,8 +164,8 @@ class _Log:
             return rerun.Image(flow_colours(value, self._longest[name]))
         if kind == "labels":
             return rerun.SegmentationImage((value.astype(np.int64) % 65_536).astype(np.uint16))
-        if kind == "curves" and value.size <= _MOST_CURVES:
-            return rerun.Scalars(np.atleast_1d(value).astype(np.float64))
+        if kind == "curves" and value.size <= MOST_CURVES:
+            return rerun.Scalars(value.ravel().astype(np.float64))
         return rerun.Tensor(value)
 
 

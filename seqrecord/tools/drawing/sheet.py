@@ -1,9 +1,10 @@
-"""A contact sheet: features in rows, frames in columns; vectors and scalars over time."""
+"""A contact sheet: features in rows, frames in columns; numbers over time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from seqrecord.text import number_text, range_text, shape_text
-from seqrecord.tools.drawing.kinds import kind_of_frames
+from seqrecord.text import number_text, one_line, range_text, shape_text
+from seqrecord.tools.drawing.kinds import Kind, kind_of_frames
 from seqrecord.tools.drawing.page import (
     DIM,
     DPI,
@@ -27,10 +28,10 @@ from seqrecord.tools.drawing.page import (
 )
 from seqrecord.tools.drawing.panels import LEGEND_WIDTH, Panel, make_panel
 
-__all__ = ["draw_sheet"]
+__all__ = ["Frames", "Strip", "draw_sheet"]
 
 Array = npt.NDArray[Any]
-Frames = Sequence["Array | None"]
+Frames = Sequence["Array | str | bytes | None"]
 
 # Inches
 _WIDTH = 16.0
@@ -53,8 +54,17 @@ _MAX_MARKERS = 64  # points; more run into each other
 _TITLE_SIZE, _SUBTITLE_SIZE, _NAME_SIZE = 10.0, 7.0, 7.0  # points
 
 
+@dataclass(frozen=True)
+class Strip:
+    """A feature's frames, `None` for one that is missing; its kind, or its name; its unit."""
+
+    frames: Frames
+    kind: str
+    unit: str | None = None
+
+
 def draw_sheet(
-    frames: Mapping[str, Frames],
+    strips: Mapping[str, Strip],
     *,
     numbers: Sequence[int],
     shown: Sequence[int],
@@ -64,14 +74,13 @@ def draw_sheet(
     """One row for each feature, one column for each of the frames `shown`.
 
     Args:
-        frames: by feature arrays, or `None` for one that is missing: for each column, or, for
-            curves, for each of `numbers`.
+        strips: by feature frames for each column, or, for curves, for each of `numbers`.
         numbers: the numbers of the clip's frames.
         shown: those of `numbers` that have a column.
         title, subtitle: the heading.
     """
-    layout = _Layout.fit(len(shown), frames)
-    rows = [_Row.of(name, values, layout) for name, values in frames.items()]
+    layout = _Layout.fit(len(shown), strips)
+    rows = [_Row.of(name, strip, layout) for name, strip in strips.items()]
     height = _HEADER_HEIGHT + sum(row.height + _ROW_GAP for row in rows) + _ROW_GAP
     with styled():
         page = Page(layout.width, height)
@@ -128,10 +137,12 @@ class _Layout:
 def _draw_header(
     page: Page, title: str, subtitle: str, shown: Sequence[int], layout: _Layout
 ) -> None:
-    room = page.width - 2 * _MARGIN - text_width(subtitle, _SUBTITLE_SIZE) - 0.1
+    whole = page.width - 2 * _MARGIN
+    room = max(whole - text_width(subtitle, _SUBTITLE_SIZE) - 0.1, whole / 2)
     heading = page.text(_MARGIN, 0.2, title, room=room, size=_TITLE_SIZE, va="baseline")
     x = _MARGIN + text_width(heading.get_text(), _TITLE_SIZE) + 0.1 * bool(title)
-    page.text(x, 0.2, subtitle, size=_SUBTITLE_SIZE, color=DIM, va="baseline")
+    room = page.width - _MARGIN - x
+    page.text(x, 0.2, subtitle, room=room, size=_SUBTITLE_SIZE, color=DIM, va="baseline")
     y = _HEADER_HEIGHT - 0.04
     page.text(_MARGIN, y, "frame", color=DIM, va="baseline")
     for column, number in enumerate(shown):
@@ -144,23 +155,27 @@ class _Row:
     """One feature. `panel` is there for what is shown as pictures."""
 
     name: str
-    frames: Frames
+    strip: Strip
+    kind: Kind
     height: float
-    is_curves: bool = False
     panel: Panel | None = None
 
+    @property
+    def known(self) -> list[Array]:
+        """The frames that are arrays."""
+        return [f for f in self.strip.frames if f is not None and not isinstance(f, str | bytes)]
+
     @classmethod
-    def of(cls, name: str, frames: Frames, layout: _Layout) -> _Row:
-        known = _known(frames)
-        kind = kind_of_frames(name, known)
-        if kind == "text":
-            return cls(name, frames, _TEXT_HEIGHT)
-        if kind == "curves":
-            return cls(name, frames, _PLOT_HEIGHT, is_curves=True)
+    def of(cls, name: str, strip: Strip, layout: _Layout) -> _Row:
+        kind = kind_of_frames(strip.kind, [frame for frame in strip.frames if frame is not None])
+        row = cls(name, strip, kind, _TEXT_HEIGHT if kind == "text" else _PLOT_HEIGHT)
+        if kind in ("text", "curves", "samples"):
+            return row
+        known = row.known
         width = layout.cell_width
         height = width * _clamped(known[0].shape[0] / known[0].shape[1], _ASPECTS)
-        panel = make_panel(kind, [_thinned(frame, width, height) for frame in known])
-        return cls(name, frames, height, panel=panel)
+        panel = make_panel(kind, [_thinned(f, width, height) for f in known], strip.unit)
+        return replace(row, height=height, panel=panel)
 
     def draw(
         self, page: Page, y: float, layout: _Layout, numbers: Sequence[int], shown: Sequence[int]
@@ -170,18 +185,29 @@ class _Row:
             self._draw_cells(page, y, layout, self.panel)
             if self.panel.legend is not None:
                 self.panel.legend(page, layout.legend_x, y, self.height)
-        elif self.is_curves:
+        elif self.kind != "text":
+            where = numbers if len(self.strip.frames) == len(numbers) else shown
+            points = _samples if self.kind == "samples" else _components
             box = (layout.left, y, layout.frames_width)
-            where = numbers if len(self.frames) == len(numbers) else shown
-            _draw_curves(page, box, self.name, self.frames, where, layout.limits(shown))
+            _draw_curves(page, box, self, points(self.strip.frames, where), layout.limits(shown))
         else:
-            text = _description(_known(self.frames))
-            room = layout.width - layout.left - _MARGIN
-            page.text(layout.left, y + self.height / 2, text, room=room, color=DIM)
+            self._draw_texts(page, y + self.height / 2, layout)
+
+    def _draw_texts(self, page: Page, y: float, layout: _Layout) -> None:
+        """Texts below their frames, equal neighbours once; a line of what is no text."""
+        frames: Sequence[Any] = self.strip.frames
+        if self.known or all(frame is None for frame in frames):
+            frames = [_description(self.known)]
+        first = 0
+        for text, group in groupby(map(_text_of, frames)):
+            left, first = layout.offset(first), first + len(list(group))
+            right = layout.offset(first) if first < len(frames) else layout.width - layout.left
+            room = right - left - _MARGIN
+            page.text(layout.left + left, y, text, room=room, color=DIM)
 
     def _draw_label(self, page: Page, y: float, layout: _Layout) -> None:
         """The feature's name, dtype and shape."""
-        known = _known(self.frames)
+        known = self.known
         lines = [self.name]
         if known and self.height > 3 * _LINE_HEIGHT:
             shapes = {frame.shape for frame in known}
@@ -198,7 +224,7 @@ class _Row:
         axes = page.axes(layout.left, y, layout.frames_width, self.height, self.name)
         axes.set_axis_off()
         images = iter(panel.images)
-        for column, frame in enumerate(self.frames):
+        for column, frame in enumerate(self.strip.frames):
             left = layout.offset(column)
             if frame is None:
                 box = Rectangle(
@@ -247,8 +273,10 @@ def _description(known: Sequence[Array]) -> str:
     return text
 
 
-def _known(frames: Frames) -> list[Array]:
-    return [frame for frame in frames if frame is not None]
+def _text_of(frame: str | bytes | None) -> str:
+    if frame is None:
+        return "missing"
+    return one_line(frame) if isinstance(frame, str) else f"{len(frame)} bytes"
 
 
 def _clamped(value: float, limits: tuple[float, float]) -> float:
@@ -258,20 +286,18 @@ def _clamped(value: float, limits: tuple[float, float]) -> float:
 def _draw_curves(
     page: Page,
     box: tuple[float, float, float],
-    name: str,
-    frames: Sequence[npt.NDArray[Any] | None],
-    numbers: Sequence[int],
+    row: _Row,
+    points: tuple[Array, Array],
     limits: tuple[float, float],
 ) -> None:
     """Plots side by side in `box`, which is (x, y, width) in inches, each in its own scale.
 
     Above each stand the component's number and its range. More than a dozen components are drawn
-    into one plot. `numbers` are the frames'; one plot alone spans `limits` of them.
+    into one plot. `points` are numbers of frames [n] and values [n, C]; one plot alone spans
+    `limits` of the numbers.
     """
     x, y, width = box
-    shape = next(frame.shape for frame in frames if frame is not None)
-    lacking = np.full(int(np.prod(shape)), np.nan)
-    values = np.stack([lacking if f is None else f.astype(np.float64).ravel() for f in frames])
+    numbers, values = points
     values[~np.isfinite(values)] = np.nan
     count = values.shape[1]
     groups = [range(i, i + 1) for i in range(count)] if count <= _MAX_PLOTS else [range(count)]
@@ -279,16 +305,32 @@ def _draw_curves(
     for place, group in enumerate(groups):
         left = x + place * (each + _PLOT_GAP)
         height = _PLOT_HEIGHT - _TITLE_HEIGHT
-        label = f"{name}[{place}]" if len(groups) > 1 else name
+        label = f"{row.name}[{place}]" if len(groups) > 1 else row.name
         axes = page.axes(left, y + _TITLE_HEIGHT, each, height, label)
         _plot(axes, numbers, values, group)
         if len(groups) == 1:
             axes.set_xlim(limits)
-        _title(axes, values[:, group], group, count, each)
+        _title(axes, values[:, group], group, count, each, row.strip.unit)
+
+
+def _components(frames: Sequence[Any], numbers: Sequence[int]) -> tuple[Array, Array]:
+    """A point for each frame, and as many values as it has numbers."""
+    lacking = np.full(next(frame.size for frame in frames if frame is not None), np.nan)
+    rows = [lacking if f is None else f.astype(np.float64).ravel() for f in frames]
+    return np.array(numbers), np.stack(rows)
+
+
+def _samples(frames: Sequence[Any], numbers: Sequence[int]) -> tuple[Array, Array]:
+    """A point for each row of each frame, spread evenly up to the next frame."""
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    lacking = np.full((1, next(frame.shape[1] for frame in frames if frame is not None)), np.nan)
+    rows = [lacking if f is None else f.astype(np.float64) for f in frames]
+    places = [n + step * np.arange(len(r)) / len(r) for n, r in zip(numbers, rows, strict=True)]
+    return np.concatenate(places), np.concatenate(rows)
 
 
 def _plot(
-    axes: Axes, numbers: Sequence[int], values: npt.NDArray[np.float64], group: Sequence[int]
+    axes: Axes, numbers: Array, values: npt.NDArray[np.float64], group: Sequence[int]
 ) -> None:
     colours = colormaps["Set3"].colors  # type: ignore[attr-defined]  # a ListedColormap
     marker = 2.0 if len(numbers) <= _MAX_MARKERS else 0.5  # a point alone has no line
@@ -308,12 +350,18 @@ def _plot(
 
 
 def _title(
-    axes: Axes, values: npt.NDArray[np.float64], group: Sequence[int], count: int, width: float
+    axes: Axes,
+    values: npt.NDArray[np.float64],
+    group: Sequence[int],
+    count: int,
+    width: float,
+    unit: str | None,
 ) -> None:
     first, last = group[0], group[-1]
     name = "" if count == 1 else f"[{first}]" if first == last else f"[{first} to {last}]"
     axes.set_title(name, loc="left", size=SMALL, color=TEXT, pad=2)
     known = values[np.isfinite(values)]
     between = range_text(float(known.min()), float(known.max())) if len(known) else "not finite"
+    between += f" {unit}" if unit and len(known) else ""
     if text_width(f"{name} {between}", SMALL) < width:
         axes.set_title(between, loc="right", size=SMALL, color=DIM, pad=2)

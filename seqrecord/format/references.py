@@ -1,0 +1,302 @@
+"""References: pages of video whose packets lie in files that are not ours, and lists of these
+files. The normative text is docs/format.md.
+
+A list never changes, and its name says what it holds, so pages name it and the manifest need not.
+
+::
+
+    page     │ p u32 + 2^31 │ list u64 │ file u32 │ crc32c u32 │ start u64 │ extradata u32 │
+             │ offsets u32 [p] │ sizes u32 [p] │ frames u32 [p] │ extradata │
+    list     JSON: names of files, their sizes and what tells that they are still the same
+
+`start` is where in the file the range of the page begins. Packet i of the page is the bytes
+`[start + offsets[i], start + offsets[i] + sizes[i])` of the file, as its container has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.checksum import crc32c
+from seqrecord.codecs.video.packets import packet_format
+from seqrecord.errors import ChecksumError, FormatError, LocationError
+from seqrecord.format.pages import MAX_PAGE_BYTES
+from seqrecord.format.text import JsonObject, parse_json
+from seqrecord.processes.forks import cached_property
+from seqrecord.storage.base import check_path
+
+__all__ = [
+    "EXTERNALS",
+    "MAX_LIST_BYTES",
+    "MAX_LIST_FILES",
+    "ExternalFile",
+    "ExternalList",
+    "Reference",
+    "ReferencedGops",
+    "is_reference",
+    "least_reference_bytes",
+    "list_path",
+    "parse_reference",
+]
+
+EXTERNALS = "externals"  # the folder of the lists
+MAX_LIST_FILES = 100_000
+MAX_LIST_BYTES = 1 << 25
+MAX_EXTRADATA = 1 << 16
+
+_MARK = 1 << 31
+_NOT_SHOWN = _MARK - 1
+_HEAD = struct.Struct("<IQIIQI")
+_TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
+_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class ReferencedGops:
+    """Closed groups of pictures, g of them, whose packets stay where they are, in one file.
+
+    Packet i is the bytes `[starts[i], starts[i] + sizes[i])` of the file called `file`, and gives
+    the frame `order[i]` of its group, -1 for none. Groups begin with the packets `first`.
+    `extradata` is what the container says of the codec.
+    """
+
+    file: str
+    extradata: bytes
+    starts: npt.NDArray[np.int64]  # [p], ascending
+    sizes: npt.NDArray[np.int64]  # [p]
+    order: npt.NDArray[np.int64]  # [p]
+    first: npt.NDArray[np.int64]  # [g]
+
+    @cached_property
+    def num_frames(self) -> npt.NDArray[np.int64]:
+        """How many frames each group shows, int64 [g]."""
+        shown = np.append(0, np.cumsum(self.order >= 0))
+        counts: npt.NDArray[np.int64] = np.diff(shown[np.append(self.first, len(self.order))])
+        return counts
+
+    def pages(self, most_frames: int, most_bytes: int) -> Iterator[ReferencedGops]:
+        """The groups of each page: as many as show so many frames together, in so many bytes of the
+        file, and at least one."""
+        ends = np.append(self.first[1:], len(self.starts)) - 1
+        stops = (self.starts[ends] + self.sizes[ends]).tolist()
+        starts = self.starts[self.first].tolist()
+        begin = frames = 0
+        for group, count in enumerate(self.num_frames.tolist()):
+            is_long = frames + count > most_frames or stops[group] - starts[begin] > most_bytes
+            if group > begin and is_long:
+                yield self._part(begin, group)
+                begin, frames = group, 0
+            frames += count
+        yield self._part(begin, len(self.first))
+
+    def _part(self, begin: int, stop: int) -> ReferencedGops:
+        first = self.first[begin:stop]
+        end = len(self.starts) if stop == len(self.first) else int(self.first[stop])
+        some = slice(int(first[0]), end)
+        arrays = (self.starts[some], self.sizes[some], self.order[some], first - first[0])
+        return ReferencedGops(self.file, self.extradata, *arrays)
+
+
+@dataclass(frozen=True)
+class ExternalFile:
+    """A file that is not ours: its path below a root, and what it was like when it was indexed.
+
+    `identity` is text that changes with the file, such as its e-tag or the time of its change;
+    `None` where the store tells nothing but the size.
+    """
+
+    root: str
+    path: str
+    size: int
+    identity: str | None = None
+
+
+@dataclass(frozen=True)
+class ExternalList:
+    """The external files that pages name by the list's id and a number."""
+
+    files: tuple[ExternalFile, ...]
+
+    @cached_property
+    def id(self) -> str:
+        """The first 16 hexadecimal digits of the SHA-256 of its text."""
+        return _id_of(self.encode())
+
+    def encode(self) -> bytes:
+        """The list as JSON text."""
+        roots = list(dict.fromkeys(file.root for file in self.files))
+        number = {root: at for at, root in enumerate(roots)}
+        value = {
+            "format": "seqrecord externals",
+            "version": _VERSION,
+            "roots": roots,
+            "files": [[number[f.root], f.path, f.size, f.identity] for f in self.files],
+        }
+        return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes, list_id: str) -> ExternalList:
+        """Inverse of `encode`; trusts nothing. Raises `FormatError`."""
+        if (actual := _id_of(data)) != list_id:
+            raise ChecksumError("a list of files that is not as its name says", got=actual)
+        value = parse_json(data)
+        found = JsonObject(value, ("format", "version", "roots", "files"), "a list of files")
+        if (value["format"], value["version"]) != ("seqrecord externals", _VERSION):
+            raise FormatError("not a list of external files of a version that is known")
+        roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
+        files = [_file(item, roots) for item in found.list("files", 1, MAX_LIST_FILES)]
+        return cls(tuple(files))
+
+
+def list_path(list_id: str) -> str:
+    """The path of a list in its dataset."""
+    return f"{EXTERNALS}/{list_id}.json"
+
+
+def _id_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _file(item: object, roots: Sequence[str]) -> ExternalFile:
+    if not isinstance(item, list) or len(item) != 4:
+        raise FormatError("an external file is not a list of four", got=repr(item)[:100])
+    root, path, size, identity = item
+    if (
+        type(root) is not int
+        or not 0 <= root < len(roots)
+        or not isinstance(path, str)
+        or type(size) is not int
+        or not 0 < size < 2**63
+        or not (identity is None or (isinstance(identity, str) and _TEXT.fullmatch(identity)))
+    ):
+        raise FormatError("an external file that cannot be", got=repr(item)[:100])
+    try:
+        check_path(path)
+    except LocationError as error:
+        raise FormatError("an external file outside its root", got=error.got) from error
+    return ExternalFile(roots[root], path, size, identity)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A page whose packets lie in an external file: number `file` of the list `list_id`.
+
+    `start` and `length` are the range of the file that holds all packets, which are given by their
+    `offsets` from its start and their `sizes`. `frames` are as in a page that holds its packets.
+    `crc32c` is that of the range, 1 where it would be 0; 0 where it was not read. `extradata`
+    is what the container says of the codec.
+    """
+
+    list_id: str
+    file: int
+    start: int
+    offsets: npt.NDArray[np.int64]  # [p], from start
+    sizes: npt.NDArray[np.int64]  # [p]
+    frames: npt.NDArray[np.uint32]  # [p], as they are stored
+    extradata: bytes = b""
+    crc32c: int = 0
+
+    @classmethod
+    def of(cls, gops: ReferencedGops, list_id: str, file: int) -> Reference:
+        """The page of these groups of pictures."""
+        counts = gops.num_frames
+        packets = np.diff(np.append(gops.first, len(gops.starts)))
+        before = np.repeat(np.cumsum(counts) - counts, packets)
+        frames = np.where(gops.order < 0, _NOT_SHOWN, before + gops.order).astype(np.uint32)
+        frames[gops.first] |= np.uint32(_MARK)
+        start = int(gops.starts[0])
+        offsets = gops.starts - start
+        return cls(list_id, file, start, offsets, gops.sizes, frames, gops.extradata)
+
+    @property
+    def length(self) -> int:
+        """Bytes of the range."""
+        return int(self.offsets[-1] + self.sizes[-1])
+
+    def encode(self) -> bytes:
+        """The page's bytes."""
+        head = _HEAD.pack(
+            _MARK | len(self.offsets),
+            *(int(self.list_id, 16), self.file, self.crc32c, self.start, len(self.extradata)),
+        )
+        tables = (np.asarray(t).astype("<u4").tobytes() for t in (self.offsets, self.sizes))
+        return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
+
+    def page(self, data: memoryview, codec: str) -> bytes:
+        """The page of video that holds these packets, given the bytes of the range.
+
+        Raises `ChecksumError` for a range that is not as it was read when it was indexed, and
+        `FormatError` for extradata that is none.
+        """
+        if self.crc32c and (actual := crc32c(data) or 1) != self.crc32c:
+            raise ChecksumError(
+                "a range of an external file does not match its checksum",
+                offset=self.start,
+                expected=f"CRC32C {self.crc32c:08x}",
+                got=f"{actual:08x}",
+            )
+        try:
+            form = packet_format(codec, self.extradata)
+        except ValueError as error:
+            raise FormatError(f"a page of references: {error}") from error
+        begins = (self.frames >= _MARK).tolist()
+        places = zip(self.offsets.tolist(), self.sizes.tolist(), begins, strict=True)
+        packets = [form.bare_packet(bytes(data[a : a + n]), first) for a, n, first in places]
+        begin = 4 + 4 * (2 * len(packets) + 1)
+        offsets = np.cumsum([begin, *map(len, packets)], dtype=np.int64)
+        if offsets[-1] > MAX_PAGE_BYTES:
+            raise FormatError("a page of references to too many bytes", got=int(offsets[-1]))
+        count = struct.pack("<I", len(packets))
+        table = offsets.astype("<u4").tobytes() + self.frames.astype("<u4").tobytes()
+        return b"".join((count, table, *packets))
+
+
+def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The fewest bytes of a page that refers to `count` frames."""
+    return _HEAD.size + 12 * count
+
+
+def is_reference(page: memoryview) -> bool:
+    """Whether the packets of a page of video lie elsewhere."""
+    return len(page) >= 4 and bool(page[3] & 0x80)
+
+
+def parse_reference(page: memoryview, length: int, feature: str) -> Reference:
+    """The reference that a page is, to a range of `length` bytes. Trusts nothing.
+
+    Raises `FormatError` with the offset in the page. That each frame is given once is checked where
+    its packets are read, see `parse_video_page`.
+    """
+
+    def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
+        return FormatError(
+            f"a page of references {what}", feature=feature, offset=at, expected=expected, got=got
+        )
+
+    if len(page) < _HEAD.size or not is_reference(page):
+        raise refuse("without its head", 0, f"{_HEAD.size} bytes or more", len(page))
+    marked, list_id, file, stored, start, extra = _HEAD.unpack_from(page)
+    count = marked & ~_MARK
+    if not count or extra > MAX_EXTRADATA or len(page) != _HEAD.size + 12 * count + extra:
+        expected = f"tables of {count} packets and {extra} bytes"
+        raise refuse("of another length than its head says", 0, expected, len(page))
+    table = np.frombuffer(page[_HEAD.size : _HEAD.size + 12 * count], "<u4").reshape(3, count)
+    offsets, sizes = table[0].astype(np.int64), table[1].astype(np.int64)
+    ends = offsets + sizes
+    fits = sizes.min() > 0 and offsets[0] == 0 and bool((offsets[1:] >= ends[:-1]).all())
+    if not fits or ends[-1] != length:
+        expected = f"packets one behind the other, from 0 to {length}"
+        raise refuse("whose packets overlap, or lead outside it", _HEAD.size, expected, ends[-1])
+    if start + length >= 2**63:
+        raise refuse("to a place that no file has", 20, "below 2**63", start)
+    extradata = bytes(page[_HEAD.size + 12 * count :])
+    form = f"{list_id:016x}", file, start, offsets, sizes, table[2], extradata, stored
+    return Reference(*form)

@@ -1,0 +1,1 @@
+"""Indexes of originals that stay where they are, and opening whatever lies at a place."""

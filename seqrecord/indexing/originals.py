@@ -1,0 +1,202 @@
+"""Indexes of somebody else's data: found again in the user's own folder, or made there.
+
+::
+
+    SEQRECORD_HOME/indexes/PLACE.json      which index is that of the original, and what it was like
+    SEQRECORD_HOME/indexes/PLACE.lock      held while one is made
+    SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video stays in the original
+
+PLACE is a hash of the original's place, without credentials.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import FormatError, NotFoundError, SeqRecordError, SourceError
+from seqrecord.format.manifest import read_manifest
+from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES, ExternalList
+from seqrecord.reading.externals import home
+from seqrecord.sources import Source
+from seqrecord.sources.registry import open_source
+from seqrecord.storage import LocalStorage, StorageLike, open_storage
+from seqrecord.units import format_size
+from seqrecord.writing.convert import ConvertReport, Progress, convert
+
+__all__ = ["find_index", "index_source"]
+
+_logger = logging.getLogger("seqrecord")
+
+_MOST_COPIED = 64 << 10  # bytes of a frame of one feature
+
+
+def index_source(
+    source: Source,
+    destination: StorageLike,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    append: bool = False,
+    checksums: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ConvertReport:
+    """Make a dataset of a source whose video stays where it is; other features are copied.
+
+    Raises `SourceError` for a source that cannot be referred to, and as `convert` does.
+    """
+    _check_small(source)
+    return convert(
+        source,
+        destination,
+        reference=True,
+        codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
+        mode="append" if append else "create",
+        checksums=checksums,
+        progress=progress,
+        storage_options=storage_options,
+    )
+
+
+def find_index(
+    location: StorageLike, storage_options: Mapping[str, Any] | None = None
+) -> Path | None:
+    """The folder of the index of the original at `location`, made if there is none.
+
+    One that the original has outgrown gets the new episodes, and one of an original that has
+    changed otherwise is made anew. Of several processes one makes it, and the others wait. `None`
+    where no original lies that is indexed by itself: a LeRobot dataset, or a folder of video.
+    """
+    source = _source_at(location, storage_options)
+    if source is None:
+        return None
+    folder = home() / "indexes"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with closing(open_storage(location, storage_options)) as storage:
+        place, shown = storage.place, storage.url
+    real = place if "://" in place else os.path.realpath(place)
+    base = folder / hashlib.sha256(real.encode()).hexdigest()[:32]
+    with _locked(base.with_suffix(".lock"), shown):
+        return _Indexed(source, base, shown).brought_up_to_date()
+
+
+def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None) -> Source | None:
+    try:
+        source = open_source(location, storage_options=storage_options)
+    except (SourceError, NotFoundError):
+        return None
+    # A tree of other files, among which there is video, may be anything.
+    is_whole = getattr(source, "is_whole", None)
+    return source if is_whole is not None and is_whole() else None
+
+
+def _check_small(source: Source) -> None:
+    """`SourceError` where the index would be a copy of what is large."""
+    schema = source.schema()
+    large = [
+        spec.name
+        for spec in schema.values()
+        if not spec.is_video
+        and (spec.nbytes > _MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
+    ]
+    if large or not any(spec.is_video for spec in schema.values()):
+        raise SourceError(
+            "an original to which nothing can refer, for what is large in it is no video that is "
+            "kept as it is; `seqrecord write --src` makes a dataset of it",
+            expected="video, and other features of at most 64 KiB a frame",
+            got=", ".join(large) or "no video",
+        )
+
+
+@contextmanager
+def _locked(path: Path, shown: str) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _logger.warning("%s: another process is making its index; waiting for that", shown)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass
+class _Indexed:
+    """An original and what is kept of it, in files called as `base` is."""
+
+    source: Any
+    base: Path
+    shown: str
+
+    def brought_up_to_date(self) -> Path:
+        """The folder of the index, which is that of the original as it is now."""
+        note, identity = self._note(), self.source.identity()
+        if note is not None and note["identity"] == identity:
+            return self._folder(note)
+        begin = time.monotonic()
+        if note is not None and self._has_grown(self._folder(note)):
+            folder = self._folder(note)
+            self._index(folder, append=True)
+        else:
+            folder = self.base.with_name(f"{self.base.name}-{secrets.token_hex(4)}")
+            try:
+                self._index(folder, append=False)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        value = {"original": self.shown, "identity": identity, "folder": folder.name}
+        temporary = self.base.with_suffix(".json.new")
+        temporary.write_text(json.dumps(value, indent=1))
+        temporary.replace(self.base.with_suffix(".json"))
+        for other in self.base.parent.glob(f"{self.base.name}-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        _logger.warning(
+            "%s: indexed in %.1f s; the index is in %s and takes %s",
+            *(self.shown, time.monotonic() - begin, folder, format_size(size)),
+        )
+        return folder
+
+    def _folder(self, note: dict[str, str]) -> Path:
+        return self.base.with_name(note["folder"])
+
+    def _note(self) -> dict[str, str] | None:
+        """What is kept of the index; `None` where there is none that can be used."""
+        with suppress(OSError, ValueError, SeqRecordError):
+            found = json.loads(self.base.with_suffix(".json").read_text())
+            if isinstance(found, dict) and found.keys() == {"original", "identity", "folder"}:
+                read_manifest(LocalStorage(self._folder(found)))
+                return found
+        return None
+
+    def _has_grown(self, folder: Path) -> bool:
+        """Whether all files that the index refers to are as they were."""
+        now = set(self.source.external_files().values())
+        for path in (folder / EXTERNALS).glob("*.json"):
+            with suppress(OSError, FormatError):
+                known = ExternalList.parse(path.read_bytes()[:MAX_LIST_BYTES], path.stem)
+                if now.issuperset(known.files):
+                    continue
+            return False
+        return True
+
+    def _index(self, folder: Path, *, append: bool) -> None:
+        from tqdm import tqdm
+
+        with tqdm(desc=f"indexing {self.shown}", unit="frame", leave=False, disable=None) as bar:
+
+            def show(progress: Progress) -> None:
+                bar.total = progress.total_frames
+                bar.update(progress.frames - bar.n)
+
+            index_source(self.source, folder, progress=show, append=append)

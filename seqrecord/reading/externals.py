@@ -1,0 +1,175 @@
+"""Reads what pages of a dataset refer to in files that are not its own.
+
+A dataset may come from anyone, and to read it must not read files that its user does not mean. So
+an external file is opened only where this user has made its list, or says where the original lies;
+and only if it still has the size that it had when it was indexed, and is the same file as far as
+its store tells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+
+from seqrecord.errors import FormatError, NotFoundError, StorageError, located
+from seqrecord.format.references import (
+    EXTERNALS,
+    MAX_LIST_BYTES,
+    ExternalFile,
+    ExternalList,
+    Reference,
+    list_path,
+)
+from seqrecord.storage import Storage, StorageLike, identity_of, open_storage
+from seqrecord.storage.ranges import ByteRange
+
+__all__ = ["ExternalFiles", "home", "is_trusted", "trust"]
+
+
+def home() -> Path:
+    """The folder in which this user's indexes of originals are kept, and which lists are trusted.
+
+    It is `SEQRECORD_HOME`, or `seqrecord` in the platform's folder of caches.
+    """
+    given = os.environ.get("SEQRECORD_HOME")
+    return Path(given or platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
+
+
+def trust(list_id: str) -> None:
+    """This user has made the list of this id: the files that it names may be opened."""
+    folder = home() / "trusted"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / list_id).touch()
+
+
+def is_trusted(list_id: str) -> bool:
+    """Whether this user has made the list."""
+    return (home() / "trusted" / list_id).is_file()
+
+
+class ExternalFiles:
+    """The files that pages of a dataset refer to. Safe to use from many threads, and picklable.
+
+    Args:
+        storage: the dataset's.
+        originals: where the user says that all external files lie: a path or URL that takes the
+            place of their root.
+        options: of `open_storage`, for what serves them.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        originals: StorageLike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._storage, self._originals = storage, originals
+        self._options = dict(options or {})
+        self._lists: dict[str, ExternalList] = {}
+        self._stores: dict[str, Storage] = {}  # by root
+        self._seen: set[ExternalFile] = set()  # that are as they were indexed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ExternalFiles, (self._storage, self._originals, self._options)
+
+    def read(self, reference: Reference) -> memoryview:
+        """The bytes of the range that a page refers to.
+
+        Raises `FormatError` for a list or a file that is not there, `StorageError` for an external
+        file that may not be opened or has changed, and `NotFoundError` for one that is gone.
+        """
+        file = self.file_of(reference)
+        data = np.empty(reference.length, np.uint8).data
+        item = ByteRange(reference.start, reference.start + reference.length)
+        if item.stop > file.size:
+            raise FormatError(
+                "a page that refers to bytes behind the end of a file",
+                file=f"{file.root}/{file.path}",
+                offset=item.start,
+                expected=f"at most {file.size}",
+                got=item.stop,
+            )
+        self._check(reference.list_id, file)
+        self._store(file.root).read_ranges(file.path, [item], [data])
+        return data
+
+    def file_of(self, reference: Reference) -> ExternalFile:
+        """The file that a page refers to."""
+        files = self.list(reference.list_id).files
+        if reference.file >= len(files):
+            raise FormatError(
+                "a page that refers to no file of its list",
+                file=f"{self._storage.url}/{list_path(reference.list_id)}",
+                expected=f"below {len(files)}",
+                got=reference.file,
+            )
+        return files[reference.file]
+
+    def list(self, list_id: str) -> ExternalList:
+        """A list of the dataset."""
+        found = self._lists.get(list_id)
+        if found is None:
+            path = list_path(list_id)
+            with located((FormatError, StorageError), file=f"{self._storage.url}/{path}"):
+                data, _ = self._storage.read_whole(path, MAX_LIST_BYTES)
+                found = ExternalList.parse(data, list_id)
+            self._lists[list_id] = found
+        return found
+
+    def all_files(self) -> set[ExternalFile]:
+        """The files of all lists that are there."""
+        paths = (file.path for file in self._storage.files(EXTERNALS))
+        found = [self.list(Path(path).stem) for path in paths if path.endswith(".json")]
+        return {file for each in found for file in each.files}
+
+    def _check(self, list_id: str, file: ExternalFile) -> None:
+        """Raise `StorageError` unless a file may be opened, and is as it was indexed.
+
+        It is looked at once.
+        """
+        if file in self._seen:
+            return
+        if self._originals is None and not is_trusted(list_id):
+            raise StorageError(
+                "this dataset refers to files outside of it, and was not indexed by you on this "
+                "machine: say with originals= where they lie",
+                file=f"{self._storage.url}/{list_path(list_id)}",
+                expected="originals=…, or an index that `seqrecord index` has made",
+                got=file.root,
+            )
+        store = self._store(file.root)
+        shown = f"{store.url}/{file.path}"
+        try:
+            size, identity = identity_of(store, file.path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "a file of the original is gone", file=shown, expected=f"{file.size} bytes"
+            ) from error
+        # Of another place than it was indexed at, the store tells other things.
+        moved = self._originals is not None or None in (identity, file.identity)
+        if size != file.size or not (moved or identity == file.identity):
+            raise StorageError(
+                "a file of the original has changed since it was indexed; index it again",
+                file=shown,
+                expected=f"{file.size} bytes, {file.identity}",
+                got=f"{size} bytes, {identity}",
+            )
+        self._seen.add(file)
+
+    def close(self) -> None:
+        """Close the files; using them again opens them again."""
+        stores, self._stores = self._stores, {}
+        for store in stores.values():
+            store.close()
+
+    def _store(self, root: str) -> Storage:
+        store = self._stores.get(root)
+        if store is None:
+            store = open_storage(self._originals or root, **self._options)
+            store = self._stores.setdefault(root, store)
+        return store

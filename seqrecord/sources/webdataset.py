@@ -1,0 +1,366 @@
+"""WebDataset: tar files of samples, `KEY.FIELD` each, of which those of one folder are an episode.
+
+https://github.com/webdataset/webdataset#the-webdataset-format
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from seqrecord.errors import SourceError, located
+from seqrecord.schema import FeatureSpec, Frame
+from seqrecord.sources.array_files import decode_array
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.embedded import embedded_spec, embedded_value
+from seqrecord.sources.files import is_file, is_junk, opened
+from seqrecord.sources.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    check_numbers,
+    escaped,
+    frame_files,
+    name_specs,
+    number_of,
+)
+from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
+from seqrecord.sources.specs import check_spec, feature_name, feature_spec, kind_of, text_spec
+from seqrecord.sources.tar_files import Member, members, read_member
+
+__all__ = ["FORMAT", "WebDataset"]
+
+_logger = logging.getLogger("seqrecord")
+
+_ARRAYS = (".npy", ".flo", ".pfm")
+_TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
+_NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
+_READ = frozenset((*IMAGE_FORMATS, *_ARRAYS, *_TEXTS, *_NUMBERS))
+
+
+@dataclass(frozen=True)
+class WebDataset(ScannedSource):
+    """Tar files of WebDataset as a source: a folder of them, at any depth, or one file.
+
+    ::
+
+        ROOT/…/NAME.tar    000000.rgb.png, 000000.depth.npy, 000000.json, 000001.rgb.png, …
+        ROOT/…/NAME.tar    run_1/000000.jpg, run_1/000001.jpg, …, run_2/000000.jpg, …
+
+    A sample, files that follow each other and have one name up to its first dot, is a frame. An
+    episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
+    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images (`png`,
+    `jpg`) and arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
+    `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
+    them in `left_out`, and a warning does. Nothing is unpickled.
+
+    Frames come in the order of the samples, whose numbers rise without a gap, unless `allow_gaps`.
+    All samples of an episode have the same fields, but for those that are `sparse`. Both, and
+    `frame_number`, are as in `Folders`.
+
+    A tar file is read from front to back: once for names and places, once for the frames.
+    """
+
+    sparse: Sequence[str] = ()
+    allow_gaps: bool = False
+
+    takes_files = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sparse = self.sparse.split(",") if isinstance(self.sparse, str) else self.sparse
+        object.__setattr__(self, "sparse", tuple(sparse))
+
+    def exists(self) -> bool:
+        """Whether there is a file with the ending `.tar`."""
+        return has_file(self.path, _is_tar)
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            file, offset = info.metadata.get("file"), info.metadata.get("offset")
+            path = self._folder / str(file)
+            if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
+                raise SourceError("no such episode", file=str(self.root))
+            with opened(path) as stream:
+                yield from self._frames(stream, path, info)
+
+    def scan(self, found: Scan) -> None:
+        paths = find_files(self.path, _is_tar)
+        if not paths:
+            raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
+        keys: set[str] = set()
+        left_out: set[str] = set()
+        are_named = False
+        for path in paths:
+            again = None
+            with found.unless_broken(self._place(path, "", 0)), opened(path) as stream:
+                skipped: set[str] = set()
+                each = _samples(stream, path, skipped=skipped)
+                for folder, samples in groupby(each, lambda one: one.folder):
+                    first = next(samples)
+                    place = self._place(path, folder, first.offset)
+                    if place.key in keys:
+                        again = place
+                        break
+                    keys.add(place.key)
+                    with found.unless_broken(place):
+                        one = _Episode(stream, path)
+                        for sample in chain([first], samples):
+                            one.add(sample)
+                        pattern = one.pattern()
+                        specs = list(self._specs(one, path))
+                        found.episodes.append(self._info(place, one, pattern, skipped))
+                        found.specs += specs
+                        found.offered |= dict.fromkeys(one.fields)
+                        are_named |= pattern is None
+                    left_out |= skipped
+                    skipped.clear()
+            if again is not None:
+                raise SourceError(
+                    "samples of one folder that do not follow each other; tar --sort=name brings "
+                    "them together",
+                    file=str(path),
+                    offset=again.metadata["offset"],
+                    episode=again.key,
+                )
+        if found.offered:
+            told = name_specs(self.path, are_named=are_named)
+            found.specs += [spec for spec in told if spec.name not in found.offered]
+        if left_out:
+            _logger.warning(
+                "%s: fields that are not read; pickles never are: %s",
+                self.path,
+                ", ".join(sorted(left_out)),
+            )
+
+    @property
+    def _folder(self) -> Path:
+        return self.path.parent if is_file(self.path) else self.path
+
+    def _place(self, path: Path, folder: str, offset: int) -> EpisodeInfo:
+        """An episode's key, and in its metadata what `frames` finds it by."""
+        key = "/".join(filter(None, (key_of(path, self.path), folder)))
+        file = path.relative_to(self._folder).as_posix()
+        return EpisodeInfo(key, 0, {"file": file, "offset": offset})
+
+    def _info(
+        self, place: EpisodeInfo, one: _Episode, pattern: str | None, left_out: Collection[str]
+    ) -> EpisodeInfo:
+        metadata = dict(place.metadata)
+        fields = one.fields if self.features is None else one.fields.keys() & {*self.features}
+        chosen = {name: one.fields[name] for name in sorted(fields)}
+        if pattern is not None:
+            metadata["files"] = {
+                name: pattern + escaped(f".{_split(each.first.name)[2]}")
+                for name, each in (chosen or one.fields).items()
+            }
+        for name in self.sparse:
+            if name in chosen:
+                metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
+        if left_out:
+            metadata["left_out"] = sorted(left_out)
+        return replace(place, num_frames=len(one.keys), metadata=metadata)
+
+    def _specs(self, one: _Episode, path: Path) -> Iterator[FeatureSpec]:
+        for name, each in one.fields.items():
+            if self.features is None or name in self.features:
+                yield self._spec(name, each, path / each.first.name)
+
+    def _spec(self, name: str, one: _Field, path: Path) -> FeatureSpec:
+        """The feature, from its first value."""
+        ending = _ending(path.name)
+        if ending in _TEXTS:
+            return text_spec(name, path)
+        if ending in _NUMBERS:
+            return feature_spec(name, np.dtype("<i8"), (), path)
+        if ending in _ARRAYS:
+            array = decode_array(one.data, path)
+            kind = kind_of(name, array.dtype, array.shape)
+            return feature_spec(name, array.dtype, array.shape, path, kind=kind)
+        spec = embedded_spec(
+            name, one.data, path, keep_encoded=self.keep_encoded, endings=one.endings
+        )
+        return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
+
+    def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
+        schema, files = self.schema(), info.metadata.get("files", {})
+        pattern = next((_split(each)[1] for each in files.values()), None)
+        numbers: list[int | str] = []
+        fields: set[str] = set()
+        folder = None
+        for index, sample in enumerate(_samples(stream, path, info.metadata["offset"])):
+            if folder is None and self._place(path, sample.folder, 0).key == info.key:
+                folder = sample.folder
+            if sample.folder != folder:
+                break
+            found = {name: member for name, member in sample.fields.items() if name in schema}
+            dense = found.keys() - {*self.sparse}
+            if dense != (fields := fields or dense):
+                name = min(dense ^ fields)
+                raise SourceError(
+                    "samples of different fields",
+                    file=str(path / folder / sample.key),
+                    frame=index,
+                    expected=f"{', '.join(sorted(fields))}; frames may lack {name} with "
+                    f"sparse={name} (--source-option)",
+                    got=", ".join(sorted(dense)),
+                )
+            try:
+                number = None if pattern is None else number_of(pattern, sample.key)
+            except ValueError as error:
+                raise SourceError(
+                    "a tar file that has changed",
+                    file=str(path),
+                    offset=sample.offset,
+                    expected=pattern,
+                    got=sample.key,
+                ) from error
+            numbers.append(sample.key if number is None else number)
+            if not self.allow_gaps:
+                check_numbers(numbers[-3:], path, num_frames=info.num_frames)
+            told = {
+                FRAME_NUMBER: np.array(index if number is None else number, np.int64),
+                FRAME_NAME: sample.key,
+            }
+            frame: dict[str, Any] = {}
+            for name, spec in schema.items():
+                if name in found:
+                    with located(SourceError, feature=name, frame=index):
+                        data = read_member(stream, found[name], path)
+                        frame[name] = _value(data, spec, path / found[name].name)
+                elif spec.kind in told:
+                    frame[name] = told[spec.kind]
+            yield frame
+        if not numbers:
+            raise SourceError("no such episode", file=str(path))
+
+
+FORMAT = SourceFormat(
+    "webdataset",
+    "*.tar of samples KEY.FIELD, as 000000.png and 000000.json",
+    WebDataset,
+    options=("sparse", "allow_gaps"),
+    takes_files=True,
+    is_fallback=True,
+    takes_urls=True,
+)
+
+
+@dataclass
+class _Sample:
+    """Files that follow each other, of one name up to the first dot, by feature."""
+
+    folder: str
+    key: str
+    offset: int
+    fields: dict[str, Member] = field(default_factory=dict)
+
+
+@dataclass
+class _Field:
+    """A feature of an episode: its first file and what is in it, and how many there are."""
+
+    first: Member
+    data: bytes
+    endings: set[str] = field(default_factory=set)
+    count: int = 0
+
+
+@dataclass
+class _Episode:
+    """What is found of an episode as its samples come."""
+
+    stream: BinaryIO
+    path: Path
+    keys: list[str] = field(default_factory=list)
+    folder: str = ""
+    fields: dict[str, _Field] = field(default_factory=dict)
+
+    def add(self, sample: _Sample) -> None:
+        self.folder = sample.folder
+        self.keys.append(sample.key)
+        for name, member in sample.fields.items():
+            if (one := self.fields.get(name)) is None:
+                data = read_member(self.stream, member, self.path)
+                one = self.fields[name] = _Field(member, data)
+            one.endings.add(_ending(member.name))
+            one.count += 1
+
+    def pattern(self) -> str | None:
+        """Makes of a number, by `str.format`, the path of a sample without its field."""
+        found = frame_files(self.keys).pattern
+        folder = escaped(f"{self.folder}/" if self.folder else "")
+        return None if found is None else folder + found
+
+
+def _samples(
+    stream: BinaryIO, path: Path, offset: int = 0, *, skipped: set[str] | None = None
+) -> Iterator[_Sample]:
+    """The samples that have a field that is read; the names of others go to `skipped`."""
+    sample = None
+    for member in members(stream, path, offset):
+        folder, key, ending = _split(member.name)
+        if any(map(is_junk, member.name.split("/"))):
+            continue
+        if _ending(ending) not in _READ:
+            if skipped is not None:
+                skipped.add(ending or key)
+            continue
+        if sample is None or (folder, key) != (sample.folder, sample.key):
+            if sample is not None:
+                yield sample
+            sample = _Sample(folder, key, member.offset)
+        name = feature_name(ending.rpartition(".")[0] or ending)
+        if (other := sample.fields.setdefault(name, member)) is not member:
+            raise SourceError(
+                "two files of one frame",
+                file=str(path / member.name),
+                feature=name,
+                got=f"{other.name} too",
+            )
+    if sample is not None:
+        yield sample
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The folder, the key and the field of a member: `run_1/0007.rgb.png`."""
+    folder, _, file = name.rpartition("/")
+    key, _, ending = file.partition(".")
+    return folder, key, ending
+
+
+def _ending(name: str) -> str:
+    return f".{name.rpartition('.')[2].lower()}"
+
+
+def _is_tar(path: Path) -> bool:
+    return _ending(path.name) == ".tar"
+
+
+def _value(data: bytes, spec: FeatureSpec, path: Path) -> Any:
+    ending = _ending(path.name)
+    if (ending in _TEXTS) != (spec.value == "text"):
+        raise SourceError("a field that is text in some samples", file=str(path))
+    try:
+        if ending in _TEXTS:
+            return data.decode()
+        if ending in _NUMBERS:
+            return np.array(int(data), spec.dtype)
+    except (ValueError, OverflowError) as error:
+        wanted = "UTF-8" if ending in _TEXTS else "an integer of 64 bits"
+        raise SourceError(
+            "a field that cannot be read", file=str(path), expected=wanted, got=repr(data[:80])
+        ) from error
+    if ending in IMAGE_FORMATS:
+        return embedded_value(data, spec, path)
+    if spec.codec:
+        raise SourceError(f"a {ending} file among kept images", file=str(path))
+    array = decode_array(data, path)
+    check_spec(array.dtype, array.shape, spec, path)
+    return array

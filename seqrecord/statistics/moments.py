@@ -1,0 +1,120 @@
+"""Count, mean, deviation and extremes of all numbers of an array, at about the speed of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Moments", "moments_of"]
+
+_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 512  # whose numbers stay in a core's cache, 8 bytes each
+_SMALL, _LARGE = 1e-140, 1e140  # the largest of numbers whose squares are summed as they are
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of numbers; `mean` to `max` are of the finite ones, and 0 where there is none."""
+
+    count: int = 0  # of finite numbers
+    nan: int = 0
+    positive_infinity: int = 0
+    negative_infinity: int = 0
+    mean: float = 0.0
+    std: float = 0.0  # of the population: divided by count
+    min: float | int = 0
+    max: float | int = 0
+
+
+def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
+    """Those of each column of numbers [n, C], C-contiguous, in native order and not complex.
+
+    Sums of uint8 are exact; of others those of differences to about the least number. Takes a few
+    times the memory of `_BLOCK_ROWS * _BLOCK_COLUMNS` numbers.
+    """
+    channels = pixels.shape[1]
+    if not pixels.size:
+        return [Moments()] * channels
+    sums = np.zeros((2, channels))  # of differences, of their squares
+    odd = np.zeros((3, channels), np.int64)  # NaN, inf, -inf
+    least: Any = None
+    most: Any = None
+    shift = np.zeros(channels)
+    with np.errstate(all="ignore"):
+        for block in _blocks(pixels):
+            low, high, finite = block.min(0), block.max(0), None
+            if pixels.dtype.kind == "f" and not np.isfinite(low + high).all():
+                finite = np.isfinite(block)
+                masks = (np.isnan(block), block == np.inf, block == -np.inf)
+                odd += [_folded(np.add, mask.sum(0), channels) for mask in masks]
+                low = np.where(finite, block, np.inf).min(0)
+                high = np.where(finite, block, -np.inf).max(0)
+            low, high = _folded(np.minimum, low, channels), _folded(np.maximum, high, channels)
+            if pixels.dtype == np.uint8:
+                numbers = block.astype(np.float32)  # holds the sums of 258 squares exactly
+            else:
+                if least is None:
+                    shift = np.where(np.isfinite(low), low, 0).astype(np.float64)
+                numbers = np.subtract(
+                    block, np.tile(shift, block.shape[1] // channels), dtype=np.float64
+                )
+            if finite is not None:
+                numbers[~finite] = 0
+            least = low if least is None else np.minimum(least, low)
+            most = high if most is None else np.maximum(most, high)
+            sums[0] += _folded(np.add, np.add.reduce(numbers, 0), channels)
+            np.multiply(numbers, numbers, out=numbers)
+            sums[1] += _folded(np.add, np.add.reduce(numbers, 0), channels)
+    return [
+        _of_channel(pixels[:, i], odd[:, i], sums[:, i], float(shift[i]), least[i], most[i])
+        for i in range(channels)
+    ]
+
+
+def _blocks(pixels: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """All of it as blocks [rows, columns] with whole pixels in a row: reducing rows is fast."""
+    count, channels = pixels.shape
+    wide = max(1, _BLOCK_COLUMNS // channels)
+    whole = count // wide * wide
+    rows = pixels[:whole].reshape(-1, wide * channels)
+    yield from (rows[i : i + _BLOCK_ROWS] for i in range(0, len(rows), _BLOCK_ROWS))
+    if whole < count:
+        yield pixels[whole:].reshape(1, -1)
+
+
+def _folded(reduce: np.ufunc, row: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
+    """What a row [pixels * C] comes to for each channel."""
+    wide: Any = row.reshape(-1, channels)
+    # Of float32, sums of rows would not be exact any more.
+    dtype = np.float64 if reduce is np.add and row.dtype.kind == "f" else None
+    found: npt.NDArray[Any] = reduce.reduce(wide, 0, dtype=dtype)
+    return found
+
+
+def _of_channel(
+    column: npt.NDArray[Any],
+    odd: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.float64],
+    shift: float,
+    least: Any,
+    most: Any,
+) -> Moments:
+    nan, positive, negative = odd.tolist()
+    count = len(column) - nan - positive - negative
+    if not count:
+        return Moments(0, nan, positive, negative)
+    low, high = least.item(), most.item()
+    largest = max(abs(float(low)), abs(float(high)))
+    if largest and not _SMALL < largest < _LARGE:  # squares overflowed, or were zero
+        scaled = np.ascontiguousarray(column[np.isfinite(column), None]) / largest
+        [found] = moments_of(scaled)
+        mean, std = found.mean * largest, found.std * largest
+    else:
+        mean = sums[0] / count
+        variance = (count * sums[1] - sums[0] * sums[0]) / count / count
+        mean, std = shift + mean, math.sqrt(max(0.0, variance))
+    return Moments(count, nan, positive, negative, float(mean), float(std), low, high)

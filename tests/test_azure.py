@@ -1,0 +1,419 @@
+"""The clients that read Azure Blob: what the answers of odd servers become, and credentials."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+import seqrecord
+from seqrecord import errors
+from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from seqrecord.storage.objects.azure import AzureContainer
+from tests.canned_server import Canned, CannedServer, answer
+from tests.command_line import fail, run
+from tests.obstore_runtime import obstore_is
+from tests.places import Place
+from tests.services import Azurite
+from tests.storage_contract import get
+from tests.trees import make_frames, write_v1
+
+Make: TypeAlias = Callable[..., Storage]
+
+KEY = "c2VjcmV0LWtleQ=="
+SECRET_SAS = "sv=2024-01-01&sp=r&sig=S3CRET"
+
+
+@pytest.fixture(params=["obstore", "urllib3"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes a storage at an endpoint that repeats nothing; obstore reads what is small, too."""
+    made: list[Storage] = []
+
+    def make(
+        endpoint: str, *, timeout: float = 30.0, container: str = "container", **settings: Any
+    ) -> Storage:
+        options = {"account_name": "account", "endpoint": endpoint, "deadline": 4 * timeout}
+        credential = {} if {"sas_token", "anonymous"} & settings.keys() else {"account_key": KEY}
+        options |= {"backend": request.param, **credential, **settings}
+        storage = open_storage(f"az://{container}/set", options)
+        while isinstance(storage, StorageWrapper):
+            storage = storage.inner
+        made.append(storage)
+        return storage
+
+    with obstore_is(used=request.param == "obstore"):
+        yield make
+    for storage in made:
+        storage.close()
+
+
+# Answers that no good server gives
+
+
+def part(body: bytes, **headers: Any) -> bytes:
+    return answer(206, body, Content_Range="bytes 0-99/1000", **headers)
+
+
+BODY = bytes(range(100))
+BUSY = Canned(answer(503, Retry_After="7", x_ms_error_code="ServerBusy"))
+
+
+def test_the_wish_of_a_busy_server_is_known(make: Make) -> None:
+    with CannedServer([BUSY]) as server:
+        reader = make(server.endpoint)
+        with pytest.raises(errors.TransientError) as caught:
+            get(reader, "records/0", 0, 100)
+    assert caught.value.retry_after == (None if "Obstore" in repr(reader) else 7)
+
+
+def test_a_connection_that_is_closed_without_an_answer_may_pass(make: Make) -> None:
+    with CannedServer([Canned(b""), Canned(b""), Canned(part(BODY))]) as server:
+        reader = make(server.endpoint)
+        with pytest.raises(errors.TransientError):
+            get(reader, "records/0", 0, 100)
+
+
+@pytest.mark.parametrize("data", [b"", part(BODY[:50], length=100)], ids=["answer", "body"])
+def test_a_server_that_hangs_is_given_up(make: Make, data: bytes) -> None:
+    with CannedServer([Canned(data, "hang")]) as server:
+        reader = make(server.endpoint, timeout=0.2)
+        with pytest.raises(errors.TransientError):
+            get(reader, "records/0", 0, 100)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        part(BODY[:50]),
+        answer(206, BODY[:50], Content_Range="bytes 0-49/1000"),
+        answer(206, BODY, Content_Range="bytes 100-199/1000"),
+    ],
+    ids=["another length", "less", "another range"],
+)
+def test_what_was_not_asked_for_is_not_taken(make: Make, body: bytes) -> None:
+    """The server says that the file goes on, so it may be well the next time."""
+    size = answer(200, length=1000, x_ms_blob_content_length="1000")
+    with CannedServer([Canned(body), Canned(size)]) as server, pytest.raises(errors.StorageError):
+        get(make(server.endpoint, timeout=1), "records/0", 0, 100)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refusals(make: Make, status: int) -> None:
+    with CannedServer([Canned(answer(status))]) as server:
+        reader = make(server.endpoint)
+        for action in (lambda: reader.size("a"), lambda: get(reader, "a", 0, 100)):
+            with pytest.raises(errors.AccessError, match="check the key"):
+                action()
+
+
+def test_nobody_listens(make: Make) -> None:
+    reader = make("http://127.0.0.1:1/account")
+    for action in (lambda: reader.size("a"), lambda: get(reader, "a", 0, 100)):
+        with pytest.raises(errors.TransientError):
+            action()
+
+
+@pytest.mark.parametrize("key", ["zzz", "S3CRET!"])
+def test_a_key_that_is_none(make: Make, key: str) -> None:
+    with CannedServer([Canned(part(BODY))]) as server:
+        reader = make(server.endpoint, account_key=key)
+        for action in (lambda: reader.size("a"), lambda: get(reader, "a", 0, 100)):
+            with pytest.raises(errors.AccessError, match="key") as caught:
+                action()
+            assert key not in str(caught.value) or key == "="
+
+
+def test_credentials_go_where_they_belong_and_nowhere_else(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the environment, which the clients themselves would take."""
+    for name in ("SAS_TOKEN", "SAS_KEY", "ACCOUNT_KEY", "ACCESS_KEY", "KEY", "TOKEN"):
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", "OTHER")
+    for name in ("ACCOUNT", "ACCOUNT_NAME"):
+        monkeypatch.setenv(f"AZURE_STORAGE_{name}", "other")
+    text = "AccountName=other;AccountKey=T1RIRVI=;BlobEndpoint=http://127.0.0.1:1/other"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    monkeypatch.setenv("AZURE_CLIENT_ID", "other")
+    kinds: list[tuple[dict[str, Any], str]] = [
+        ({"account_key": KEY}, "authorization: sharedkey account:"),
+        ({"sas_token": SECRET_SAS}, "sig=s3cret"),
+        ({"anonymous": True}, ""),
+    ]
+    for settings, expected in kinds:
+        with CannedServer([Canned(part(BODY))]) as server:
+            reader = make(server.endpoint, **settings)
+            assert get(reader, "records/0", 0, 100) == BODY
+        if "Fsspec" in repr(reader) and "sharedkey" in expected:
+            expected = "?sp=r&"  # it signs URLs, which only read, and for an hour
+        head = server.asked[0].lower()
+        assert "/account/container/set/records/0" in head
+        assert expected in head
+        assert "other" not in head
+        assert ("authorization:" in head) == ("sharedkey" in expected)
+        assert ("sig=" in head) == (expected.startswith(("sig=", "?sp=r&")))
+
+
+def test_a_token_is_asked_for_and_sent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = pytest.importorskip("azure.identity")
+    from azure.core.credentials import AccessToken
+
+    class Credential:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+            assert scopes == ("https://storage.azure.com/.default",)
+            return AccessToken("T0KEN", 4_000_000_000)
+
+    monkeypatch.setattr(identity, "DefaultAzureCredential", Credential)
+    with CannedServer([Canned(part(BODY))]) as server:
+        reader = make(server.endpoint, account_key=None)
+        assert get(reader, "records/0", 0, 100) == BODY
+    assert "Bearer T0KEN" in server.asked[0]
+
+
+@pytest.mark.parametrize(
+    "canned", [Canned(answer(403)), BUSY, Canned(b"", "reset")], ids=["403", "503", "reset"]
+)
+def test_no_failure_shows_a_credential(
+    make: Make, canned: Canned, caplog: pytest.LogCaptureFixture
+) -> None:
+    for settings in ({"sas_token": SECRET_SAS}, {"account_key": KEY}):
+        with CannedServer([canned]) as server:
+            reader = make(server.endpoint, timeout=1, **settings)
+            for length in (0, 100):  # of nothing it asks for the size
+                with pytest.raises(errors.StorageError) as caught:
+                    get(reader, "a", 0, length)
+                assert caught.value.__cause__ is None
+                assert caught.value.__context__ is None
+                said = "".join(traceback.format_exception(caught.value)) + caplog.text
+                said += repr(reader) + repr(vars(caught.value))
+                assert "S3CRET" not in said
+                assert KEY not in said
+
+
+# The real service
+
+
+def test_a_service_refuses_who_may_not_read(make: Make, azurite: Azurite, container: str) -> None:
+    """Nothing of one storage is another's."""
+    azurite.put(container, "set/records/0", BODY)
+
+    def opened(**credential: Any) -> Storage:
+        return make(
+            azurite.endpoint, container=container, account_name=azurite.account, **credential
+        )
+
+    allowed = opened(sas_token=azurite.sas(container, permission="r"))
+    others = {
+        r"SAS": opened(sas_token=azurite.sas(container, permission="w")),
+        r"check the key": opened(account_key=KEY),
+        r"access is refused|no such": opened(anonymous=True),
+    }
+    for _ in range(2):
+        assert (allowed.size("records/0"), get(allowed, "records/0", 5, 50)) == (100, BODY[5:50])
+        for says, refused in others.items():
+            for path in ("records/0", "nothing"):
+                with pytest.raises(errors.StorageError, match=says):
+                    refused.size(path)
+                with pytest.raises(errors.StorageError, match=says):
+                    get(refused, path, 0, 5)
+
+
+# Azure account
+
+SECRET = "MARKED-S3CRET"
+HTTPS = "https://acme.blob.core.windows.net/box/path/to"
+TRIO = {"tenant_id": "t", "client_id": "c", "client_secret": SECRET}
+
+
+def resolve(
+    url: str, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None
+) -> AzureContainer:
+    return AzureContainer.resolve(parse_location(url), options or {}, environ or {})
+
+
+def kind_of(container: AzureContainer) -> str:
+    """Of the one credential that is held."""
+    names = {"account_key": "account key", "sas_token": "SAS", "anonymous": "anonymous"}
+    if "client_secret" in container.config:
+        return "client secret"
+    [kind] = [names[name] for name in container.config] or ["default chain"]
+    return kind
+
+
+@pytest.mark.parametrize("url", [HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"])
+def test_a_url_that_names_its_host(url: str) -> None:
+    account = resolve(url)
+    assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
+    assert account.endpoint == "https://acme.blob.core.windows.net"
+    assert kind_of(account) == "default chain"
+    assert account.key("records/a") == "path/to/records/a"
+    whole = resolve("https://acme.blob.core.windows.net/acme")  # a container called as its account
+    assert (whole.bucket, whole.root, whole.key("records/a")) == ("acme", "", "records/a")
+
+
+@pytest.mark.parametrize(
+    ("options", "environ"),
+    [
+        ({"account_name": "acme"}, {}),
+        ({"account": "acme"}, {}),
+        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}),
+        ({}, {"AZURE_STORAGE_ACCOUNT": "acme"}),
+        ({"account_name": "acme"}, {"AZURE_STORAGE_ACCOUNT_NAME": "other"}),
+        ({"connection_string": f"AccountName=acme;AccountKey={SECRET}"}, {}),
+        ({}, {"AZURE_STORAGE_CONNECTION_STRING": f"AccountName=acme;AccountKey={SECRET}=="}),
+    ],
+)
+def test_where_the_account_of_an_az_url_comes_from(
+    options: dict[str, Any], environ: dict[str, str]
+) -> None:
+    account = resolve("az://box/path", options, environ)
+    assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
+    assert account.endpoint == "https://acme.blob.core.windows.net"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "environ", "kind"),
+    [
+        (f"{HTTPS}?sig={SECRET}", {}, {}, "SAS"),
+        (HTTPS, {"sas_token": f"?sig={SECRET}"}, {}, "SAS"),
+        (HTTPS, {"account_key": SECRET}, {}, "account key"),
+        (HTTPS, TRIO, {}, "client secret"),
+        (HTTPS, {"anonymous": True}, {}, "anonymous"),
+        (HTTPS, {"anon": "true"}, {}, "anonymous"),
+        (HTTPS, {}, {"AZURE_STORAGE_ACCOUNT_KEY": SECRET}, "account key"),
+        (HTTPS, {}, {"AZURE_STORAGE_KEY": SECRET}, "account key"),
+        (HTTPS, {}, {"AZURE_STORAGE_SAS_TOKEN": SECRET}, "SAS"),
+        (
+            HTTPS,
+            {},
+            {f"AZURE_{name.upper()}": value for name, value in TRIO.items()},
+            "client secret",
+        ),
+        (HTTPS, {"account_key": SECRET}, {"AZURE_STORAGE_SAS_TOKEN": "other"}, "account key"),
+        (f"{HTTPS}?sig={SECRET}", {}, {"AZURE_STORAGE_ACCOUNT_KEY": "other"}, "SAS"),
+        # Several tools may have left theirs.
+        (HTTPS, {}, {"AZURE_STORAGE_KEY": SECRET, "AZURE_STORAGE_SAS_TOKEN": "x"}, "account key"),
+        (HTTPS, {}, {"AZURE_CLIENT_SECRET": SECRET}, "default chain"),
+        # Of another account.
+        (
+            HTTPS,
+            {},
+            {"AZURE_STORAGE_ACCOUNT_NAME": "other", "AZURE_STORAGE_ACCOUNT_KEY": SECRET},
+            "default chain",
+        ),
+        (
+            HTTPS,
+            {},
+            {"AZURE_STORAGE_CONNECTION_STRING": f"AccountName=other;AccountKey={SECRET}"},
+            "default chain",
+        ),
+    ],
+)
+def test_the_credential(
+    url: str, options: dict[str, Any], environ: dict[str, str], kind: str
+) -> None:
+    account = resolve(url, options, environ)
+    assert kind_of(account) == kind
+    assert set(account.config.values()) <= {SECRET, f"sig={SECRET}", "t", "c", True}
+    assert SECRET not in repr(account) + str(account)
+    assert pickle.loads(pickle.dumps(account)) == account
+
+
+def test_connection_strings() -> None:
+    development = resolve("az://box/path", {"connection_string": "UseDevelopmentStorage=true"})
+    assert development.endpoint == "http://127.0.0.1:10000/devstoreaccount1"
+    assert kind_of(development) == "account key"
+    signed = resolve(
+        "az://box/path",
+        {
+            "connection_string": "BlobEndpoint=https://acme.blob.core.windows.net/;"
+            f"SharedAccessSignature=?sv=1&sig={SECRET}%3D"
+        },
+    )
+    assert signed.account == "acme"
+    assert signed.config["sas_token"] == f"sv=1&sig={SECRET}%3D"
+    assert signed.endpoint == "https://acme.blob.core.windows.net"
+    china = resolve(
+        "az://box/path",
+        {"connection_string": "AccountName=a;AccountKey=k;EndpointSuffix=core.chinacloudapi.cn"},
+    )
+    assert china.endpoint == "https://a.blob.core.chinacloudapi.cn"
+
+
+def test_an_endpoint_of_the_options_comes_first() -> None:
+    for environ in ({}, {"AZURE_STORAGE_ENDPOINT": "http://elsewhere:1/acme"}):
+        account = resolve(HTTPS, {"endpoint": "http://127.0.0.1:1/acme/"}, environ)
+        assert account.endpoint == "http://127.0.0.1:1/acme"
+        assert resolve(HTTPS, {}, environ).endpoint == "https://acme.blob.core.windows.net"
+    assert (
+        resolve("az://b/p", {"account_name": "acme"}, {"AZURE_STORAGE_ENDPOINT": "http://h:1/acme"})
+    ).endpoint == "http://h:1/acme"
+
+
+# Commands take an Azure location
+
+on_azurite = pytest.mark.parametrize("place", ["azurite"], indirect=True)
+
+
+def words(place: Place) -> list[str]:
+    return [f"--storage-option={key}={value}" for key, value in place.options.items()]
+
+
+@pytest.mark.service
+@on_azurite
+def test_commands(place: Place, small: Path, tmp_path: Path) -> None:
+    place.copy(small)
+    at = [place.url, *words(place)]
+    information = json.loads(run("info", *at, "--json", "--clip-len", 3).stdout)
+    local = json.loads(run("info", small, "--json", "--clip-len", 3).stdout)
+    assert information.pop("url") == place.url
+    assert local.pop("url") == str(small)
+    assert information == local
+    assert f"{place.url}: no problem found" in run("verify", *at, "--deep").stdout
+    run("view", *at, "--clip-len", 3, "-o", tmp_path / "clip.png")
+    assert (tmp_path / "clip.png").stat().st_size > 0
+    run("export", place.url, "beta/Hard/P000", tmp_path / "files", *words(place))
+    assert (tmp_path / "files/beta/Hard/P000/metadata.json").exists()
+    run("bench", *at, "--clip-len", 3, "--batch-size", 2)
+
+
+@pytest.mark.service
+@on_azurite
+def test_the_write_command(place: Place, tmp_path: Path) -> None:
+    for number in range(2):
+        write_v1(tmp_path / "cave" / "Easy" / f"P00{number}", make_frames(number, 3))
+    assert "no dataset here" in fail("info", place.url, *words(place))
+    assert "no such container" in fail("info", "az://nothing-here/x", *words(place))
+    command = ["write", "--src", tmp_path, "--dst", place.url, *words(place)]
+    assert f"{place.url}: wrote 2 episodes" in run(*command, "--workers", 1).stdout
+    assert "a dataset is there already" in fail(*command, "--quiet")
+    run("reindex", place.url, *words(place))
+    with seqrecord.open(place.url, storage_options=place.options) as dataset:
+        assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]
+
+
+def test_what_no_credential_of_the_chain_has_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each request that needs a token: it is fifteen lines."""
+    identity = pytest.importorskip("azure.identity")
+    name = f"Credential{uuid.uuid4().hex}"
+    none = type(name, (identity.EnvironmentCredential,), {})
+    monkeypatch.setattr(
+        identity, "DefaultAzureCredential", lambda **_: identity.ChainedTokenCredential(none())
+    )
+    options = {"account_name": "acme", "endpoint": "https://127.0.0.1:9", "deadline": 0.3}
+    with closing(open_storage("az://box/p", options)) as storage:
+        for _ in range(3):
+            with pytest.raises(errors.AccessError):
+                storage.size("a")
+    assert sum(name in record.getMessage() for record in caplog.records) == 1

@@ -1,0 +1,427 @@
+"""Crops where episodes or cameras differ in size, and resizing: equal to what is made of whole
+frames, one by one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+import seqrecord
+from seqrecord import (
+    CenterCrop,
+    ClipError,
+    FeatureSpec,
+    HorizontalFlip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    Schema,
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+)
+from tests.clip_data import names
+
+SIZES = [(20, 31), (24, 28), (17, 40)]
+CAMERA = {"fx": 10.0, "fy": 12.0, "cx": 9.5, "cy": 8.25}
+SPECS = [
+    FeatureSpec("image", np.dtype("u1"), (None, None, 3), kind="image"),
+    FeatureSpec("depth", np.dtype("u2"), (None, None), kind="depth"),
+    FeatureSpec("flow", np.dtype("f4"), (None, None, 2), kind="flow"),
+    FeatureSpec("mask", np.dtype("?"), (None, None, 1), kind="mask"),
+    FeatureSpec("pose", np.dtype("f8"), (3, 4)),
+    FeatureSpec("points", np.dtype("f4"), (None, 4)),
+]
+IMAGES = ("image", "depth", "flow", "mask")
+
+
+def frame_of(episode: int, number: int, size: tuple[int, int] | None = None) -> dict[str, Any]:
+    rng = np.random.default_rng([episode, number])
+    size = size or SIZES[episode]
+    return {
+        "image": rng.integers(0, 256, (*size, 3), np.uint8),
+        "depth": rng.integers(0, 60000, size, np.uint16),
+        "flow": rng.random((*size, 2), np.float32) - 0.5,
+        "mask": rng.integers(0, 2, (*size, 1)).astype(bool),
+        "pose": rng.random((3, 4)),
+        "points": rng.random((1 + number, 4), np.float32),
+    }
+
+
+@pytest.fixture(scope="module", params=["raw", "balanced"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sizes") / "records"
+    with SeqRecordWriter(
+        folder, schema=Schema(SPECS), codecs=request.param, chunk_frames=4
+    ) as writer:
+        for episode, length in enumerate((9, 6, 7)):
+            (height, width), camera = SIZES[episode], dict(CAMERA)
+            camera |= {"width": width, "height": height}
+            metadata = {"camera": camera} if episode < 2 else {}
+            with writer.episode(f"set/{episode}", metadata=metadata) as written:
+                for number in range(length):
+                    written.append(frame_of(episode, number))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cameras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cameras") / "records"
+    sizes = {"front_left": (24, 32), "front_right": (24, 32), "wrist": (12, 16)}
+    specs = [FeatureSpec(n, np.dtype("u1"), (*s, 3), kind="image") for n, s in sizes.items()]
+    camera = {"front_left": CAMERA, "wrist": {**CAMERA, "fx": 3.0}}
+    with SeqRecordWriter(folder, schema=Schema(specs), codecs="raw") as writer:
+        for episode in range(2):
+            with writer.episode(f"set/{episode}", metadata={"camera": camera}) as written:
+                for number in range(8):
+                    rng = np.random.default_rng([episode, number])
+                    written.append(
+                        {n: rng.integers(0, 256, (*s, 3), np.uint8) for n, s in sizes.items()}
+                    )
+    return folder
+
+
+def seen(name: str, frame: npt.NDArray[Any], clip: dict[str, Any], size: Any) -> npt.NDArray[Any]:
+    """What a batch has of a whole frame, pixel by pixel."""
+    top, left, height, width = clip["crop"].tolist()
+    found = frame[top : top + height, left : left + width]
+    if size is not None and name == "image":
+        found = np.asarray(Image.fromarray(found).resize(size[::-1], Image.Resampling.BILINEAR))
+    elif size is not None:
+        made = np.empty((*size, *found.shape[2:]), found.dtype)
+        for y in range(size[0]):
+            for x in range(size[1]):
+                made[y, x] = found[
+                    int((y + 0.5) * height / size[0]), int((x + 0.5) * width / size[1])
+                ]
+        found = made
+    if name == "flow" and size is not None:
+        found = found * np.array([size[1] / width, size[0] / height], np.float32)
+    if clip.get("flipped"):
+        found = found[:, ::-1] * (np.array([-1, 1], "f4") if name == "flow" else 1)
+    return found
+
+
+def check(batch: dict[str, Any], length: int, size: Any, shape: tuple[int, int]) -> None:
+    for i, (key, start) in enumerate(names(batch)):
+        clip: dict[str, Any] = {n: batch[n][i] for n in ("crop", "flipped") if n in batch}
+        for name in IMAGES:
+            assert batch[name].shape[:4] == (len(batch["start"]), length, *shape)
+            for t in range(length):
+                whole = frame_of(int(key[4:]), start + t)[name]
+                expected, got = seen(name, whole, clip, size), batch[name][i, t].numpy()
+                assert got.dtype == whole.dtype
+                is_near = name == "image" and size is not None
+                tolerance = 1 if is_near else 1e-6 if name == "flow" else 0
+                np.testing.assert_allclose(
+                    got.astype("f8"), expected.astype("f8"), atol=tolerance, rtol=0
+                )
+        if "intrinsics" in batch:
+            check_intrinsics(key, clip, batch["intrinsics"][i], shape)
+
+
+def check_intrinsics(key: str, clip: dict[str, Any], got: Any, shape: tuple[int, int]) -> None:
+    """Of points of the camera: where they are in what is seen."""
+    if key == "set/2":
+        assert got.isnan().all()
+        return
+    top, left, height, width = clip["crop"].tolist()
+    for x, y in ((0.1, 0.2), (-0.5, 0.7)):
+        along_x = CAMERA["fx"] * x + CAMERA["cx"] + 0.5 - left  # from the window's edge
+        along_y = CAMERA["fy"] * y + CAMERA["cy"] + 0.5 - top
+        along_x, along_y = along_x * shape[1] / width, along_y * shape[0] / height
+        fx, fy, cx, cy = got.tolist()
+        if clip.get("flipped"):
+            along_x, fx = shape[1] - along_x, -fx
+        assert fx * x + cx + 0.5 == pytest.approx(along_x)
+        assert fy * y + cy + 0.5 == pytest.approx(along_y)
+
+
+CHAINS: dict[str, tuple[Any, Any, tuple[int, int]]] = {
+    "random": (RandomCrop((9, 14)), None, (9, 14)),
+    "center, flip": ([CenterCrop(11), HorizontalFlip(0.5)], None, (11, 11)),
+    "resize": (Resize((10, 12)), (10, 12), (10, 12)),
+    "flip, random, resize": (
+        [HorizontalFlip(0.5), RandomCrop((15, 17)), Resize((20, 9))],
+        (20, 9),
+        (20, 9),
+    ),
+    "random resized": (
+        [RandomResizedCrop((8, 12), (0.2, 0.9)), HorizontalFlip(0.5)],
+        (8, 12),
+        (8, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_episodes_of_other_sizes(path: Path, name: str, device: str | None) -> None:
+    transform, size, shape = CHAINS[name]
+    settings: dict[str, Any] = {"clip_len": 2, "clip_transform": transform, "batch_size": 4}
+    pipe = SeqRecordPipe(path, **settings, device=device, ragged="list")
+    crops = set()
+    for batch in pipe:
+        check(batch, 2, size, shape)
+        assert isinstance(batch["points"], list)
+        crops |= {tuple(crop) for crop in batch["crop"].tolist()}
+    assert len(crops) > (8 if "random" in name else 1 if "center" in name else 2)
+
+
+DRAWN = [[4, 7, 15, 16], [10, 16, 8, 7], [3, 12, 16, 13]]
+"""As a loop over single numbers computes them, by the formulas of the docstring."""
+
+
+def test_what_a_seed_draws_is_the_same_in_every_version(path: Path) -> None:
+    step = RandomResizedCrop(4, (0.05, 0.5))
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=9, clip_transform=step, episodes="set/0")
+    (batch,) = pipe
+    found = dict(zip(batch["start"].tolist(), batch["crop"].tolist(), strict=True))
+    assert [found[start] for start in range(3)] == DRAWN
+
+
+def test_by_number_and_for_functions(path: Path) -> None:
+    transform, size, shape = CHAINS["flip, random, resize"]
+    seen_shapes = set()
+
+    def function(clip: dict[str, Any], _: object) -> dict[str, Any]:
+        seen_shapes.add(clip["image"].shape)
+        return {n: np.array(clip[n]) for n in IMAGES}
+
+    for chain in (transform, [*transform, function]):
+        dataset = SeqRecordDataset(path, clip_len=2, clip_transform=chain)
+        for some in ([0, 9, 3], [7], [len(dataset) - 1, 0]):
+            check(seqrecord.collate(dataset.__getitems__(some)), 2, size, shape)
+    assert seen_shapes == {(2, 20, 9, 3)}
+
+
+@pytest.mark.parametrize("path", ["balanced"], indirect=True)
+def test_windows_lie_anywhere_in_their_own_episode(path: Path) -> None:
+    settings: dict[str, Any] = {"clip_len": 1, "batch_size": 22, "features": ["image"]}
+    pipe = SeqRecordPipe(path, **settings, clip_transform=RandomCrop(16))
+    places: dict[str, set[int]] = {}
+    for _ in range(12):
+        for batch in pipe:
+            for key, crop in zip(batch["episode"], batch["crop"].tolist(), strict=True):
+                places.setdefault(key, set()).add(crop[1])
+    for key, found in places.items():
+        room = SIZES[int(key[4:])][1] - 16
+        assert found <= set(range(room + 1))
+        assert min(found) < room / 5
+        assert max(found) > room * 4 / 5
+
+
+def test_what_is_refused_of_sizes(path: Path, tmp_path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=2, clip_transform=RandomCrop(18))
+    with pytest.raises(ClipError, match="larger than the frame") as caught:
+        list(pipe)
+    assert (caught.value.episode, caught.value.expected) == ("set/2", "at most 17 x 40 pixels")
+    with pytest.raises(ClipError, match="vary") as caught:
+        SeqRecordPipe(path, clip_len=1, clip_transform=HorizontalFlip())
+    assert "Resize" in str(caught.value.expected)
+    with (
+        SeqRecordWriter(tmp_path / "one", schema=Schema(SPECS)) as writer,
+        writer.episode("a") as episode,
+    ):
+        for number in range(6):
+            episode.append(frame_of(0, number, SIZES[number == 4]))
+    pipe = SeqRecordPipe(tmp_path / "one", clip_len=2, batch_size=2, clip_transform=Resize(8))
+    with pytest.raises(ClipError, match="differ in size") as caught:
+        list(pipe)
+    assert caught.value.episode == "a"
+
+
+# ---- cameras
+
+
+def test_cameras_of_two_sizes_have_steps_of_their_own(cameras: Path) -> None:
+    with pytest.raises(ClipError, match="several sizes") as caught:
+        SeqRecordPipe(cameras, clip_len=2, clip_transform=RandomCrop(8))
+    assert "wrist" in str(caught.value.expected)
+    some = SeqRecordPipe(
+        cameras, clip_len=2, clip_transform=RandomCrop(8, features=["front_left", "front_right"])
+    )
+    assert next(iter(some))["wrist"].shape == (2, 12, 16, 3)
+
+    def drawn(shared: bool, **more: Any) -> list[dict[str, Any]]:
+        wrist = [RandomCrop((4, 4), shared=shared), HorizontalFlip(shared=shared)]
+        front = [RandomCrop((16, 20)), HorizontalFlip()]
+        chain = {"front_left": front, "front_right": front, "wrist": wrist}
+        pipe = SeqRecordStream(cameras, clip_len=1, batch_size=4, clip_transform=chain, **more)
+        return [batch for _ in range(3) for batch in pipe]
+
+    for shared in (True, False):
+        found = drawn(shared)
+        front, right, wrist = (
+            torch.cat([batch[f"{name}_crop"] for batch in found])
+            for name in ("front_left", "front_right", "wrist")
+        )
+        assert "crop" not in found[0]
+        assert (front == right).all()
+        assert wrist[:, 2:].tolist() == [[4, 4]] * len(wrist)
+        # 9 of 24 - 16 + 1 rows, and 9 of 12 - 4 + 1: the same draws are the same rows
+        assert (front[:, 0] == wrist[:, 0]).all() == shared
+        same = [(b["front_left_flipped"] == b["wrist_flipped"]).all().item() for b in found]
+        assert all(same) == shared
+        for batch in found:
+            for i, (key, start) in enumerate(names(batch)):
+                whole = np.random.default_rng([int(key[4:]), start])
+                for name, size in (("front_left", (24, 32)), ("front_right", (24, 32)),
+                                   ("wrist", (12, 16))):  # fmt: skip
+                    frame = whole.integers(0, 256, (*size, 3), np.uint8)
+                    clip = {n: batch[f"{name}_{n}"][i] for n in ("crop", "flipped")}
+                    expected = seen("other", frame, clip, None)
+                    np.testing.assert_array_equal(batch[name][i, 0].numpy(), expected)
+            cx = torch.where(
+                batch["wrist_flipped"],
+                3 - (9.5 - batch["wrist_crop"][:, 1]),
+                9.5 - batch["wrist_crop"][:, 1],
+            )
+            assert (batch["wrist_intrinsics"][:, 2] == cx).all()
+            assert (batch["wrist_intrinsics"][:, 0] == 3).all()
+            assert "front_right_intrinsics" not in batch  # the metadata does not have this camera
+
+
+def test_cameras_with_one_window_have_intrinsics_of_their_own(cameras: Path) -> None:
+    pair = ["front_left", "front_right"]
+    for features, told in ((pair, ["front_left"]), (["wrist"], ["wrist"]), (["front_right"], [])):
+        chain = RandomCrop(8, features=features)
+        batch = next(iter(SeqRecordPipe(cameras, clip_len=1, batch_size=4, clip_transform=chain)))
+        assert [name for name in batch if "intrinsics" in name] == [f"{n}_intrinsics" for n in told]
+        for name in told:
+            expected = torch.tensor([CAMERA[n] for n in ("fx", "fy", "cx", "cy")]).repeat(4, 1)
+            expected[:, 0] = 3 if name == "wrist" else 10
+            expected[:, 2:] -= batch["crop"][:, [1, 0]]
+            assert batch[f"{name}_intrinsics"].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("camera", "is_said"),
+    [
+        (None, False),
+        ({**CAMERA, "width": 32, "height": 24}, False),
+        ("zed", True),
+        ({"K": [[10, 0, 9], [0, 12, 8], [0, 0, 1]]}, True),
+        ({**CAMERA, "width": 640, "height": 480}, True),
+        ({"front": CAMERA}, True),
+    ],
+    ids=str,
+)
+def test_a_camera_that_gives_no_intrinsics_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, camera: Any, is_said: bool
+) -> None:
+    path = tmp_path / "records"
+    metadata = {} if camera is None else {"camera": camera}
+    with SeqRecordWriter(path) as writer, writer.episode("a", metadata=metadata) as written:
+        written.append({"image": np.zeros((24, 32, 3), np.uint8)})
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        pipe = SeqRecordPipe(path, clip_len=1, batch_size=1, clip_transform=CenterCrop(8))
+    assert ("intrinsics" in next(iter(pipe))) == (camera is not None and not is_said)
+    assert [r.message.split(": ")[0] for r in caplog.records if "intrinsics" in r.message] == (
+        [pipe.dataset.url] if is_said else []
+    )
+
+
+def test_a_mix_says_which_clips_have_no_intrinsics(path: Path) -> None:
+    def source(episodes: str) -> SeqRecordStream:
+        return SeqRecordStream(
+            path, clip_len=1, features=["image"], episodes=episodes, clip_transform=Resize(8)
+        )
+
+    sources = {"a": source("set/[01]"), "b": source("set/2")}
+    for batch in SeqRecordMix(sources, batch_size=4, stop=3):
+        lacking = [name == "b" for name in batch["dataset"]]
+        assert batch["intrinsics_is_missing"].tolist() == lacking
+        assert [not row.any() for row in batch["intrinsics"]] == lacking
+    both = {"a": sources["a"], "c": source("set/0")}
+    assert "intrinsics_is_missing" not in next(iter(SeqRecordMix(both, batch_size=4)))
+
+
+def test_cameras_in_a_mix_and_before_a_function(cameras: Path) -> None:
+    steps = {"front_left": RandomCrop(8), "wrist": Resize(8)}
+    source = SeqRecordStream(cameras, clip_len=1, clip_transform=steps)
+    other = SeqRecordStream(cameras, clip_len=1, features=["wrist"], clip_transform=Resize(8))
+    mix = SeqRecordMix({"a": source, "b": other}, batch_size=4, features="intersection")
+    batch = next(iter(mix))
+    assert {name for name in batch if "wrist" in name} >= {"wrist"}
+    assert batch["wrist"].shape == (4, 1, 8, 8, 3)
+    chain: list[Any] = [steps, lambda clip, _: {"sum": clip["front_left"].sum(axis=(1, 2))}]
+    pipe = SeqRecordPipe(cameras, clip_len=1, batch_size=4, clip_transform=chain)
+    assert next(iter(pipe))["sum"].shape == (4, 1, 3)
+
+
+def test_a_flipped_stereo_pair_is_said(
+    cameras: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cameras = Path(shutil.copytree(cameras, tmp_path / "records"))  # of which nothing was said
+    pair = ["front_left", "front_right"]
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        SeqRecordPipe(cameras, clip_len=1, clip_transform=HorizontalFlip(features=["wrist"]))
+        assert not caplog.records
+        SeqRecordPipe(cameras, clip_len=1, clip_transform=HorizontalFlip(features=pair))
+    (record,) = caplog.records
+    assert "exchange" in record.getMessage()
+    assert "front_left and front_right" in record.getMessage()
+
+
+BAD: list[tuple[Any, str]] = [
+    ({}, "is not valid|others"),
+    ({"wrist": 3}, "not valid for a camera"),
+    ({3: Resize(2)}, "not valid for a camera"),
+    ({"wrist": [Resize(2), lambda c, _: c]}, "not valid for a camera"),
+    ({"wrist": Resize(2, features=["wrist"])}, "chooses features"),
+    ([{"wrist": Resize(2)}, Resize(2)], "others"),
+    ({"none": Resize(2)}, "not read"),
+    ([Resize(8, features=["wrist"]), RandomCrop(4, features=["wrist"])], "was resized"),
+    ([Resize(8, features=["wrist"]), Resize(4, features=["wrist"])], "was resized"),
+]
+
+
+@pytest.mark.parametrize(("transform", "message"), BAD)
+def test_what_is_refused_of_cameras(cameras: Path, transform: Any, message: str) -> None:
+    with pytest.raises(ClipError, match=message):
+        SeqRecordPipe(cameras, clip_len=1, clip_transform=transform)
+
+
+@pytest.mark.parametrize("value", [0, (0, 1), (1, 0.5), "ab", (0.1, 0.2, 0.3), (float("nan"), 1)])
+def test_ranges_that_are_none(value: Any) -> None:
+    for name in ("scale", "ratio"):
+        with pytest.raises(ClipError, match=name):
+            RandomResizedCrop(8, **{name: value})
+    for step in (RandomCrop, RandomResizedCrop, lambda _, **more: HorizontalFlip(**more)):
+        with pytest.raises(ClipError, match="shared"):
+            step(8, shared=value)
+
+
+@pytest.mark.parametrize("ratio", [(0.75, 1.25), (3.0, 4.0), (0.01, 100)])
+def test_areas_and_ratios_of_resized_crops(ratio: tuple[float, float]) -> None:
+    from seqrecord.clips.transforms import CropWindows
+
+    height, width, count = 300, 400, 4000
+    step = RandomResizedCrop(8, (0.1, 0.6), ratio)
+    sides = np.full(count, height), np.full(count, width)
+    draws = np.random.default_rng(0).random((step.num_draws, count))
+    windows = step.apply(CropWindows.whole(*sides), draws)
+    assert (windows.top >= 0).all()
+    assert (windows.left >= 0).all()
+    assert (windows.top + windows.height <= height).all()
+    assert (windows.left + windows.width <= width).all()
+    found = windows.width / windows.height
+    assert ratio[0] * 0.9 < found.min()
+    assert found.max() < ratio[1] * 1.1
+    area = windows.height * windows.width / (height * width)
+    if ratio == (3.0, 4.0):  # none of more than 4/9 lies in the frame
+        assert area.max() < 0.46
+    else:
+        assert np.quantile(area, 0.5) == pytest.approx(0.35, abs=0.02)
+        assert (area.min(), area.max()) == pytest.approx((0.1, 0.6), abs=0.02)

@@ -1,0 +1,169 @@
+"""References: literal bytes, what they become, and every way to be malformed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord.checksum import crc32c
+from seqrecord.errors import ChecksumError, FormatError
+from seqrecord.format.references import (
+    ExternalFile,
+    ExternalList,
+    Reference,
+    ReferencedGops,
+    least_reference_bytes,
+    list_path,
+    parse_reference,
+)
+
+_GOPS = ReferencedGops(
+    *("a.mp4", b""),
+    starts=np.array([100, 103, 110, 111]),
+    sizes=np.array([3, 2, 1, 4]),
+    order=np.array([0, 1, 0, -1]),
+    first=np.array([0, 2]),
+)
+_HEAD = bytes.fromhex(
+    "04000080"  # packets, and the mark
+    "efcdab8967452301 02000000 00000000"  # list, file, checksum
+    "6400000000000000 00000000"  # start, extradata
+)
+_PAGE = _HEAD + bytes.fromhex(
+    "00000000 03000000 0a000000 0b000000"  # offsets
+    "03000000 02000000 01000000 04000000"  # sizes
+    "00000080 01000000 02000080 ffffff7f"  # frames
+)
+_RANGE = b"AAABB-----CDDDD"
+
+
+def _parse(page: bytes, length: int = 15) -> Reference:
+    return parse_reference(memoryview(page), length, "image")
+
+
+def test_bytes() -> None:
+    made = Reference.of(_GOPS, "0123456789abcdef", 2)
+    assert (made.encode(), made.length) == (_PAGE, 15)
+    assert len(_PAGE) == least_reference_bytes(np.array(4))
+    found = _parse(_PAGE)
+    assert (found.list_id, found.file, found.start, found.length) == (
+        *("0123456789abcdef", 2, 100, 15),
+    )
+    assert found.encode() == _PAGE
+
+
+def test_the_page_that_it_stands_for() -> None:
+    """VP9 stays as it is; H.264 gets start codes, and parameter sets where a GOP begins."""
+    page = _parse(_PAGE).page(memoryview(_RANGE), "vp9")
+    table = struct.pack("<I5I", 4, 40, 43, 45, 46, 50) + _PAGE[-16:]
+    assert page == table + b"AAABBCDDDD"
+    avcc = bytes.fromhex("01 640028 ff e1 0004 67640028 01 0002 68ee")
+    ranges = np.array([0, 6]), np.array([6, 6]), np.array([0, 1])
+    one = ReferencedGops("a", avcc, *ranges, first=np.array([0]))
+    data = bytes.fromhex("00000002 65aa 00000002 41bb")
+    found = Reference.of(one, "0" * 16, 0).page(memoryview(data), "h264")
+    start = "00000001"
+    packets = bytes.fromhex(f"{start}67640028 {start}68ee {start}65aa {start}41bb")
+    assert found[-len(packets) :] == packets
+
+
+@pytest.mark.parametrize(
+    ("frames", "nbytes", "expected"),
+    [(3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])],
+)
+def test_groups_are_cut_in_pages(frames: int, nbytes: int, expected: list[int]) -> None:
+    pages = list(_GOPS.pages(frames, nbytes))
+    assert [len(page.starts) for page in pages] == expected
+    assert np.concatenate([page.starts for page in pages]).tolist() == _GOPS.starts.tolist()
+    assert all(page.first[0] == 0 for page in pages)
+    assert sum(page.num_frames.sum() for page in pages) == 3
+
+
+def test_a_range_with_a_checksum() -> None:
+    stored = struct.pack("<I", crc32c(_RANGE))
+    page = _PAGE[:16] + stored + _PAGE[20:]
+    assert _parse(page).page(memoryview(_RANGE), "vp9").endswith(b"AAABBCDDDD")
+    with pytest.raises(ChecksumError) as info:
+        _parse(page).page(memoryview(b"x" + _RANGE[1:]), "vp9")
+    assert info.value.offset == 100
+
+
+def _word(at: int, value: int) -> bytes:
+    return _PAGE[:at] + struct.pack("<I", value) + _PAGE[at + 4 :]
+
+
+@pytest.mark.parametrize(
+    ("page", "length"),
+    {
+        "empty": (b"", 15),
+        "cut": (_PAGE[:-1], 15),
+        "no packets": (_word(0, 1 << 31), 15),
+        "more packets than bytes": (_word(0, 2**32 - 1), 15),
+        "extradata that is not there": (_word(28, 8), 15),
+        "extradata that is too long": (_word(28, 2**17) + bytes(2**17), 15),
+        "first offset": (_word(32, 1), 15),
+        "packets overlap": (_word(36, 2), 15),
+        "packet of no bytes": (_word(52, 0), 15),
+        "another range": (_PAGE, 16),
+        "a place that no file has": (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),
+    }.values(),
+)
+def test_references_that_cannot_be_true(page: bytes, length: int) -> None:
+    with pytest.raises(FormatError) as info:
+        _parse(page, length)
+    assert info.value.feature == "image"
+    assert info.value.offset is not None
+
+
+def test_a_list() -> None:
+    files = (ExternalFile("/a", "b/c.mp4", 5, "mtime 7"), ExternalFile("s3://x", "c.mp4", 6))
+    made = ExternalList((*files, ExternalFile("/a", "d.mp4", 1)))
+    data = made.encode()
+    assert ExternalList.parse(data, made.id) == made
+    assert json.loads(data)["files"][1] == [1, "c.mp4", 6, None]
+    assert list_path(made.id) == f"externals/{made.id}.json"
+
+
+def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    value = json.loads(ExternalList((ExternalFile("/a", "b.mp4", 5),)).encode())
+    change(value)
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "no JSON": b"x",
+        "another version": _changed(lambda v: v.update(version=2)),
+        "another key": _changed(lambda v: v.update(more=1)),
+        "no file": _changed(lambda v: v.update(files=[])),
+        "three facts": _changed(lambda v: v["files"][0].pop()),
+        "root 1": _changed(lambda v: v["files"][0].__setitem__(0, 1)),
+        "root true": _changed(lambda v: v["files"][0].__setitem__(0, False)),
+        "path ..": _changed(lambda v: v["files"][0].__setitem__(1, "../b.mp4")),
+        "path /": _changed(lambda v: v["files"][0].__setitem__(1, "/etc/passwd")),
+        "size 0": _changed(lambda v: v["files"][0].__setitem__(2, 0)),
+        "size 2**63": _changed(lambda v: v["files"][0].__setitem__(2, 2**63)),
+        "identity 7": _changed(lambda v: v["files"][0].__setitem__(3, 7)),
+    }.values(),
+)
+def test_lists_that_are_refused(data: bytes) -> None:
+    import hashlib
+
+    with pytest.raises(FormatError):
+        ExternalList.parse(data, hashlib.sha256(data).hexdigest()[:16])
+    good = ExternalList((ExternalFile("/a", "b.mp4", 5),))
+    with pytest.raises(ChecksumError):
+        ExternalList.parse(good.encode(), "0" * 16)
+
+
+def test_the_golden_list_is_named_by_its_bytes() -> None:
+    golden = Path(__file__).parent / "golden" / "v1" / "referring" / "externals"
+    [path] = golden.glob("*.json")
+    assert ExternalList.parse(path.read_bytes(), path.stem).files[0].path == "a.mp4"

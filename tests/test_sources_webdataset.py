@@ -1,0 +1,265 @@
+"""Tar files of WebDataset: samples that are frames, of a disk or of a URL."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import tarfile
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import seqrecord
+from seqrecord import EncodedImage
+from seqrecord.errors import SourceError
+from seqrecord.sources import Source, WebDataset, open_source
+from tests.source_faults import check_frames, encoded
+from tests.source_writers import write_samples, write_tar
+
+
+def image(seed: int = 0, kind: str = "png") -> bytes:
+    return encoded(pixels(seed), kind=kind)
+
+
+def pixels(seed: int) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+
+
+def names(frames: list[Any], feature: str = "frame_number") -> list[Any]:
+    return [np.asarray(frame[feature]).item() for frame in frames]
+
+
+def read(source: Source, episode: int = 0) -> list[Any]:
+    info = source.episodes()[episode]
+    frames = list(source.frames(info))
+    assert len(frames) == info.num_frames
+    return frames
+
+
+def test_tars_and_folders_in_tars_are_episodes(tmp_path: Path) -> None:
+    want = [write_samples(tmp_path / "part-000000.tar")]
+    want.append(write_samples(tmp_path / "more" / "b.tar", 1, "./kitchen/run_1/"))
+    source = open_source(tmp_path)
+    assert isinstance(source, WebDataset)
+    infos = source.episodes()
+    assert [info.key for info in infos] == ["more/b/kitchen/run_1", "part-000000"]
+    assert [str(spec) for spec in source.schema().values()] == [
+        "rgb: uint8 [16, 16, 3]",
+        "seg: uint8 [16, 16]",
+        "pose: float64 [3, 4]",
+        "cls: int64 []",
+        "json: text",
+        "frame_number: int64 []",
+    ]
+    kinds = {name: spec.kind for name, spec in source.schema().items()}
+    assert (kinds["rgb"], kinds["seg"], kinds["pose"]) == ("image", "image", None)
+    assert infos[0].metadata["files"]["rgb"] == "kitchen/run_1/{:06d}.rgb.png"
+    for episode, frames in enumerate(reversed(want)):
+        chosen = [name for name in source.schema() if name != "json"]
+        check_frames(
+            open_source(tmp_path, features=chosen),
+            episode,
+            [{n: v for n, v in frame.items() if n != "json"} for frame in frames],
+        )
+        assert names(read(source, episode), "json") == [frame["json"] for frame in frames]
+    assert open_source(tmp_path / "part-000000.tar").episodes()[0].key == "part-000000"
+
+
+def test_episodes_of_one_tar(tmp_path: Path) -> None:
+    files = {f"run_{run}/{n}.jpg": image(10 * run + n, "jpeg") for run in (2, 1) for n in range(3)}
+    write_tar(tmp_path / "a.tar", files)
+    source = WebDataset(tmp_path, keep_encoded=True)
+    assert [info.key for info in source.episodes()] == ["a/run_2", "a/run_1"]
+    assert [frame["jpg"] for frame in read(source, 1)] == [
+        EncodedImage(files[f"run_1/{n}.jpg"]) for n in range(3)
+    ]
+    write_tar(tmp_path / "a.tar", {**files, "run_2/3.jpg": image()})
+    source = WebDataset(tmp_path)
+    with pytest.raises(SourceError, match="tar --sort=name") as caught:
+        source.episodes()
+    assert caught.value.episode == "a/run_2"
+
+
+def test_what_is_not_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return pytest.fail, ("unpickled",)
+
+    data = pickle.dumps(Bomb())
+    endings = ("pyd", "pickle", "state.pkl", "pth", "mp4")
+    files = {f"{n}.{e}": data for n in range(2) for e in endings}
+    files |= {f"{n}.png": image(n) for n in range(2)}
+    files |= {"README": b"", "png": b"", "._0.png": b"junk", "__MACOSX/0.png": b"junk"}
+    write_tar(tmp_path / "a.tar", dict(sorted(files.items())))
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        source = WebDataset(tmp_path)
+        [info] = source.episodes()
+    left_out = ["README", "mp4", "pickle", "png", "pth", "pyd", "state.pkl"]
+    assert info.metadata["left_out"] == left_out
+    assert ", ".join(left_out) in caplog.text
+    assert list(source.schema()) == ["png", "frame_number"]
+    assert len(read(source)) == 2
+    with pytest.raises(SourceError) as caught:
+        WebDataset(tmp_path, features=["pyd"]).schema()
+    assert caught.value.got == "pyd"
+
+
+def test_numbers_of_samples(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    for numbers in ((4, 90), (0, 1, 3), (0, 2, 3), (2, 1, 0), (0, 1, 0)):
+        write_tar(path, {f"{n:04d}.{i}.png": image(i) for i, n in enumerate(numbers)})
+        source = open_source(tmp_path, sparse="0,1,2")
+        with pytest.raises(SourceError, match="allow_gaps=true") as caught:
+            list(source.frames(source.episodes()[0]))
+        assert (caught.value.episode, caught.value.file) == ("a", str(path))
+        for features in (None, ["frame_number"]):
+            more: dict[str, Any] = {"sparse": "0,1,2", "features": features}
+            assert names(read(open_source(tmp_path, allow_gaps=True, **more))) == [*numbers]
+
+
+def test_a_tar_that_changes_meanwhile(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"0.png": image(), "1.png": image()})
+    source = open_source(tmp_path)
+    [info] = source.episodes()
+    for files in ({"x.png": image()}, {"run/0.png": image()}):
+        write_tar(tmp_path / "a.tar", files)
+        with pytest.raises(SourceError) as caught:
+            list(source.frames(info))
+        assert (caught.value.episode, caught.value.file) == ("a", str(tmp_path / "a.tar"))
+
+
+def test_keys_that_are_no_numbers(tmp_path: Path) -> None:
+    keys = ["n0378_17", "n0144_3", "n0378_2"]
+    write_tar(tmp_path / "a.tar", {f"{key}.jpg": image(kind="jpeg") for key in keys})
+    frames = read(open_source(tmp_path))
+    assert len(read(open_source(tmp_path, features=["frame_name"]))) == 3
+    assert (names(frames), names(frames, "frame_name")) == ([0, 1, 2], keys)
+
+
+def test_samples_that_lack_a_field(tmp_path: Path) -> None:
+    files = {"0.rgb.png": image(), "1.rgb.png": image(), "1.depth.npy": npy(1.5)}
+    write_tar(tmp_path / "a.tar", files)
+    source = open_source(tmp_path)
+    with pytest.raises(SourceError, match="different fields") as caught:
+        list(source.frames(source.episodes()[0]))
+    assert (caught.value.frame, caught.value.episode) == (1, "a")
+    assert "sparse=depth" in str(caught.value.expected)
+    source = open_source(tmp_path, sparse="depth")
+    assert source.episodes()[0].metadata["frames_without_depth"] == 1
+    assert ["depth" in frame for frame in read(source)] == [False, True]
+
+
+def test_images_of_both_formats_are_kept(tmp_path: Path) -> None:
+    for name, kinds in (("a", ("png", "jpeg")), ("b", ("jpeg", "jpeg"))):
+        endings = [{"png": "png", "jpeg": "jpg"}[kind] for kind in kinds]
+        files = [image(i, kind) for i, kind in enumerate(kinds)]
+        each = zip(endings, files, strict=True)
+        write_tar(tmp_path / f"{name}.tar", {f"{i}.rgb.{e}": f for i, (e, f) in enumerate(each)})
+    source = WebDataset(tmp_path, keep_encoded=True)
+    assert source.schema()["rgb"].codec == ({"id": "seqrecord.image", "format": "any"},)
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    plain = WebDataset(tmp_path)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        for episode, key in enumerate("ab"):
+            want = [frame["rgb"] for frame in read(plain, episode)]
+            np.testing.assert_array_equal(dataset.episodes[key][:]["rgb"], want)
+
+
+# --- broken tars -----------------------------------------------------------------------------
+
+
+def npy(value: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(value), allow_pickle=True)
+    return stream.getvalue()
+
+
+VALUES: dict[str, tuple[str, bytes, bytes]] = {  # a field, and what two samples have
+    "pickled objects": ("x.npy", npy(1.0), npy([{}])),
+    "pickled objects first": ("x.npy", npy([{}]), npy([{}])),
+    "another dtype": ("x.npy", npy(1.0), npy(1)),
+    "another shape": ("x.npy", npy(1.0), npy([1.0])),
+    "an array that is cut": ("x.npy", npy([1.0]), npy([1.0])[:-1]),
+    "no array": ("x.npy", npy(1.0), b""),
+    "a huge array": ("x.npy", npy(1.0), npy(1.0).replace(b"(), }", b"(1099511627776,), }")),
+    "an image that is cut": ("rgb.png", image(), image()[:-9]),
+    "no image": ("rgb.png", image(), b"\0" * 40),
+    "another format": ("rgb.png", image(), image(kind="jpeg")),
+    "no UTF-8": ("txt", b"a", b"\xff"),
+    "no number": ("cls", b"7", b"seven"),
+    "a number of 70 bits": ("cls", b"7", b"%d" % (1 << 70)),
+    "a number of 10,000 digits": ("cls", b"7", b"7" * 10_000),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_broken_value_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    ending, one, other = VALUES[name]
+    write_tar(tmp_path / "bad.tar", {f"run/0.{ending}": one, f"run/1.{ending}": other})
+    write_tar(tmp_path / "good.tar", {f"0.{VALUES[name][0]}": npy(1.0) if "first" in name else one})
+    source = WebDataset(tmp_path)
+    bad, good = source.episodes()
+    with pytest.raises(SourceError) as caught:
+        list(source.frames(bad))
+    assert caught.value.episode == "bad/run"
+    assert Path(str(caught.value.file)).parent == tmp_path / "bad.tar" / "run"
+    assert len(list(source.frames(good))) == 1
+
+
+def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.linkname = size, kind, link
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def damaged(data: bytes) -> dict[str, bytes]:
+    """The file of three samples `N.png`, broken."""
+    end = bytes(1024)
+    body = data.rstrip(b"\0")
+    body += bytes(-len(body) % 512)
+    return {
+        "cut in a header": data[: 1024 + 100],
+        "cut in an image": data[:600],
+        "cut between members": data[:1024],
+        "without an end": body,
+        "a damaged header": data[:1100] + b"#" + data[1101:],
+        "a huge file": body + header("3.png", 1 << 40) + end,
+        "a negative size": body + header("3.png", -512) + end,
+        "a negative size of no file": body + header("3.png", -512, b"V") + end,
+        "a huge name": body + header("x", 1 << 40, tarfile.GNUTYPE_LONGNAME) + end,
+        "a long name": body + header("/".join("x" * 50 for _ in range(100)) + "/3.png") + end,
+        "a huge extension": body + header("x", 1 << 40, tarfile.XHDTYPE) + end,
+        "a way out": body + header("../3.png") + end,
+        "an absolute path": body + header("/etc/3.png") + end,
+        "no UTF-8": body + header("\udcff3.png") + end,
+        "a link": body + header("3.png", 0, tarfile.SYMTYPE, "/etc/passwd") + end,
+        "a device": body + header("3.png", 0, tarfile.CHRTYPE) + end,
+        "holes": body + header("3.png", 0, tarfile.GNUTYPE_SPARSE) + end,
+        "no tar": b"x" * 2000,
+        "nothing": b"",
+    }
+
+
+@pytest.mark.parametrize("name", damaged(b""))
+def test_a_broken_tar_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    files = {f"{n}.png": image(n) for n in range(3)}
+    write_tar(tmp_path / "a.tar", files)
+    write_tar(tmp_path / "b.tar", files)
+    bad = tmp_path / "a.tar"
+    bad.write_bytes(damaged(bad.read_bytes())[name])
+    tracemalloc.start()
+    source = WebDataset(tmp_path)
+    infos = source.episodes()
+    assert [info.key for info in infos] == ["a", "b"]
+    with pytest.raises(SourceError) as caught:
+        list(source.frames(infos[0]))
+    assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    tracemalloc.stop()
+    assert caught.value.episode == "a"
+    assert caught.value.file == str(bad)
+    assert len(list(source.frames(infos[1]))) == 3

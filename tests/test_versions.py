@@ -1,0 +1,226 @@
+"""Earlier versions of a dataset, and when it was last verified."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import SeqRecordWriter
+from seqrecord.edit import (
+    clean,
+    delete_episodes,
+    relabel_episodes,
+    rename_episodes,
+    rewrite_files,
+    split_episodes,
+)
+from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
+from seqrecord.storage import LocalStorage
+from tests.command_line import main
+from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two episodes in one record file, and one in another."""
+    with SeqRecordWriter(tmp_path / "records", codecs="raw", record_bytes=8000) as writer:
+        for number, key in enumerate("abc"):
+            with writer.episode(key) as episode:
+                for frame in range(3):
+                    episode.append({"x": np.full(500, 10 * number + frame, np.float32)})
+    return tmp_path / "records"
+
+
+def ran(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(each) for each in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def version_of(path: Path) -> str:
+    with seqrecord.open(path) as dataset:
+        return dataset.version
+
+
+def content(path: Path, version: str | None = None) -> dict[str, bytes]:
+    with seqrecord.open(path, version=version) as dataset:
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert list(copy.episodes) == list(dataset.episodes)
+        return {key: item[:]["x"].tobytes() for key, item in dataset.episodes.items()}
+
+
+def test_each_version_is_opened_as_it_was(path: Path) -> None:
+    """After tables of it are gone, too."""
+    seen = [(version_of(path), content(path))]
+    for change in (
+        lambda: delete_episodes(path, "b"),
+        lambda: rename_episodes(path, {"c": "d"}),
+        lambda: split_episodes(path, None, "train"),
+        lambda: relabel_episodes(path, None, {"x": 1}),
+        lambda: rewrite_files(path, least_dead=0.01),
+    ):
+        change()
+        seen.append((version_of(path), content(path)))
+    for version, expected in seen:
+        assert content(path, version) == expected
+    with seqrecord.open(path, version=seen[2][0]) as dataset:
+        assert not dataset.splits
+    found = seqrecord.list_versions(path)
+    assert [each.id for each in found] == [version for version, _ in reversed(seen)]
+    assert [each.num_episodes for each in found] == [2, 2, 2, 2, 2, 3]
+    assert all(each.is_whole for each in found)
+    assert found[0].until is None
+    times = [each.until for each in found[1:] if each.until is not None]
+    assert len(times) == 5
+    assert times == sorted(times, reverse=True)
+    assert seqrecord.verify(path).ok
+
+
+def test_of_the_same_frames_in_other_splits(path: Path) -> None:
+    """A copy of an open dataset, in another process, has those that it was opened with, too."""
+    with seqrecord.open(path) as dataset:
+        for name in ("a", "b"):  # after which the tables of the first one are gone
+            split_episodes(path, None, name)
+        assert pickle.loads(pickle.dumps(dataset)).splits == dataset.splits == {}
+        assert seqrecord.open(path, version=dataset.version).splits == {}
+
+
+def test_the_last_ten_are_kept(path: Path) -> None:
+    versions = [version_of(path)]
+    for number in range(12):
+        relabel_episodes(path, None, {"x": number})
+        versions.append(version_of(path))
+    assert [each.id for each in seqrecord.list_versions(path)] == versions[:1:-1]
+    assert len(list((path / "manifests").iterdir())) == 10
+    for version in (versions[0], "0" * 32, "../manifest", ""):
+        with pytest.raises(NotFoundError, match="info --versions") as caught:
+            seqrecord.open(path, version=version)
+        assert caught.value.got == repr(version)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, []), (1, ["-b"]), (2, ["-b", "all"])])
+def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) -> None:
+    versions, contents = {"all": version_of(path)}, {"all": content(path)}
+    for key in "ba":
+        delete_episodes(path, key)
+        rewrite_files(path, least_dead=0.01)  # which is no other content
+        versions[f"-{key}"], contents[f"-{key}"] = version_of(path), content(path)
+    for _ in range(2):  # nor is what clean itself commits
+        clean(path, older_than=-1, keep_versions=keep)
+    assert content(path) == content(path, versions["-a"]) == contents["-a"]
+    for name in ("all", "-b"):
+        if name in left:
+            assert content(path, versions[name]) == contents[name]
+        else:
+            with pytest.raises(NotFoundError, match="keep-versions") as caught:
+                seqrecord.open(path, version=versions[name])
+            assert caught.value.got == versions[name]
+    whole = {each.id: each.is_whole for each in seqrecord.list_versions(path)}
+    assert {name for name in ("all", "-b") if whole[versions[name]]} == set(left)
+    clean(path, older_than=-1)
+    whole = {each.id: each.is_whole for each in seqrecord.list_versions(path)}
+    assert not whole[versions["all"]]
+    assert not whole[versions["-b"]]
+    assert seqrecord.verify(path).ok
+
+
+def test_more_versions_than_are_kept(path: Path) -> None:
+    for number in (-1, 11):
+        with pytest.raises(ValueError, match="keep_versions"):
+            clean(path, older_than=0, keep_versions=number)
+
+
+def test_a_manifest_that_is_another_than_its_name_says(path: Path) -> None:
+    for number in range(2):
+        relabel_episodes(path, None, {"x": number})
+    one, other = (path / "manifests").iterdir()
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(FormatError) as caught:
+        seqrecord.open(path, version=one.stem)
+    assert caught.value.file == str(one)
+    assert (caught.value.expected, caught.value.got) == (one.stem, other.stem)
+
+
+def test_clean_removes_manifests_that_nobody_knows(path: Path) -> None:
+    relabel_episodes(path, None, {"x": 1})
+    kept = next((path / "manifests").iterdir())
+    (path / "manifests" / f"{'0' * 32}.json").write_bytes(b"")
+    (path / "manifests" / "mine.txt").write_bytes(b"")
+    assert f"manifests/{'0' * 32}.json" in clean(path, older_than=-1)
+    left = {file.name for file in (path / "manifests").iterdir()}
+    assert {kept.name, "mine.txt"} <= left
+    assert f"{'0' * 32}.json" not in left
+
+
+def test_a_commit_that_cannot_keep_the_version_before_changes_nothing(path: Path) -> None:
+    fault = FailAt("put", path="manifests/")
+    before = version_of(path)
+    with pytest.raises(StorageError, match="as asked"):
+        relabel_episodes(FaultyStorage(LocalStorage(path), fault), None, {"x": 1})  # type: ignore[arg-type]
+    assert version_of(path) == before
+
+
+def test_on_the_command_line(path: Path) -> None:
+    before = version_of(path)
+    delete_episodes(path, "a")
+    rows = json.loads(ran("info", path, "--versions", "--json"))
+    assert [row["id"] for row in rows] == [version_of(path), before]
+    assert rows[0]["until"] is None
+    text = ran("info", path, "--versions").splitlines()
+    assert [line.split()[0] for line in text] == [version_of(path), before]
+    assert "3 episodes" in text[1]
+    ran("clean", path, "--older-than", "0s", "--keep-versions", "1")
+    assert len(content(path, before)) == 3
+    ran("info", path, "a", "--versions", code=2)
+
+
+# When a dataset was last verified
+
+
+def test_what_passed_is_said_by_the_next(path: Path) -> None:
+    first = seqrecord.verify(path)
+    assert (first.ok, first.last_passed, first.version) == (True, None, version_of(path))
+    assert "verified " in ran("info", path)
+    delete_episodes(path, "a")
+    assert "an earlier version" in str(seqrecord.summarize(path))
+    second = seqrecord.verify(path, deep=True)
+    assert second.last_passed is not None
+    assert (second.last_passed.version, second.last_passed.deep) == (first.version, False)
+    file = next(file for file in (path / "records").iterdir() if file.suffix == ".seqrec")
+    file.write_bytes(file.read_bytes()[:-1])
+    third = seqrecord.verify(path)
+    assert not third.ok
+    assert third.last_passed == seqrecord.summarize(path).verified
+    assert third.last_passed is not None
+    assert third.last_passed.deep
+    assert "last passed" in ran("verify", path, code=1)
+
+
+@pytest.mark.parametrize("error", [None, ConflictError("another")])
+def test_where_nothing_can_be_written_it_passes_too(path: Path, error: Exception | None) -> None:
+    """A note says so, but not where another one has recorded the same."""
+    storage = FaultyStorage(LocalStorage(path), FailAt("put", error=error))
+    report = seqrecord.verify(storage)
+    assert report.ok
+    assert ["cannot be recorded" in note for note in report.notes] == [True] * (error is None)
+
+
+def test_nothing_is_recorded_without_conditional_writes(path: Path) -> None:
+    """There a file may be a commit, as on the Hub of Hugging Face."""
+    report = seqrecord.verify(LosesAnswer(LocalStorage(path), now=True, has_conditions=False))
+    assert (report.ok, report.notes) == (True, ())
+    assert not (path / "verified.json").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"time": 1, "version": "", "deep": 1}', b"\xff"])
+def test_a_record_that_is_none_is_passed_over(path: Path, data: bytes) -> None:
+    (path / "verified.json").write_bytes(data)
+    assert seqrecord.summarize(path).verified is None
+    assert seqrecord.verify(path).last_passed is None
+    assert seqrecord.verify(path).last_passed is not None
