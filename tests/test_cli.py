@@ -140,6 +140,15 @@ def test_write_says_how_to_skip_bad_episodes(tree: Path) -> None:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
+@pytest.mark.parametrize(("value", "is_known"), [("a text", False), (np.zeros(9), True)])
+def test_the_raw_size_is_said_where_it_is_known(tmp_path: Path, value: Any, is_known: bool) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "a") as writer, writer.episode("a") as episode:
+        episode.append({"x": value})
+    result = run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--workers", 1)
+    assert (" 72 B raw in " in result.stdout) == is_known
+    assert ("x)" in result.stdout) == is_known
+
+
 def test_write_appends(tree: Path) -> None:
     run("write", "--src", tree, "--workers", 1)
     write_v1(tree / "cave" / "Easy" / "P002", make_frames(2, 2))
