@@ -78,8 +78,9 @@ def to_lerobot(
     warning. Other images, uint8 [H, W, 3], become PNG, which loses nothing, in the rows; anything
     else becomes columns. Row i of an episode has the timestamp i / fps; a feature `timestamp` that
     says otherwise is written as `recorded_timestamp`. A text feature `task`, else the first of the
-    episode's metadata `tasks`, is the task. Statistics of all episodes and of each are those of all
-    rows; of video those of one to eight frames of each episode, or the dataset's own for all.
+    episode's metadata `tasks`, is the task. Statistics of each episode are those of its rows, and
+    of one to eight frames of its video; those of all episodes are the dataset's own where it has
+    some and all are exported, without quantiles that nobody knows, else those of each together.
     lerobot 0.6.1 loads the dataset, trains on it, and its tools append, merge and delete episodes.
 
     Args:

@@ -241,7 +241,7 @@ class LeRobotMeta:
     def close(self, known: Statistics) -> None:
         """All files in `meta/`; `info.json`, with which a dataset begins, is the last.
 
-        `known` are statistics of video that are of more frames than those that were drawn.
+        `known` are the dataset's own statistics of these episodes, as far as it has some.
         """
         import pyarrow.parquet as pq  # here, since it takes long to import
 
@@ -249,11 +249,12 @@ class LeRobotMeta:
         self._file.close()
         folder = self._root / "meta"
         pq.write_table(self._task_table(), folder / "tasks.parquet")
-        videos = {each.name: each.feature for each in self._columns if each.is_video}
-        more = {name: known[n] for name, n in videos.items() if n in known}
-        more = {n: one for n, one in more.items() if np.isfinite(one.quantile(_QUANTILES)).all()}
-        every = Statistics(self._statistics.num_frames, {**self._statistics, **more})
-        _write_json(folder / "stats.json", self._stats(every))
+        own = {each.name: known[each.feature] for each in self._columns if each.feature in known}
+        every = Statistics(self._statistics.num_frames, {**self._statistics, **own})
+        said = self._stats(every)
+        for name in (name for name, one in own.items() if not one.num_drawn.all()):
+            said[name] = {key: value for key, value in said[name].items() if key[0] != "q"}
+        _write_json(folder / "stats.json", said)
         keys = [episode.key for episode in self._episodes]
         _write_json(folder / "seqrecord.json", {"keys": keys})
         _write_json(folder / "info.json", self._info())
