@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shlex
 import signal
@@ -139,6 +140,15 @@ def test_write_says_how_to_skip_bad_episodes(tree: Path) -> None:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
+@pytest.mark.parametrize(("value", "is_known"), [("a text", False), (np.zeros(9), True)])
+def test_the_raw_size_is_said_where_it_is_known(tmp_path: Path, value: Any, is_known: bool) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "a") as writer, writer.episode("a") as episode:
+        episode.append({"x": value})
+    result = run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--workers", 1)
+    assert (" 72 B raw in " in result.stdout) == is_known
+    assert ("x)" in result.stdout) == is_known
+
+
 def test_write_appends(tree: Path) -> None:
     run("write", "--src", tree, "--workers", 1)
     write_v1(tree / "cave" / "Easy" / "P002", make_frames(2, 2))
@@ -148,6 +158,16 @@ def test_write_appends(tree: Path) -> None:
     assert "2 were there already" in result.stdout
     with seqrecord.open(tree.with_name("originals-records")) as dataset:
         assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
+
+
+def test_write_compares_no_sizes_where_some_are_unknown(dataset: Path, tmp_path: Path) -> None:
+    def sizes(*names: str) -> str:
+        folder = tmp_path / "-".join(names)
+        words = ["--dst", folder, "--features", ",".join(names), "--workers", 1]
+        return run("write", "--src", dataset, *words).stdout.splitlines()[1]
+
+    assert re.search(r" record file, \S+ \S+ raw in \S+ \S+ \(\S+x\)$", sizes("step", "pose"))
+    assert re.search(r" record file, \S+ \S+$", sizes("step", "range"))
 
 
 def test_write_packs_both_layouts_and_folders(tmp_path: Path) -> None:

@@ -17,16 +17,19 @@ from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
     Reference,
-    ReferencedGop,
+    ReferencedGops,
     least_reference_bytes,
     list_path,
     parse_reference,
 )
 
-_GOPS = [
-    ReferencedGop("a.mp4", b"", np.array([100, 103]), np.array([3, 2]), np.array([0, 1])),
-    ReferencedGop("a.mp4", b"", np.array([110, 111]), np.array([1, 4]), np.array([0, -1])),
-]
+_GOPS = ReferencedGops(
+    *("a.mp4", b""),
+    starts=np.array([100, 103, 110, 111]),
+    sizes=np.array([3, 2, 1, 4]),
+    order=np.array([0, 1, 0, -1]),
+    first=np.array([0, 2]),
+)
 _HEAD = bytes.fromhex(
     "04000080"  # packets, and the mark
     "efcdab8967452301 02000000 00000000"  # list, file, checksum
@@ -61,12 +64,25 @@ def test_the_page_that_it_stands_for() -> None:
     table = struct.pack("<I5I", 4, 40, 43, 45, 46, 50) + _PAGE[-16:]
     assert page == table + b"AAABBCDDDD"
     avcc = bytes.fromhex("01 640028 ff e1 0004 67640028 01 0002 68ee")
-    one = ReferencedGop("a", avcc, np.array([0, 6]), np.array([6, 6]), np.array([0, 1]))
+    ranges = np.array([0, 6]), np.array([6, 6]), np.array([0, 1])
+    one = ReferencedGops("a", avcc, *ranges, first=np.array([0]))
     data = bytes.fromhex("00000002 65aa 00000002 41bb")
-    found = Reference.of([one], "0" * 16, 0).page(memoryview(data), "h264")
+    found = Reference.of(one, "0" * 16, 0).page(memoryview(data), "h264")
     start = "00000001"
     packets = bytes.fromhex(f"{start}67640028 {start}68ee {start}65aa {start}41bb")
     assert found[-len(packets) :] == packets
+
+
+@pytest.mark.parametrize(
+    ("frames", "nbytes", "expected"),
+    [(3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])],
+)
+def test_groups_are_cut_in_pages(frames: int, nbytes: int, expected: list[int]) -> None:
+    pages = list(_GOPS.pages(frames, nbytes))
+    assert [len(page.starts) for page in pages] == expected
+    assert np.concatenate([page.starts for page in pages]).tolist() == _GOPS.starts.tolist()
+    assert all(page.first[0] == 0 for page in pages)
+    assert sum(page.num_frames.sum() for page in pages) == 3
 
 
 def test_a_range_with_a_checksum() -> None:

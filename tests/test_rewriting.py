@@ -291,7 +291,8 @@ def test_chunks_of_an_episode_that_do_not_follow_each_other_stay_apart(tmp_path:
 
 def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "records"
-    described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
+    described: dict[str, Any] = {name: {"kind": "timestamp"} for name in "tu"}
+    described |= {name: {"shape": (None, size)} for name, size in (("gone", 2), ("cloud", 3))}
     with SeqRecordWriter(path, features=described, chunk_frames=3, record_bytes=3000) as writer:
         for number in range(6):
             with writer.episode(f"e{number}", fps=10) as episode:

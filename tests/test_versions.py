@@ -23,7 +23,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
-from tests.storage_doubles import FailAt, FaultyStorage
+from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
 
 
 @pytest.fixture
@@ -80,6 +80,15 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
     assert len(times) == 5
     assert times == sorted(times, reverse=True)
     assert seqrecord.verify(path).ok
+
+
+def test_of_the_same_frames_in_other_splits(path: Path) -> None:
+    """A copy of an open dataset, in another process, has those that it was opened with, too."""
+    with seqrecord.open(path) as dataset:
+        for name in ("a", "b"):  # after which the tables of the first one are gone
+            split_episodes(path, None, name)
+        assert pickle.loads(pickle.dumps(dataset)).splits == dataset.splits == {}
+        assert seqrecord.open(path, version=dataset.version).splits == {}
 
 
 def test_the_last_ten_are_kept(path: Path) -> None:
@@ -200,6 +209,13 @@ def test_where_nothing_can_be_written_it_passes_too(path: Path, error: Exception
     report = seqrecord.verify(storage)
     assert report.ok
     assert ["cannot be recorded" in note for note in report.notes] == [True] * (error is None)
+
+
+def test_nothing_is_recorded_without_conditional_writes(path: Path) -> None:
+    """There a file may be a commit, as on the Hub of Hugging Face."""
+    report = seqrecord.verify(LosesAnswer(LocalStorage(path), now=True, has_conditions=False))
+    assert (report.ok, report.notes) == (True, ())
+    assert not (path / "verified.json").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"time": 1, "version": "", "deep": 1}', b"\xff"])

@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ __all__ = [
     "ExternalFile",
     "ExternalList",
     "Reference",
-    "ReferencedGop",
+    "ReferencedGops",
     "is_reference",
     "least_reference_bytes",
     "list_path",
@@ -60,11 +60,12 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class ReferencedGop:
-    """One closed group of pictures whose packets stay where they are, in one file; compare `Gop`.
+class ReferencedGops:
+    """Closed groups of pictures, g of them, whose packets stay where they are, in one file.
 
     Packet i is the bytes `[starts[i], starts[i] + sizes[i])` of the file called `file`, and gives
-    the frame `order[i]`, -1 for none. `extradata` is what the container says of the codec.
+    the frame `order[i]` of its group, -1 for none. Groups begin with the packets `first`.
+    `extradata` is what the container says of the codec.
     """
 
     file: str
@@ -72,16 +73,36 @@ class ReferencedGop:
     starts: npt.NDArray[np.int64]  # [p], ascending
     sizes: npt.NDArray[np.int64]  # [p]
     order: npt.NDArray[np.int64]  # [p]
+    first: npt.NDArray[np.int64]  # [g]
 
-    @property
-    def num_frames(self) -> int:
-        """How many frames it shows."""
-        return int(np.count_nonzero(self.order >= 0))
+    @cached_property
+    def num_frames(self) -> npt.NDArray[np.int64]:
+        """How many frames each group shows, int64 [g]."""
+        shown = np.append(0, np.cumsum(self.order >= 0))
+        counts: npt.NDArray[np.int64] = np.diff(shown[np.append(self.first, len(self.order))])
+        return counts
 
-    @property
-    def stop(self) -> int:
-        """Where its last packet ends."""
-        return int(self.starts[-1] + self.sizes[-1])
+    def pages(self, most_frames: int, most_bytes: int) -> Iterator[ReferencedGops]:
+        """The groups of each page: as many as show so many frames together, in so many bytes of the
+        file, and at least one."""
+        ends = np.append(self.first[1:], len(self.starts)) - 1
+        stops = (self.starts[ends] + self.sizes[ends]).tolist()
+        starts = self.starts[self.first].tolist()
+        begin = frames = 0
+        for group, count in enumerate(self.num_frames.tolist()):
+            is_long = frames + count > most_frames or stops[group] - starts[begin] > most_bytes
+            if group > begin and is_long:
+                yield self._part(begin, group)
+                begin, frames = group, 0
+            frames += count
+        yield self._part(begin, len(self.first))
+
+    def _part(self, begin: int, stop: int) -> ReferencedGops:
+        first = self.first[begin:stop]
+        end = len(self.starts) if stop == len(self.first) else int(self.first[stop])
+        some = slice(int(first[0]), end)
+        arrays = (self.starts[some], self.sizes[some], self.order[some], first - first[0])
+        return ReferencedGops(self.file, self.extradata, *arrays)
 
 
 @dataclass(frozen=True)
@@ -184,18 +205,16 @@ class Reference:
     crc32c: int = 0
 
     @classmethod
-    def of(cls, gops: Sequence[ReferencedGop], list_id: str, file: int) -> Reference:
-        """The page of these groups of pictures, whose packets follow each other in one file."""
-        starts, sizes, order = (
-            np.concatenate([getattr(gop, name) for gop in gops])
-            for name in ("starts", "sizes", "order")
-        )
-        counts, packets = [gop.num_frames for gop in gops], [len(gop.starts) for gop in gops]
-        first = np.repeat(np.cumsum(counts) - counts, packets)
-        frames = np.where(order < 0, _NOT_SHOWN, first + order).astype(np.uint32)
-        frames[np.cumsum(packets) - packets] |= np.uint32(_MARK)
-        start = int(starts[0])
-        return cls(list_id, file, start, starts - start, sizes, frames, gops[0].extradata)
+    def of(cls, gops: ReferencedGops, list_id: str, file: int) -> Reference:
+        """The page of these groups of pictures."""
+        counts = gops.num_frames
+        packets = np.diff(np.append(gops.first, len(gops.starts)))
+        before = np.repeat(np.cumsum(counts) - counts, packets)
+        frames = np.where(gops.order < 0, _NOT_SHOWN, before + gops.order).astype(np.uint32)
+        frames[gops.first] |= np.uint32(_MARK)
+        start = int(gops.starts[0])
+        offsets = gops.starts - start
+        return cls(list_id, file, start, offsets, gops.sizes, frames, gops.extradata)
 
     @property
     def length(self) -> int:

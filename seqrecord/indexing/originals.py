@@ -60,6 +60,7 @@ def index_source(
         source,
         destination,
         reference=True,
+        codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
         mode="append" if append else "create",
         checksums=checksums,
         progress=progress,

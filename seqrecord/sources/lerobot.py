@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError, located
-from seqrecord.format.references import ExternalFile, ReferencedGop
+from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -125,7 +125,7 @@ class LeRobot(Originals):
         paths = (self.path / each.videos[name].file for each in good for name in names)
         return external_files(self.path, paths)
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGop]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         """The GOPs of one episode's video features; its frames lack these features."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.format.references import ReferencedGop
+from seqrecord.format.references import ReferencedGops
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import INFO, LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.specs import feature_spec
@@ -27,9 +27,9 @@ from seqrecord.sources.video_streams import (
     check_file,
     read_frames,
     read_gops,
-    read_references,
     video_spec,
 )
+from seqrecord.sources.video_tables import PacketTable, read_references, read_table
 
 __all__ = ["NUM_CODES", "DepthScale", "LeRobotVideos", "depth_scale", "read_spec"]
 
@@ -59,15 +59,18 @@ class LeRobotVideos:
         self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None
+        self._table: PacketTable | None = None
 
     def gops(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
-    ) -> Iterator[Gop | ReferencedGop]:
+    ) -> Iterator[Gop | ReferencedGops]:
         """The frames of an episode's rows, of which `times` are the timestamps."""
-        read = read_references if self._reference else read_gops
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._opened(episode)
-            yield from read(file, times + begin, tolerance=self._tolerance)
+            if self._table is None:
+                yield from read_gops(file, times + begin, tolerance=self._tolerance)
+            else:
+                yield read_references(file, self._table, times + begin, tolerance=self._tolerance)
 
     def depths(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
@@ -87,7 +90,8 @@ class LeRobotVideos:
             if self._file is not None:
                 self._file.close()
                 self._file = None
-            self._file = VideoFile(path, with_places=self._reference)
+            self._file = VideoFile(path)
+            self._table = read_table(self._file) if self._reference else None
         self._check(self._file)
         return self._file, place.begin
 

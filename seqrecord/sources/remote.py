@@ -26,7 +26,7 @@ from typing import Any, TypeGuard
 from seqrecord.checksum import Buffer
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
-from seqrecord.format.references import ExternalFile, ReferencedGop
+from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
@@ -339,12 +339,12 @@ class _RemoteVideos(RemoteSource):
             found: dict[str, ExternalFile] = self.source.external_files()
         return found
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGop]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         with _urls_in_errors(self.files):
-            found: Mapping[str, Iterable[Gop | ReferencedGop]] = self.source.videos(info)
+            found: Mapping[str, Iterable[Gop | ReferencedGops]] = self.source.videos(info)
         return {name: self._gops(gops) for name, gops in found.items()}
 
-    def _gops(self, gops: Iterable[Gop | ReferencedGop]) -> Iterator[Gop | ReferencedGop]:
+    def _gops(self, gops: Iterable[Gop | ReferencedGops]) -> Iterator[Gop | ReferencedGops]:
         with _urls_in_errors(self.files):
             yield from gops
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
@@ -40,8 +39,7 @@ class VideoPacket(NamedTuple):
         is_key: whether the container calls it a keyframe.
         is_shown: whether its frame is shown; an edit list hides frames.
         is_cut: whether a decoder can begin with it.
-        place: its first byte in the file and how many there are, where they are asked for; then
-            `data` may be empty.
+        pos: where it lies in the file, or what its container puts before it.
     """
 
     data: bytes
@@ -50,7 +48,7 @@ class VideoPacket(NamedTuple):
     is_key: bool
     is_shown: bool
     is_cut: bool = False
-    place: tuple[int, int] | None = None
+    pos: int | None = None
 
 
 class VideoFile:
@@ -68,16 +66,13 @@ class VideoFile:
         color_range         "limited" or "full", or None
         fps                 frames a second, on average, or None
 
-    With `with_places` packets say where they lie: from the tables of an MP4, and then no packet is
-    read, where nothing of the packets need be known; else each packet is read, and looked for.
-
     Raises `SourceError` for a file that is none of these, or has no video.
     """
 
-    def __init__(self, path: Path, *, with_places: bool = False) -> None:
+    _is_unread: bool
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.with_places = with_places
-        self._entries: list[Any] | None = None
         self._raw: Any = None
         self._is_unread = True
         self._open()
@@ -139,12 +134,17 @@ class VideoFile:
 
     def count(self) -> int:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
-        if entries := self._tables():
+        if entries := self._entries():
             return sum(not entry.is_discard for entry in entries)
         return len(self.ticks())
 
-    def _tables(self) -> Any:
-        """What the tables of an MP4 say of its packets; nothing where they do not tell all."""
+    def entries(self) -> Any:
+        """What an MP4 says of its packets without them, and with the times of their frames: a list
+        of PyAV's `IndexEntry`; empty where it does not tell all of that."""
+        # Where frames are shown in another order, entries have the times of decoding.
+        return () if self._stream.codec_context.has_b_frames else self._entries()
+
+    def _entries(self) -> Any:
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
             with self._errors("a damaged video"):
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
@@ -163,25 +163,7 @@ class VideoFile:
 
         The first packet is a cut, unless no decoder can begin even there. One walk at a time.
         """
-        if self.with_places and not self._stream.codec_context.has_b_frames:  # or decoding times
-            if self._entries is None:
-                self._entries = list(self._tables())
-            if self._entries:
-                return _marked(self._tabled(self._entries, first))
         return _marked(self._from(first))
-
-    def _tabled(self, entries: list[Any], first: int | None) -> Iterator[VideoPacket]:
-        """The packets without their bytes, from the last keyframe up to `first` on."""
-        begin = 0
-        if first is not None:
-            begin = bisect_right(entries, first, key=lambda entry: entry.timestamp)
-            begin = max(begin - 1, 0)
-            while begin and not entries[begin].is_keyframe:
-                begin -= 1
-        for entry in entries[begin:]:
-            is_key, start = entry.is_keyframe, Start(is_closed=entry.is_keyframe)
-            place, shown = (entry.pos, entry.size), not entry.is_discard
-            yield VideoPacket(b"", entry.timestamp, start, is_key, shown, place=place)
 
     def _from(self, first: int | None) -> Iterator[VideoPacket]:
         second = max(1, round(1 / self.tick))
@@ -245,23 +227,25 @@ class VideoFile:
                     raise SourceError("a video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
                 shown = not (packet.is_discard or start.is_hidden)
-                place = self._place_of(packet.pos, data) if self.with_places else None
                 key = packet.is_keyframe
-                yield VideoPacket(data, packet.pts, start, key, shown, place=place)
+                yield VideoPacket(data, packet.pts, start, key, shown, pos=packet.pos)
 
-    def _place_of(self, pos: int | None, data: bytes) -> tuple[int, int]:
-        """Where a packet's bytes lie: at `pos`, or behind what its container puts before them."""
+    def place_of(self, packet: VideoPacket) -> tuple[int, int]:
+        """The first byte of a packet in the file, and how many there are.
+
+        Raises `SourceError` for one that the file does not have as it is.
+        """
         if self._raw is None:
             self._raw = open_file(self.path)
-        self._raw.seek(pos or 0)
-        at = self._raw.read(len(data) + _MOST_BEFORE).find(data)
-        if pos is None or at < 0:
+        self._raw.seek(packet.pos or 0)
+        at = self._raw.read(len(packet.data) + _MOST_BEFORE).find(packet.data)
+        if packet.pos is None or at < 0:
             raise SourceError(
                 "a packet that the file does not have as it is, so that nothing can refer to it",
                 file=str(self.path),
-                offset=pos,
+                offset=packet.pos,
             )
-        return pos + at, len(data)
+        return packet.pos + at, len(packet.data)
 
     @contextmanager
     def _errors(self, message: str) -> Iterator[None]:

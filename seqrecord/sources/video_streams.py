@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, groupby, islice
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
-from seqrecord.format.references import ReferencedGop
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
@@ -39,7 +38,6 @@ __all__ = [
     "check_file",
     "read_frames",
     "read_gops",
-    "read_references",
     "stored_codec",
     "video_spec",
 ]
@@ -76,24 +74,6 @@ def read_gops(
     Raises `SourceError` for rows that have no frame or share one, for times that go back, and for
     a file that is truncated, damaged, or does not begin with a keyframe.
     """
-    assert not file.with_places, "for `read_references`"
-    return cast("Iterator[Gop]", _read(file, times, tolerance))
-
-
-def read_references(
-    file: VideoFile, times: npt.NDArray[np.float64] | None = None, *, tolerance: float = TOLERANCE
-) -> Iterator[ReferencedGop]:
-    """The same frames of a file opened `with_places`, as GOPs that stay where they are.
-
-    Raises `SourceError` also for what would have to be encoded anew.
-    """
-    assert file.with_places, "a file whose packets do not say where they lie"
-    return cast("Iterator[ReferencedGop]", _read(file, times, tolerance))
-
-
-def _read(
-    file: VideoFile, times: npt.NDArray[np.float64] | None, tolerance: float
-) -> Iterator[Gop | ReferencedGop]:
     with located(SourceError, file=str(file.path)):
         is_turned = file.turn != UPRIGHT  # asked before the walk over the file
         rows = _Rows(file, times, tolerance)
@@ -107,8 +87,6 @@ def _read(
             if not reason:
                 yield from _passed_through(file, held, rows)
                 continue
-            if file.with_places:
-                raise SourceError(f"a video that nothing can refer to, but be converted: {reason}")
             before = rows.taken
             yield from _encoded_anew(file, chain(held, group), rows)
             if count := rows.taken - before:
@@ -295,9 +273,7 @@ def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
     return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
 
 
-def _passed_through(
-    file: VideoFile, group: list[_Wanted], rows: _Rows
-) -> Iterator[Gop | ReferencedGop]:
+def _passed_through(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Iterator[Gop]:
     """The packets of a GOP as they are, if any of its frames is wanted."""
     shown = sorted((packet.tick, i) for i, (packet, wanted) in enumerate(group) if wanted)
     if not shown:
@@ -307,14 +283,6 @@ def _passed_through(
         rows.take(tick)
         order[i] = number
     stop = max(i for _, i in shown) + 1  # no frame refers to a packet that comes later
-    if file.with_places:
-        places = np.array([packet.place for packet, _ in group[:stop]], np.int64)
-        if (np.diff(places[:, 0]) < places[:-1, 1]).any():
-            raise SourceError("packets out of order in their file, to which nothing can refer")
-        starts, sizes = places.T
-        shows = np.array(order[:stop], np.int64)
-        yield ReferencedGop(str(file.path), file.extradata, starts, sizes, shows)
-        return
     packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
     yield Gop(tuple(packets), tuple(order[:stop]))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.format.references import ExternalFile, ReferencedGop
+from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
@@ -19,7 +19,8 @@ from seqrecord.sources.originals import FirstError, Originals, find_files, has_f
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
-from seqrecord.sources.video_streams import check_file, read_gops, read_references, video_spec
+from seqrecord.sources.video_streams import check_file, read_gops, video_spec
+from seqrecord.sources.video_tables import read_references, read_table
 
 __all__ = ["FORMAT", "Videos"]
 
@@ -83,7 +84,7 @@ class Videos(Originals):
         """The files that its GOPs may refer to, by the names that these have for them."""
         return external_files(self.path, self._paths())
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGop]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         """The GOPs of one episode's cameras; its frames lack these features."""
         files = self._named(info.key)
         return {
@@ -94,14 +95,17 @@ class Videos(Originals):
 
     def _gops(
         self, key: str, spec: FeatureSpec, files: dict[str, Path]
-    ) -> Iterator[Gop | ReferencedGop]:
+    ) -> Iterator[Gop | ReferencedGops]:
         with located(SourceError, episode=key, feature=spec.name):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
                 raise SourceError("a folder that lacks a camera", file=str(folder))
-            with VideoFile(files[spec.name], with_places=self.reference) as file:
+            with VideoFile(files[spec.name]) as file:
                 check_file(file, spec)
-                yield from (read_references if self.reference else read_gops)(file)
+                if self.reference:
+                    yield read_references(file, read_table(file))
+                else:
+                    yield from read_gops(file)
 
     def _paths(self) -> Iterator[Path]:
         return (path for files in self._files.values() for path in files.values())

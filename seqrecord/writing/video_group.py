@@ -19,7 +19,7 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.pages import Blob
-from seqrecord.format.references import Reference, ReferencedGop
+from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import ChunkLength, StoredChunk
@@ -66,7 +66,6 @@ class VideoGroup:
         self._ready: deque[StoredChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
-        self._referenced: list[ReferencedGop] = []  # likewise
         self._arrays: list[npt.NDArray[Any]] = []  # of its next GOP
 
     @property
@@ -100,7 +99,7 @@ class VideoGroup:
         else:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def keep(self, video: Gop | PassthroughPage | ReferencedGop) -> None:
+    def keep(self, video: Gop | PassthroughPage | ReferencedGops) -> None:
         """The episode's next frames, kept as they are: a page is a chunk."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
@@ -110,37 +109,36 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
-        count = len(video.present) if isinstance(video, PassthroughPage) else video.num_frames
+        if isinstance(video, PassthroughPage):
+            count = len(video.present)
+        else:
+            count = int(np.sum(video.num_frames))
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("a video of too many frames", feature=self.name)
+        if isinstance(video, Gop):
+            self._keep_gop(video)
+            return
+        self._end_chunk_if(bool(self._present))
         if isinstance(video, PassthroughPage):
-            self._end_chunk_if(bool(self._present))
             self._add_chunk(video.present, bytes(video.data))
         else:
-            self._keep_gop(video)
+            self._refer(video)
 
-    def _keep_gop(self, gop: Gop | ReferencedGop) -> None:
-        held = bool(self._gops or self._referenced)
-        self._end_chunk_if(held and self._held + gop.num_frames > self._most)
-        if isinstance(gop, Gop):
-            self._end_chunk_if(bool(self._referenced))
-            self._gops.append(gop)
-        else:
-            self._end_chunk_if(bool(self._present) and not self._follows(gop))
-            self._referenced.append(gop)
+    def _keep_gop(self, gop: Gop) -> None:
+        self._end_chunk_if(bool(self._gops) and self._held + gop.num_frames > self._most)
+        self._gops.append(gop)
         self._present += [True] * gop.num_frames
         self._end_chunk_if(self._held >= self._most)
 
-    def _follows(self, gop: ReferencedGop) -> bool:
-        """Whether a page can refer to a group of pictures beside those of the next chunk."""
-        if not self._referenced:
-            return False
-        first, last = self._referenced[0], self._referenced[-1]
-        return (
-            (gop.file, gop.extradata) == (first.file, first.extradata)
-            and gop.starts[0] >= last.stop
-            and gop.stop - int(first.starts[0]) <= _MOST_EXTERNAL
-        )
+    def _refer(self, gops: ReferencedGops) -> None:
+        for page in gops.pages(self._most, _MOST_EXTERNAL):
+            reference = Reference.of(page, *self._externals[page.file])
+            if self._checksum is not None:
+                stop = reference.start + reference.length
+                crc = self._checksum(page.file, reference.start, stop)
+                reference = replace(reference, crc32c=crc)
+            present = np.ones(int(page.num_frames.sum()), bool)
+            self._add_chunk(present, reference.encode(), reference.length)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
         """The chunks that are full; with `rest` also one of the frames that are left, if any."""
@@ -174,18 +172,8 @@ class VideoGroup:
         if not condition:
             return
         self._end_gop()
-        external = 0
-        if self._referenced:
-            file = self._referenced[0].file
-            reference = Reference.of(self._referenced, *self._externals[file])
-            if self._checksum is not None:
-                stop = reference.start + reference.length
-                reference = replace(reference, crc32c=self._checksum(file, reference.start, stop))
-            page, external = reference.encode(), reference.length
-        else:
-            page = self.codec.join(self._gops)
-        self._add_chunk(np.array(self._present, bool), page, external)
-        self._present, self._gops, self._referenced = [], [], []
+        self._add_chunk(np.array(self._present, bool), self.codec.join(self._gops))
+        self._present, self._gops = [], []
 
     def _add_chunk(self, present: npt.NDArray[np.bool_], page: bytes, external: int = 0) -> None:
         gaps = {} if present.all() else {self._place: present}

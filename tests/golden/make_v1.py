@@ -41,7 +41,7 @@ from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.references import checksum_of
 from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_streams import read_references
+from seqrecord.sources.video_tables import read_references, read_table
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.own_files import new_writer_id
@@ -486,7 +486,7 @@ def _referring() -> None:
     with contextlib.closing(LocalStorage(root)) as storage:
         storage.put(list_path(files.id), files.encode(), expected=None)
         with (
-            VideoFile(original, with_places=True) as video,
+            VideoFile(original) as video,
             RecordFileWriter(
                 storage,
                 schema,
@@ -499,8 +499,7 @@ def _referring() -> None:
             writer.begin("e", ordinal=0, chunk_frames=6, metadata="{}")
             for n in range(count):
                 writer.append({"number": np.array([n], "u1")})
-            for gop in read_references(video):
-                writer.append_video("image", gop)
+            writer.append_video("image", read_references(video, read_table(video)))
             writer.end()
     reindex(root)
     with av.open(str(original)) as container:

@@ -1,0 +1,158 @@
+"""Where the packets of a video lie, and the groups of pictures that stay there.
+
+Everything is whole arrays: of a file with a million packets, an episode is a few slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
+from seqrecord.codecs.video.packets import PASSTHROUGH
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedGops
+from seqrecord.processes.forks import cached_property
+from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.sources.video_turns import UPRIGHT
+
+__all__ = ["PacketTable", "read_references", "read_table"]
+
+IntArray = npt.NDArray[np.int64]
+
+_CONVERT = "convert it: a video to which nothing can refer"
+
+
+@dataclass(frozen=True, eq=False)
+class PacketTable:
+    """The packets of a file in decoding order, p of them.
+
+    `ticks` say when their frames are shown, `is_cut` whether a decoder can begin with them, and
+    `is_key` whether the container calls them keyframes. Packet i is the bytes `[starts[i],
+    starts[i] + sizes[i])`.
+    """
+
+    ticks: IntArray
+    is_shown: npt.NDArray[np.bool_]
+    is_key: npt.NDArray[np.bool_]
+    is_cut: npt.NDArray[np.bool_]
+    starts: IntArray
+    sizes: IntArray
+
+    @cached_property
+    def shown(self) -> IntArray:
+        """The packets whose frames are shown, in the order of these."""
+        found = np.flatnonzero(self.is_shown)
+        order: IntArray = found[np.argsort(self.ticks[found], kind="stable")]
+        return order
+
+    @cached_property
+    def group(self) -> IntArray:
+        """From which place to begin a decoder gives a packet's frame; -1 for none: int64 [p]."""
+        group: IntArray = np.cumsum(self.is_cut) - 1
+        return group
+
+
+def read_table(file: VideoFile) -> PacketTable:
+    """From the file's own tables, where they tell enough; else each packet is read once."""
+    if entries := file.entries():
+        facts = np.array([(e.timestamp, e.pos, e.size) for e in entries], np.int64).T
+        key = np.array([entry.is_keyframe for entry in entries], bool)
+        shown = np.array([not entry.is_discard for entry in entries], bool)
+        return PacketTable(facts[0], shown, key, key, facts[1], facts[2])
+    packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
+    ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
+    return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
+
+
+def read_references(
+    file: VideoFile,
+    table: PacketTable,
+    times: npt.NDArray[np.float64] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> ReferencedGops:
+    """The frames of `read_gops`, as groups of pictures that stay where they are.
+
+    `table` is the file's.
+
+    Raises `SourceError` as that does, and for what would have to be encoded anew.
+    """
+    with located(SourceError, file=str(file.path)):
+        if file.codec not in PASSTHROUGH:
+            raise SourceError(f"{_CONVERT}, for packets of {file.codec} are not kept")
+        if file.turn != UPRIGHT:
+            raise SourceError(f"{_CONVERT}, for players turn it")
+        wanted = table.shown if times is None else _of_rows(file, table, times, tolerance)
+        ticks = table.ticks[wanted]
+        if len(back := np.flatnonzero(np.diff(ticks) <= 0)):
+            raise SourceError("frames whose times go back", frame=int(back[0]) + 1)
+        return _groups(file, table, wanted)
+
+
+def _of_rows(
+    file: VideoFile, table: PacketTable, times: npt.NDArray[np.float64], tolerance: float
+) -> IntArray:
+    """The packet of each row's frame: the frame nearest to its time, within the tolerance."""
+    if not (np.diff(times) > 0).all() or not np.isfinite(times).all():
+        raise SourceError("timestamps that go back")
+    bounds = np.array([times[0] - tolerance, times[-1] + tolerance]) / file.tick
+    ticks = table.ticks[table.shown]
+    near = slice(
+        int(np.searchsorted(ticks, np.floor(bounds[0]))),
+        int(np.searchsorted(ticks, np.ceil(bounds[1]), side="right")),
+    )
+    seconds = ticks[near] * file.tick
+    row = np.searchsorted(times, seconds).clip(1, max(1, len(times) - 1))
+    if len(times) == 1:
+        row = np.zeros_like(row)
+    else:
+        row = row - (seconds - times[row - 1] < times[row] - seconds)
+    fits = np.abs(times[row] - seconds) < tolerance
+    rows: IntArray = row[fits]
+    packets: IntArray = table.shown[near][fits]
+    if len(rows) != len(times) or (rows != np.arange(len(times))).any():
+        both = min(len(rows), len(times))
+        differ = np.flatnonzero(rows[:both] != np.arange(both))
+        first = int(differ[0]) if len(differ) else min(both, len(times) - 1)
+        raise SourceError(
+            "a row without a frame of its own in the video",
+            frame=first,
+            expected=f"one within {tolerance} s of {times[first]:.6f} s",
+        )
+    return packets
+
+
+def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> ReferencedGops:
+    """The groups of pictures that give the frames of these packets, in their order."""
+    group = table.group[wanted]
+    if len(group) and group.min() < 0:
+        raise SourceError("a video that does not begin with a keyframe")
+    if (np.diff(group) < 0).any():
+        raise SourceError(f"{_CONVERT}, for its groups of pictures are open")
+    used, first_frame = np.unique(group, return_index=True)
+    begins = np.flatnonzero(table.is_cut)[used]
+    last = np.maximum.reduceat(wanted, first_frame) if len(used) else used
+    counts = last + 1 - begins
+    frames = np.diff(np.append(first_frame, len(wanted)))
+    first = np.cumsum(counts) - counts
+    packets = np.arange(int(counts.sum())) + np.repeat(begins - first, counts)
+    if (counts > MAX_GOP_PACKETS).any() or (frames > MAX_GOP_FRAMES).any():
+        at = int(np.argmax((counts > MAX_GOP_PACKETS) | (frames > MAX_GOP_FRAMES)))
+        is_open = table.is_key[begins[at] + 1 : last[at] + 1].any()
+        why = (
+            "its groups of pictures are open"
+            if is_open
+            else (f"keyframes are more than {MAX_GOP_FRAMES} frames apart")
+        )
+        raise SourceError(f"{_CONVERT}, for {why}")
+    order = np.full(len(packets), -1, np.int64)
+    inside = np.arange(len(wanted)) - np.repeat(first_frame, frames)
+    order[wanted + np.repeat(first - begins, frames)] = inside
+    starts, sizes = table.starts[packets], table.sizes[packets]
+    if (sizes < 1).any() or (starts[1:] < (starts + sizes)[:-1]).any():
+        raise SourceError(f"{_CONVERT}, for packets lie out of order in the file")
+    return ReferencedGops(str(file.path), file.extradata, starts, sizes, order, first)
