@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -500,19 +499,24 @@ def test_a_process_starts_quickly() -> None:
 
 
 @pytest.fixture
-def blocked(tree: Path) -> Iterator[Path]:
-    """A file of the second episode whose reading never ends, as on a mount that hangs."""
-    path = tree / "cave" / "Easy" / "P001" / "depth_left" / "000000_left_depth.npy"
-    path.rename(path.with_suffix(".original"))
-    os.mkfifo(path)
-    yield path
-    path.unlink()
+def long_tree(tree: Path) -> Path:
+    """With a second episode that takes seconds."""
+    folder = tree / "cave" / "Easy" / "P001"
+    count = 3_000
+    for path in [*folder.glob("*/000000_*")]:
+        is_flow = path.parent.name == "flow"  # of which there is one fewer
+        for number in range(3 - is_flow, count - is_flow):
+            name = path.name.replace("000001", f"{number + 1:06d}")
+            path.with_name(name.replace("000000", f"{number:06d}", 1)).hardlink_to(path)
+    for path in folder.glob("pose_*.txt"):
+        path.write_text(f"{path.read_text().splitlines()[0]}\n" * count)
+    return tree
 
 
-def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished(long_tree: Path, tmp_path: Path) -> None:
     destination = tmp_path / "records"
     command = [*COMMAND, "write", "--workers", "1"]
-    command += ["--src", str(tree), "--dst", str(destination)]
+    command += ["--src", str(long_tree), "--dst", str(destination)]
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(destination.glob("records/*.notes")):  # the first episode has ended
@@ -522,19 +526,17 @@ def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == (
         "seqrecord: error: interrupted; the same command with --resume continues after the "
         "finished episodes"
     )
     assert "`seqrecord write --resume` continues an interrupted write" in fail("info", destination)
-    blocked.unlink()
-    blocked.with_suffix(".original").rename(blocked)
-    result = run("write", "--src", tree, "--dst", destination, "--workers", 1, "--resume")
-    assert "wrote 1 episode, 3 frames" in result.stdout
+    result = run("write", "--src", long_tree, "--dst", destination, "--workers", 1, "--resume")
+    assert "wrote 1 episode, 3,000 frames" in result.stdout
     assert "1 were there already" in result.stdout
-    run("write", "--src", tree, "--dst", tmp_path / "whole", "--workers", 1)
+    run("write", "--src", long_tree, "--dst", tmp_path / "whole", "--workers", 1)
     whole, resumed = seqrecord.open(tmp_path / "whole"), seqrecord.open(destination)
     assert whole.fingerprint == resumed.fingerprint
 

@@ -291,8 +291,10 @@ def _print_written(
         manifest = report.manifest
         stored = sum(file.size for file in manifest.record_files)
         raw = manifest.num_frames * manifest.schema.frame_nbytes
-        # Text is small; how large other features of variable shapes are is not known here.
-        is_known = all(spec.value == "text" for spec in manifest.schema.kept.variable)
+        # Text is small beside others; how large what else varies is is not known here.
+        features = manifest.schema.kept
+        is_known = all(spec.value == "text" for spec in features.variable)
+        is_known &= len(features.variable) < len(features)
         size = format_size(stored)
         if is_known:
             size = f"{format_size(raw)} raw in {size} ({raw / stored:.2f}x)"
