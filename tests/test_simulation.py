@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from seqrecord.edit import freeing, rename_episodes
+from seqrecord.edit import cleaning, rename_episodes
 from seqrecord.errors import ConflictError, StateError
 from seqrecord.format.manifest import INDEX, MANIFEST, VERSIONS, read_manifest
 from seqrecord.reading import dataset, versions
@@ -169,11 +169,11 @@ FAULTS = {
         *(own_files.SmallFiles, "keep", lambda self: None, _COMMITS, "which the manifest names")
     ),
     "clean goes by another clock": PutBack(
-        *(freeing, "_time_of", lambda storage: 1e9 + 1e6, ("clean old", "append")),
+        *(cleaning, "_time_of", lambda storage: 1e9 + 1e6, ("clean old", "append")),
         "that had ended are lost",
     ),
     "what is being removed is recovered": PutBack(
-        freeing,
+        cleaning,
         "_condemn",
         lambda *_: None,
         ("clean", "only resume"),
@@ -210,7 +210,7 @@ FAULTS = {
         committing, "_keep_version", keep_another, _COMMITS, "it was never the dataset"
     ),
     "clean keeps no version": PutBack(
-        *(freeing, "_earlier", lambda *_: (), ("rewrite", "clean keeping", "delete")),
+        *(cleaning, "_earlier", lambda *_: (), ("rewrite", "clean keeping", "delete")),
         "files of this version are gone",
     ),
     "a version has another's splits": PutBack(
@@ -224,7 +224,7 @@ FAULTS = {
         committing, "put_manifest", put_of_other_content, _COMMITS, "the manifest's fingerprint"
     ),
     "clean changes the dataset": PutBack(
-        *(freeing, "_condemn", lambda where, *_: rename_episodes(where, {"e4": "f"})),
+        *(cleaning, "_condemn", lambda where, *_: rename_episodes(where, {"e4": "f"})),
         *(("append", "split"), "clean changed what there is"),
     ),
 }

@@ -10,6 +10,7 @@ from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
     from seqrecord.edit.changes import CopyProgress
+    from seqrecord.edit.cleaning import RewriteReport, clean, rewrite_files
     from seqrecord.edit.episodes import (
         delete_episodes,
         keep_episodes,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         values_of_dataset,
         values_of_files,
     )
-    from seqrecord.edit.freeing import RewriteReport, clean, rewrite_files
     from seqrecord.edit.merging import MergeReport, merge_datasets
     from seqrecord.reading.versions import list_versions
 
@@ -59,11 +59,11 @@ if not TYPE_CHECKING:
             **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
             "CopyProgress": "changes",
             "list_versions": "seqrecord.reading.versions",
-            **dict.fromkeys(["RewriteReport", "rewrite_files"], "freeing"),
+            **dict.fromkeys(["RewriteReport", "rewrite_files"], "cleaning"),
             **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
             "relabel_text": "features",
             **dict.fromkeys(["values_of_dataset", "values_of_files"], "features"),
-            "clean": "freeing",
+            "clean": "cleaning",
             **dict.fromkeys(["delete_episodes", "keep_episodes"], "episodes"),
             **dict.fromkeys(["relabel_episodes", "rename_episodes"], "episodes"),
             **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),

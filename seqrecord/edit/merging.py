@@ -376,12 +376,12 @@ def _check_schemas(
     for url, schema in unlike:
         found = ", ".join(_differences(schema, first, url, first_url))
         differences.append(f"{url}: {found or 'another order of features, or dropped ones'}")
-    common = [name for name in first.kept if all(name in schema for _, schema in unlike)]
+    common = [name for name in first.active if all(name in schema for _, schema in unlike)]
     command = _command(datasets, common, made, prefixes)
     what = "datasets are merged if they have one schema"
     if not common:
         what = "datasets cannot be merged: no feature is in all of them"
-    elif all(len(schema.kept) == len(common) for _, schema in datasets):
+    elif all(len(schema.active) == len(common) for _, schema in datasets):
         what += f"; this packs them into one: {command}"
     else:
         what += (
@@ -405,7 +405,7 @@ def _command(
     """Gives keys their prefixes, merges what is as the first dataset, and appends the others."""
 
     def write(url: str, schema: Schema) -> list[str]:
-        chosen = ["--features", ",".join(common)] if len(common) < len(schema.kept) else []
+        chosen = ["--features", ",".join(common)] if len(common) < len(schema.active) else []
         return ["seqrecord", "write", "--src", url, "--dst", made, *chosen]
 
     (first_url, first), *others = datasets
@@ -415,7 +415,7 @@ def _command(
         if prefix
     ]
     commands = [write(first_url, first)]
-    if len(common) == len(first.kept):
+    if len(common) == len(first.active):
         alike = [url for url, schema in datasets if schema == first]
         others = [(url, schema) for url, schema in others if schema != first]
         commands = [["seqrecord", "merge", *alike, "-o", made]]
@@ -426,7 +426,7 @@ def _command(
 def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> Iterator[str]:
     """`SchemaError` for a feature that no command takes: of another dtype, shape or value, or of
     which both say another kind or unit."""
-    ours, theirs = schema.kept, wanted.kept
+    ours, theirs = schema.active, wanted.active
     for name in dict.fromkeys((*theirs, *ours)):
         if name not in ours or name not in theirs:
             yield f"{name} is only {'there' if name in theirs else 'here'}"

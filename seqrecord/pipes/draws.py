@@ -25,7 +25,7 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["ClipDraws", "EpisodeFacts", "Facts", "SelectedSteps"]
+__all__ = ["ClipDraws", "ClipEpisodes", "Facts", "SelectedSteps"]
 
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
 _CAMERA = ("fx", "fy", "cx", "cy")
@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     metadata: dict[str, Any]  # `None` where there is none
 
 
-class EpisodeFacts:
+class ClipEpisodes:
     """The facts of episodes, with these entries of their metadata. Picklable.
 
     With `excerpts`, episodes are given by the numbers of these.
@@ -122,7 +122,7 @@ class ClipDraws:
         cameras: Sequence[Camera],
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
-        facts: EpisodeFacts,
+        facts: ClipEpisodes,
         episode: IntArray,
     ) -> None:
         self._facts, self._url, self.made = facts, dataset.url, arrays
@@ -322,7 +322,7 @@ class SelectedSteps:
     dilations: Sequence[int]
     reverse: float
     whole: Sequence[ClipTable]
-    facts: EpisodeFacts
+    facts: ClipEpisodes
 
     def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> ClipSteps:
         """For clips by the rows of their episodes and their starts, int64[n] each.

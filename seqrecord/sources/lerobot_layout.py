@@ -31,7 +31,7 @@ __all__ = [
     "LeRobotVideo",
     "ParquetTable",
     "number_columns",
-    "plain",
+    "python_values",
     "read_episodes",
     "read_info",
     "read_stats",
@@ -281,7 +281,7 @@ class ParquetTable:
             raise _parquet_error("a damaged parquet file", self._path, error) from error
 
 
-def plain(values: pa.RecordBatch | pa.Array) -> list[Any]:
+def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
     """The values as Python has them; raises `SourceError` for text that is not UTF-8, which pyarrow
     does not check."""
     try:
@@ -409,7 +409,7 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
     for path in paths:
         for batch in ParquetTable(path).batches(columns):
             with located(SourceError, file=str(path)):
-                yield from plain(batch)
+                yield from python_values(batch)
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

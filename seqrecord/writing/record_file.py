@@ -52,7 +52,7 @@ class RecordFileWriter(RecordFiles):
         checksum: Callable[[str, int, int], int] | None = None,
     ) -> None:
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
-        self._names = frozenset(schema.kept)
+        self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
@@ -105,7 +105,7 @@ class RecordFileWriter(RecordFiles):
                 "a feature that the dataset does not have; pass a schema that names it",
                 episode=episode.key,
                 frame=number,
-                expected=f"some of {', '.join(self.schema.kept)}",
+                expected=f"some of {', '.join(self.schema.active)}",
                 got=", ".join(unknown),
             )
         if bools := {name: _proper_bools(frame[name]) for name in self._bools if name in frame}:

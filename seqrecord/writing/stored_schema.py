@@ -95,7 +95,7 @@ def stored_schema(
         grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
         grouped.check_groups()
         return grouped
-    there = stored.kept
+    there = stored.active
     if set(map(str, asked.values())) != set(map(str, there.values())):
         raise SchemaError("the dataset has other features", expected=there, got=asked)
     asked = asked.select(list(there))

@@ -125,7 +125,7 @@ class SeqRecordWriter:
             if schema is not None:
                 self._use(schema)
             elif self._destination.schema is not None:
-                self._use(self._destination.schema.kept)
+                self._use(self._destination.schema.active)
         except BaseException:
             self._destination.release()
             raise
@@ -133,7 +133,7 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs, `None` until they are known."""
-        return None if self._schema is None else self._schema.kept
+        return None if self._schema is None else self._schema.active
 
     @property
     def finished_keys(self) -> frozenset[str]:

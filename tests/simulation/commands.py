@@ -65,7 +65,7 @@ def read(storage: Any, version: str | None = None) -> Content:
         )
         return Content(
             episodes,
-            frozenset(dataset.contents.manifest.schema.kept),
+            frozenset(dataset.contents.manifest.schema.active),
             {
                 key: names[number]
                 for key, number in zip(episodes, numbers.tolist(), strict=True)

@@ -292,7 +292,7 @@ def _print_written(
         stored = sum(file.size for file in manifest.record_files)
         raw = manifest.num_frames * manifest.schema.frame_nbytes
         # Text is small beside others; how large what else varies is is not known here.
-        features = manifest.schema.kept
+        features = manifest.schema.active
         is_known = all(spec.value == "text" for spec in features.variable)
         is_known &= len(features.variable) < len(features)
         size = format_size(stored)
