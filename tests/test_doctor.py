@@ -8,23 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import AccessError, SourceError
 from seqrecord.indexing.doctor import examine
 from seqrecord.indexing.doctor_report import DoctorReport
+from seqrecord.storage import open_storage
 from tests.command_line import run
 from tests.lerobot_data import FPS, episodes
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.lerobot_video_data import unpack as unpack_video
+from tests.storage_doubles import Failure, FaultyStorage, Operation
 from tests.test_source_contract import upload
 from tests.test_sources_lerobot import LISTED, ROWS, at, column, edit_info, rewrite, unpack
 from tests.video_file_data import HEIGHT, WIDTH, pictures, write_video
 
 CAMERA = CAMERAS[0]
+PICTURE = {"mean": [0.5] * 3, "std": [0.3] * 3, "min": [0.0] * 3, "max": [1.0] * 3}
 LENGTHS = [len(frames) for frames in episodes()]  # 5, 3, 7
 VIDEO = f"videos/{CAMERA}/chunk-000/file-000.mp4"
 BEGIN = f"videos/{CAMERA}/from_timestamp"
@@ -35,7 +39,7 @@ def made(folder: Path, version: str = "v3", **options: Any) -> Path:
     root = unpack(folder, version)
     with_video(root, LENGTHS, **options)
     tables = pa.concat_tables(map(pq.read_table, sorted(root.glob("data/*/*.parquet"))))
-    stats: dict[str, Any] = {CAMERA: {"mean": [0.5] * 3}, "observation.image": {"mean": [0.5] * 3}}
+    stats: dict[str, Any] = dict.fromkeys((CAMERA, "observation.image"), PICTURE)
     for name in set(tables.column_names) - {"observation.image", "note"}:
         values = np.array(tables[name].to_pylist(), np.float64).reshape(len(tables), -1)
         stats[name] = {k: getattr(values, k)(0).tolist() for k in ("min", "max", "mean", "std")}
@@ -50,12 +54,16 @@ def kinds(report: DoctorReport) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [{}, {"options": {"g": "4", "bf": "0"}}], ids=["b", "no b"])
-@pytest.mark.parametrize("version", ["v3", "v21"])
+@pytest.mark.parametrize("version", ["v3", "v21", "v20"])
 def test_a_sound_set(tmp_path: Path, version: str, options: dict[str, Any]) -> None:
-    report = examine(made(tmp_path, version, **options))
+    root = made(tmp_path, "v3" if version == "v3" else "v21", **options)
+    if version == "v20":
+        edit_info(root, codebase_version="v2.0")
+    report = examine(root)
     assert report.findings == ()
     assert report.ok
     assert (report.num_episodes, report.num_frames, report.num_rows) == (3, 15, 15)
+    assert report.version == version.replace("v2", "v2.").replace("v3", "v3.0")
     [camera] = report.cameras
     assert (camera.name, camera.frames, camera.longest_distance) == (CAMERA, 15, 4)
     assert camera.files == report.num_tables == (1 if version == "v3" else 3)
@@ -97,12 +105,25 @@ def same_as(one: int, other: int) -> Callable[[list[Any]], list[Any]]:
     return lambda values: at(one, values[other])(values)
 
 
+def cut_short(path: Path) -> None:
+    """Tables first, as of a download that has ended early: the last packets are missing."""
+    whole = path.rename(path.with_suffix(".whole"))
+    flags = {"movflags": "faststart"}
+    with av.open(str(whole)) as source, av.open(str(path), "w", options=flags) as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.size:
+                packet.stream = stream
+                target.mux(packet)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 E0, E1, E2 = (f"episode_{i:06d}" for i in range(3))
 STILL = np.repeat(pictures(1), 15, 0)
 BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     "fewer rows than listed": (
         listed(column("length", at(2, 8))),
-        ["metadata", "outside_file", "row_count"],
+        ["metadata", "outside_file", "row_count", "row_range"],
         {"kind": "row_count", "file": ROWS, "episode": E2, "expected": 8, "got": 7},
     ),
     "rows of no episode": (
@@ -117,7 +138,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     ),
     "an episode listed twice": (
         listed(column("episode_index", at(2, 1))),
-        ["metadata", "metadata", "metadata", "unnamed_frames", "unnamed_rows"],
+        [*["metadata"] * 3, "row_range", "unnamed_frames", "unnamed_rows"],
         {"kind": "unnamed_rows", "got": "15 rows; the first one of others is of episode 2"},
     ),
     "an episode that is listed wrong": (
@@ -199,7 +220,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     ),
     "rows among those of another": (
         rows(lambda t: t.take([0, 1, 5, 2, 3, 4, *range(6, 15)])),
-        ["row_order", "row_order"],
+        ["row_order", "row_order", "row_range"],
         {"got": "others between them", "episode": E0},
     ),
     "an episode outside of its file": (
@@ -263,6 +284,26 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
         stats(lambda found: found.update(action={"mean": "much"})),
         ["statistics"],
         {"feature": "action", "message": "statistics that cannot be"},
+    ),
+    "statistics of pictures up to 255": (
+        stats(lambda found: found[CAMERA].update(max=[255] * 3)),
+        ["statistics"],
+        {"feature": CAMERA, "message": "statistics of pictures that are not from 0 to 1"},
+    ),
+    "a task without a text": (
+        rows(column("task_index", at(0, 9))),
+        ["column", "statistics"],
+        {"kind": "column", "feature": "task_index", "got": "task_index 9"},
+    ),
+    "rows that are elsewhere": (
+        listed(column("dataset_from_index", at(1, 4))),
+        ["row_range"],
+        {"episode": E1, "expected": "5 to 8", "got": "4 to 8"},
+    ),
+    "a truncated video": (
+        lambda root: cut_short(root / VIDEO),
+        ["unreadable"],
+        {"message": "a truncated video", "file": VIDEO},
     ),
     "no statistics": (
         lambda root: (root / "meta/stats.json").unlink(),
@@ -339,3 +380,15 @@ def test_a_url(tmp_path: Path, memory_url: str) -> None:
     here, there = examine(root), examine(upload(root, memory_url))
     assert there.findings == here.findings
     assert (there.num_rows, there.location) == (15, memory_url)
+
+
+def test_a_store_that_fails_is_no_finding(tmp_path: Path, memory_url: str) -> None:
+    upload(made(tmp_path), memory_url)
+    refused = AccessError("refused")
+
+    def fault(operation: Operation, path: str, _: int) -> Failure:
+        return refused if operation == "read" and path == VIDEO else None
+
+    with pytest.raises(AccessError) as caught:
+        examine(FaultyStorage(open_storage(memory_url), fault))
+    assert caught.value is refused

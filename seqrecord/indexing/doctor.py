@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
     LeRobotInfo,
+    ParquetTable,
     episode_tables,
     listed_episodes,
     read_info,
 )
+from seqrecord.sources.lerobot_rows import number_column
 from seqrecord.sources.originals import find_files
 from seqrecord.sources.remote import RemoteFiles, is_url
 from seqrecord.sources.video_files import VIDEO_ENDINGS
@@ -31,6 +34,7 @@ from seqrecord.storage import StorageLike, open_storage
 __all__ = ["Progress", "examine"]
 
 _MAX_INFO_BYTES = 16 << 20
+_RANGE = ("episode_index", "dataset_from_index", "dataset_to_index", "length")
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class _Examination:
             if file.endswith(".parquet"):
                 rows.examine(file, [])
             tell()
+        self._check_ranges(rows)
         for (name, file), mine in videos.items():
             if self._is_there(file, mine, name):
                 cameras[name].examine(file, mine, rows.times)
@@ -133,8 +138,8 @@ class _Examination:
             fps=info.fps,
             num_episodes=len(episodes),
             num_frames=sum(each.length for each in episodes),
-            num_tables=rows.num_files,
-            num_rows=rows.num_rows,
+            num_tables=len(rows.sizes),
+            num_rows=sum(rows.sizes.values()),
             cameras=counts,
             findings=tuple(findings.kept),
             counts=dict(findings.counts),
@@ -155,6 +160,8 @@ class _Examination:
                         self._findings.failed(each.error, "metadata", **facts)
                     if each.index in found:
                         self._findings.add("metadata", "an episode that is listed twice", **facts)
+                    elif each.error is None and not each.length:
+                        self._findings.add("metadata", "an episode without frames", **facts)
                     found.setdefault(each.index, each)
         sums = {
             "total_episodes": len(found),
@@ -170,6 +177,36 @@ class _Examination:
                     got=str(said[name])[:100],
                 )
         return [found[index] for index in sorted(found)]
+
+    def _check_ranges(self, rows: Rows) -> None:
+        """Whether an episode's rows are where v3.0 says, counted over all tables in their order."""
+        if self._info.version == 2 or not rows.are_all_read:
+            return
+        begins: dict[str, int] = {}
+        total = 0
+        for file in sorted(rows.sizes):
+            begins[file] = total
+            total += rows.sizes[file]
+        paths = []
+        with suppress(SourceError):  # it is a finding already
+            paths = episode_tables(self._root, self._info)
+        for path in paths:
+            file = path.relative_to(self._root).as_posix()
+            with self._findings.caught("metadata", file=file):
+                for batch in ParquetTable(path).batches(_RANGE):
+                    columns = (number_column(batch, name).tolist() for name in _RANGE)
+                    for index, begin, end, length in zip(*columns, strict=True):
+                        table, first = rows.firsts.get(index, ("", 0))
+                        wanted = begins.get(table, begin) + first
+                        if (begin, end) != (wanted, wanted + length):
+                            self._findings.add(
+                                "row_range",
+                                "dataset_from_index and dataset_to_index are of other rows",
+                                file=file,
+                                episode=f"episode_{index:06d}",
+                                expected=f"{wanted} to {wanted + length}",
+                                got=f"{begin} to {end}",
+                            )
 
     def _unnamed(self, named: set[str]) -> list[str]:
         """Tables and videos that no episode names."""

@@ -13,7 +13,13 @@ from seqrecord.errors import SchemaError
 from seqrecord.indexing.doctor_report import Findings
 from seqrecord.indexing.doctor_statistics import Moments
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotInfo, ParquetTable
+from seqrecord.sources.lerobot_layout import (
+    LeRobotEpisode,
+    LeRobotInfo,
+    ParquetTable,
+    number_columns,
+    read_texts,
+)
 from seqrecord.sources.lerobot_rows import array_of, number_column
 from seqrecord.sources.video_streams import TOLERANCE
 
@@ -34,33 +40,37 @@ class Rows:
     def __init__(self, root: Path, info: LeRobotInfo, findings: Findings) -> None:
         self._root, self._info, self._findings = root, info, findings
         self._specs = self._declared()
-        self.num_files = self.num_rows = 0
+        self._texts: dict[str, set[int]] = {}  # by column, the numbers that have a text
+        for column in number_columns(root, info).values():
+            with findings.caught("metadata", feature=column):
+                self._texts[column] = {*read_texts(root, info, column)}
+        self.sizes: dict[str, int] = {}  # rows of each file
+        self.firsts: dict[int, tuple[str, int]] = {}  # file and row of each episode's first
         self.times: dict[int, FloatArray] = {}
         self._moments: dict[str, Moments] = {}
         self._unknown: set[str] = set()  # features whose numbers could not all be read
-        self._are_all_read = True
+        self.are_all_read = True
 
     @property
     def moments(self) -> dict[str, Moments]:
         """By feature, what all rows have for statistics; without features that are not known."""
-        known = self._moments if self._are_all_read else {}
+        known = self._moments if self.are_all_read else {}
         return {name: each for name, each in known.items() if name not in self._unknown}
 
     def lack(self) -> None:
         """A file is not there."""
-        self._are_all_read = False
+        self.are_all_read = False
 
     def examine(self, file: str, episodes: Sequence[LeRobotEpisode]) -> None:
         """Look at one file, in which these episodes are."""
-        self.num_files += 1
-        was, self._are_all_read = self._are_all_read, False
+        was, self.are_all_read = self.are_all_read, False
         with self._findings.caught(file=file):
             table = ParquetTable(self._root / file)
-            self.num_rows += table.num_rows
+            self.sizes[file] = table.num_rows
             if not table.num_rows:
                 self._findings.add("empty_file", "a table without rows", file=file)
             if not episodes:
-                self._are_all_read = was
+                self.are_all_read = was
                 return
             lacking = [name for name in (*_ORDER, *self._specs) if name not in table.names]
             for name in lacking:
@@ -69,7 +79,7 @@ class Rows:
                 )
             self._unknown.update(lacking)
             order = self._read(table, file, lacking)
-            self._are_all_read = was
+            self.are_all_read = was
             if order is not None:
                 self._check(file, episodes, *order)
 
@@ -128,6 +138,17 @@ class Rows:
                 got=f"{int(rows.sum())} of {len(rows)} rows",
             )
             return False
+        if name in self._texts:
+            others = {*np.unique(values).tolist()} - self._texts[name]
+            if others:
+                self._findings.add(
+                    "column",
+                    "numbers without a text",
+                    file=file,
+                    feature=name,
+                    expected=f"one of {len(self._texts[name])} texts",
+                    got=f"{name} {min(others)}",
+                )
         self._moments[name] = Moments.of(values).merged(self._moments.get(name))
         return True
 
@@ -157,6 +178,7 @@ class Rows:
                 )
             if not len(rows):
                 continue
+            self.firsts[episode.index] = file, int(rows[0])
             wrong = frames[rows] != np.arange(len(rows))
             if wrong.any() or (np.diff(rows) != 1).any():
                 at = int(np.argmax(wrong)) if wrong.any() else int(np.argmax(np.diff(rows) != 1))

@@ -81,6 +81,7 @@ def check_statistics(
     """Compare what the dataset says with `found`, which the rows have, by feature."""
     said: dict[str, Moments] = {}
     named: set[str] = set()
+    scaled: set[str] = set()  # pictures whose statistics are not from 0 to 1
     place, records = read_stats(root, info)
     file = place.relative_to(root).as_posix()
     for record in records:
@@ -88,6 +89,13 @@ def check_statistics(
             if not isinstance(entry := record.get(name), dict):
                 continue
             named.add(name)
+            feature = info.features[name]
+            if feature.dtype in ("image", "video") and feature.depth is None:
+                with findings.caught("statistics", file=file, feature=name):
+                    if _is_scaled(Moments.said(entry, 1)) and name not in scaled:
+                        scaled.add(name)
+                        message = "statistics of pictures that are not from 0 to 1"
+                        findings.add("statistics", message, file=file, feature=name)
             if name in found:
                 with findings.caught("statistics", file=file, feature=name):
                     rows = found[name].count
@@ -97,6 +105,10 @@ def check_statistics(
             findings.add("statistics", "a feature without statistics", file=file, feature=name)
         elif name in said:
             _compare(said[name], found[name], findings, file=file, feature=name)
+
+
+def _is_scaled(said: Moments) -> bool:
+    return not (said.low.min() >= 0 and said.high.max() <= 1)
 
 
 def _compare(said: Moments, found: Moments, findings: Findings, **facts: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.indexing.doctor_report import CameraCount, Findings
+from seqrecord.sources.files import size_of
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import TOLERANCE, read_frames
@@ -24,7 +25,7 @@ _SECONDS_APART = 60.0  # of the keyframes that are decoded
 _MOST_DECODED = 32  # frames that are decoded on average to read one, before that is a finding
 _BLOCK = 8
 _BLACK, _SPREAD = 24.0, 4.0  # brightness of means of blocks, of 255: the highest, and all of them
-_STILL, _STILL_SECONDS = 1.5, 1.0  # their largest change in a frozen picture, after so long
+_STILL, _STILL_SECONDS = 0.5, 1.0  # their largest change in a frozen picture, after so long
 
 
 class Camera:
@@ -46,9 +47,10 @@ class Camera:
         where they are not those of the frame rate."""
         facts = {"file": file, "feature": self._name}
         self._files += 1
-        with self._findings.caught(**facts), VideoFile(self._root / file) as video:
+        with self._findings.caught(**facts), VideoFile(self._path(facts)) as video:
             self._check_stream(video, facts)
             table = read_table(video)
+            self._check_size(table, facts)
             seconds: FloatArray = table.ticks[table.shown].astype(np.float64) * video.tick
             self._frames += len(seconds)
             if not len(seconds):
@@ -92,6 +94,20 @@ class Camera:
                 got=list(video.coded_size),
                 **facts,
             )
+
+    def _check_size(self, table: PacketTable, facts: Mapping[str, Any]) -> None:
+        end, size = int((table.starts + table.sizes).max(initial=0)), size_of(self._path(facts))
+        if end > size:
+            self._findings.add(
+                "unreadable",
+                "a truncated video",
+                expected=f"{end} bytes or more",
+                got=f"{size} bytes",
+                **facts,
+            )
+
+    def _path(self, facts: Mapping[str, Any]) -> Path:
+        return self._root / str(facts["file"])
 
     def _check_episodes(
         self,
@@ -186,11 +202,11 @@ class Camera:
         """Look at one keyframe a minute, and at the last one of the same file."""
         cuts = np.flatnonzero(table.is_cut[table.shown])
         begin, self._clock = self._clock, self._clock + len(seconds) / self._fps
+        times = begin + seconds[cuts] - seconds[0]
         looked: list[int] = []
-        for cut in cuts.tolist():
-            if begin + seconds[cut] - seconds[0] >= self._due:
-                looked.append(cut)
-                self._due = begin + seconds[cut] - seconds[0] + _SECONDS_APART
+        while (due := int(np.searchsorted(times, self._due))) < len(cuts):
+            looked.append(int(cuts[due]))
+            self._due = float(times[due]) + _SECONDS_APART
         if looked and looked[-1] != cuts[-1]:
             looked.append(int(cuts[-1]))
         wrong: set[str] = set()
