@@ -244,7 +244,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
         {"kind": "keyframes", "severity": "warning", "feature": CAMERA, "file": VIDEO},
     ),
     "a black camera": (filmed(0 * STILL), ["black"], {"file": VIDEO, "frame": 0}),
-    "a frozen camera": (filmed(STILL), ["frozen"], {"got": "1.2 s after it", "feature": CAMERA}),
+    "a frozen camera": (filmed(STILL), ["frozen"], {"got": "1.2 s later", "feature": CAMERA}),
     "a column that is missing": (
         rows(lambda t: t.drop_columns("action")),
         ["column"],

@@ -25,7 +25,9 @@ _SECONDS_APART = 60.0  # of the keyframes that are decoded
 _MOST_DECODED = 32  # frames that are decoded on average to read one, before that is a finding
 _BLOCK = 8
 _BLACK, _SPREAD = 24.0, 4.0  # brightness of means of blocks, of 255: the highest, and all of them
-_STILL, _STILL_SECONDS = 0.5, 1.0  # their largest change in a frozen picture, after so long
+# Their largest change in a frozen picture, after so long: encoding the same picture again changes
+# blocks by up to 5.
+_STILL, _STILL_SECONDS = 6.0, 1.0
 
 
 class Camera:
@@ -218,12 +220,12 @@ class Camera:
             if means.max() < _BLACK and np.ptp(means) < _SPREAD:
                 kind, message = "black", "a black picture"
             elif before is not None and _is_still(before, self._last):
-                kind, message = "frozen", "a picture that is that of the keyframe looked at before"
+                kind, message = "frozen", "the same picture again: frozen, or nothing moves"
             else:
                 continue
             if kind not in wrong:
                 wrong.add(kind)
-                got = f"{at - before[0]:.1f} s after it" if kind == "frozen" and before else None
+                got = f"{at - before[0]:.1f} s later" if kind == "frozen" and before else None
                 self._findings.add(kind, message, frame=cut, got=got, **facts)
 
 
