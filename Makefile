@@ -8,13 +8,15 @@ BENCH := bench
 INSTALLED := $(VENV)/installed
 SERVICES := tests/services/node_modules
 LEROBOT := $(VENV)/lerobot
+LEROBOT_PYTHON ?= python3.12
+LEROBOT_TOOLS := build/lerobot-tools
 LOWEST := build/lowest
 RELEASE := build/release
 OWN := layers or docs or messages or code_lines or mutation or simulation or interleaved or kill or power_loss or two_writers or leaving or stopping \
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest lerobot-tools test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -66,6 +68,16 @@ $(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt $(INSTALLED)
 
 bench-lerobot: $(LEROBOT)/installed ## Measure against LeRobot, in bench/lerobot; ARGS='--to benchmarks/lerobot' and so on
 	$(BIN)/python -m benchmarks.lerobot $(BENCH)/lerobot $(ARGS)
+
+lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
+	rm -rf $(LEROBOT_TOOLS)/data
+	$(BIN)/python -m tests.lerobot_tools make $(LEROBOT_TOOLS)/data
+	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.lerobot_tools try $(LEROBOT_TOOLS)/data
+
+$(LEROBOT_TOOLS)/installed:
+	$(LEROBOT_PYTHON) -m venv --clear $(LEROBOT_TOOLS)
+	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training]==0.6.1'
+	@touch $@
 
 bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume --grid full' and so on
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)

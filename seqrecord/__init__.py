@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import EngineOptions, LoaderOptions
     from seqrecord.reading.dataset import Dataset, Episode
-    from seqrecord.reading.versions import list_versions
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
@@ -96,7 +95,6 @@ __all__ = [
     "edit",
     "errors",
     "export",
-    "list_versions",
     "open",
     "open_source",
     "prefetch_to_device",
@@ -145,7 +143,6 @@ _IMPORTED_LATER = {
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "draw_timeline": "tools.drawing",
-    "list_versions": "reading.versions",
     "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",
     "prefetch_to_device": "engine.device.prefetch",

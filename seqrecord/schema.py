@@ -218,7 +218,7 @@ class Schema(Mapping[str, FeatureSpec]):
         return f"Schema({'; '.join(map(str, self.values()))})"
 
     @property
-    def kept(self) -> Schema:
+    def active(self) -> Schema:
         """The features without those that were dropped."""
         kept = [spec for spec in self.values() if not spec.is_dropped]
         return self if len(kept) == len(self) else Schema(kept)
@@ -285,7 +285,7 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def select(self, names: Sequence[str] | None) -> Schema:
         """The named features in the asked order; for `None` all that were not dropped."""
-        kept = self.kept
+        kept = self.active
         if names is None:
             return kept
         given: object = names

@@ -135,12 +135,15 @@ def write_numbered(
     `chunk_frames=None` leaves to the writer how long chunks are, of each group; all end after the
     frames `flush_at` of each episode.
     """
+    said: dict[str, dict[str, Any]] = {"note": {"shape": (None,)}}
+    for name, number in (groups or {}).items():
+        said.setdefault(name, {})["group"] = number
     with SeqRecordWriter(
         path,
         codecs=codecs,
         chunk_frames=chunk_frames,
         record_bytes=60 * math.prod(shape),
-        features={name: {"group": number} for name, number in (groups or {}).items()} or None,
+        features=said,
     ) as writer:
         for number, length in enumerate(LENGTHS):
             with writer.episode(f"set/{number}", metadata={"number": number}) as episode:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -388,10 +389,12 @@ def check_case(path: Path, case: Case, *, seed: int = 0, kind: str = "stream") -
     assert set(given) <= set(case.clips)
     most = case.batch_size if case.in_rows else 2 if kind == "workers" else 1
     assert repeated <= (most or 1)
-    if "world_size" not in options and not case.in_rows:
+    if "world_size" not in options:
         assert sorted(set(given)) == case.clips
-        is_in_order = not options.get("shuffle", True) and kind != "workers"
+        is_in_order = not options.get("shuffle", True) and kind != "workers" and not case.in_rows
         assert not is_in_order or given == case.clips
+    if case.in_rows and kind != "workers":
+        check_rows(case, batches)
     if kind in ("pipe", "stream"):
         stats = loader.stats()
         inside = [c for c in case.starts if any(case.lies_inside(*c, d) for d in case.dilations)]
@@ -406,6 +409,22 @@ def check_case(path: Path, case: Case, *, seed: int = 0, kind: str = "stream") -
         assert equal(list(again), batches[at + 1 :])
     if kind != "map style":
         check_by_number(path, case, rng)
+
+
+def check_rows(case: Case, batches: list[Any]) -> None:
+    """Each row of the batches follows episodes, and says where one begins and ends."""
+    rows: list[list[tuple[str, int]]] = [[] for _ in range(case.batch_size or 0)]
+    flags: list[list[tuple[bool, bool]]] = [[] for _ in rows]
+    for batch in batches:
+        for row, flag, clip in zip(rows, flags, case.clips_in(batch), strict=False):
+            row.append((clip["episode"], int(clip["start"])))
+            flag.append((bool(clip["is_first"]), bool(clip["is_last"])))
+    for row, flag in zip(rows, flags, strict=True):
+        ends = [b != (a[0], a[1] + case.stride) for a, b in pairwise(row)]
+        assert flag == [*zip([True, *ends], [*ends, True], strict=True)][: len(row)]
+    if not case.options.get("shuffle", True) and "world_size" not in case.options:
+        assert [clip for row in rows for clip in row] == [(key_of(e), s) for e, s in case.clips]
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
 def check_by_number(path: Path, case: Case, rng: random.Random) -> None:

@@ -34,18 +34,7 @@ from seqrecord.errors import (
     VersionError,
 )
 from seqrecord.writing.commits import reindex
-from tests.tiny import (
-    KEY,
-    TINY,
-    RecordParts,
-    change_manifest,
-    change_record,
-    change_table,
-    copy_dataset,
-    read_all,
-    record_path,
-    write_tiny,
-)
+from tests import tiny
 
 __all__ = ["CASES", "Case", "run"]
 
@@ -64,20 +53,20 @@ class Case:
 
 def run(case: Case, good: Path, root: Path) -> SeqRecordError | None:
     """The error of a changed copy of `good`, made in `root`; `None` if it was read."""
-    copy_dataset(good, root)
+    tiny.copy_dataset(good, root)
     try:
         case.change(root)
-        read_all(root)
+        tiny.read_all(root)
     except SeqRecordError as error:
         return error
     return None
 
 
-def _record(change: Callable[[RecordParts], object]) -> Change:
+def _record(change: Callable[[tiny.RecordParts], object]) -> Change:
     """Change the record file, then build index and manifest anew."""
 
     def apply(root: Path) -> None:
-        change_record(root, change)
+        tiny.change_record(root, change)
         reindex(root, created_by="test")
 
     return apply
@@ -102,7 +91,7 @@ def _part(**values: Any) -> Change:
 def _text(make: Callable[[str], str]) -> Change:
     """The footer's JSON as text, put together by hand."""
 
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         parts.text = make(json.dumps(parts.head)).encode("utf-8", "surrogatepass")
 
     return _record(change)
@@ -117,14 +106,14 @@ def _replaced(old: str, new: str) -> Change:
 
 
 def _chunk(row: int, field: str, value: int) -> Change:
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         parts.chunks[row][field] = value
 
     return _record(change)
 
 
 def _length(row: int, column: int, value: int) -> Change:
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         parts.chunks[row]["pages"][column]["length"] = value
 
     return _record(change)
@@ -133,19 +122,19 @@ def _length(row: int, column: int, value: int) -> Change:
 def _largest(row: int, value: int) -> Change:
     """What a chunk row says of the largest `blob`: 8, 16 and 20 bytes by right."""
 
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         parts.chunks[row]["largest"][0] = value
 
     return _record(change)
 
 
-def _no_frame(parts: RecordParts) -> None:
+def _no_frame(parts: tiny.RecordParts) -> None:
     """The second chunk has no `blob`, yet a largest one."""
     parts.gaps["present"] = 0
     parts.chunks[1]["pages"][1]["length"] = 0
 
 
-def _without_first(parts: RecordParts) -> None:
+def _without_first(parts: tiny.RecordParts) -> None:
     parts.chunks = parts.chunks[1:]
     parts.gaps["chunk"] -= 1
     parts.head["num_chunks"] = [2]
@@ -157,16 +146,16 @@ def _not_utf8(root: Path) -> None:
     schema = Schema([FeatureSpec("text", np.dtype("u1"), (None,))])
     with (
         SeqRecordWriter(root, schema=schema, codecs="raw") as writer,
-        writer.episode(KEY) as episode,
+        writer.episode(tiny.KEY) as episode,
     ):
         episode.append({"text": np.frombuffer(b"abcd", "u1")})
 
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         parts.head["schema"][0]["value"] = "text"
         parts.pages[parts.pages.index(b"abcd")] = 0xFF
         parts.sign_pages()
 
-    change_record(root, change)
+    tiny.change_record(root, change)
     reindex(root, created_by="test")
 
 
@@ -179,7 +168,7 @@ def _edits(data: bytes, crc: int | None = None) -> Change:
         path.write_bytes(data)
         sum_ = f"{crc32c(data) if crc is None else crc:08x}"
         entry = {"path": "edits/a.json", "size": len(data), "crc32c": sum_}
-        change_manifest(root, lambda value: value.update(edits=[entry]))
+        tiny.change_manifest(root, lambda value: value.update(edits=[entry]))
         reindex(root, created_by="test")
 
     return apply
@@ -192,7 +181,7 @@ def _edit(text: str) -> bytes:
 def _gaps(*rows: tuple[int, int, int, int]) -> Change:
     """Gap rows of chunk, feature, word and present frames."""
 
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         parts.gaps = np.array(list(rows), parts.gaps.dtype)
         parts.head["num_gaps"] = len(rows)
 
@@ -206,7 +195,7 @@ def _set(**values: Any) -> Change:
 def _page(change: Callable[[bytearray], bytearray]) -> Change:
     """Change the first page of `blob`: two frames of one and two floats."""
 
-    def apply(parts: RecordParts) -> None:
+    def apply(parts: tiny.RecordParts) -> None:
         start, length = 64, int(parts.chunks[0]["pages"][1]["length"])
         page = change(parts.pages[start : start + length])
         parts.chunks[0]["pages"][1]["length"] = len(page)
@@ -246,7 +235,7 @@ def _manifest_with(**values: Any) -> Change:
 
 
 def _manifest(change: Callable[[dict[str, Any]], object]) -> Change:
-    return lambda root: change_manifest(root, change)
+    return lambda root: tiny.change_manifest(root, change)
 
 
 def _gaps_file(**values: Any) -> Change:
@@ -258,7 +247,7 @@ def _entry(**values: Any) -> Change:
 
 
 def _table(name: str, change: Callable[[pa.Table], pa.Table | bytes]) -> Change:
-    return lambda root: change_table(root, name, change)
+    return lambda root: tiny.change_table(root, name, change)
 
 
 def _column(table: str, name: str, values: list[Any]) -> Change:
@@ -310,13 +299,13 @@ def _without_schema(table: pa.Table) -> bytes:
     return data[:8] + data[16 + size :]
 
 
-def _second_file(change: Callable[[RecordParts], object], name: str = "x.seqrec") -> Change:
+def _second_file(change: Callable[[tiny.RecordParts], object], name: str = "x.seqrec") -> Change:
     """A changed copy beside the record file."""
 
     def apply(root: Path) -> None:
-        path = record_path(root)
+        path = tiny.record_path(root)
         good = path.read_bytes()
-        change_record(root, change)
+        tiny.change_record(root, change)
         (path.parent / name).write_bytes(path.read_bytes())
         path.write_bytes(good)
         reindex(root, created_by="test")
@@ -324,23 +313,23 @@ def _second_file(change: Callable[[RecordParts], object], name: str = "x.seqrec"
     return apply
 
 
-def _other_id(parts: RecordParts) -> None:
+def _other_id(parts: tiny.RecordParts) -> None:
     parts.header[12:28] = bytes(16)
     parts.head["file_id"] = "0" * 32
 
 
-def _other_episode(parts: RecordParts, **values: Any) -> None:
+def _other_episode(parts: tiny.RecordParts, **values: Any) -> None:
     _other_id(parts)
     parts.head["episodes"][0].update({"uid": "1" * 32, "ordinal": 7, "key": "other"} | values)
 
 
-def _other_schema(parts: RecordParts) -> None:
+def _other_schema(parts: tiny.RecordParts) -> None:
     _other_episode(parts)
     parts.head["schema"][0]["name"] = "x"
 
 
 def _contradict(**values: Any) -> Change:
-    def change(parts: RecordParts) -> None:
+    def change(parts: tiny.RecordParts) -> None:
         _other_id(parts)
         parts.head["episodes"][0].update(values)
 
@@ -361,7 +350,7 @@ def _replace(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def _linked_reindex(root: Path) -> None:
-    _link(root, record_path(root))
+    _link(root, tiny.record_path(root))
     reindex(root, created_by="test")
 
 
@@ -370,7 +359,7 @@ def _small(path: str) -> dict[str, Any]:
 
 
 _DEEP = "[" * 100_000 + "]" * 100_000
-_FEATURE = {key: value for key, value in TINY["raw"].to_json().items() if key != "name"}
+_FEATURE = {key: value for key, value in tiny.TINY["raw"].to_json().items() if key != "name"}
 
 _FOOTER = [
     Case("head is a list", _text(lambda text: f"[{text}]"), "right keys"),
@@ -595,16 +584,24 @@ _FILES = [
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), "name"),
     Case("parts of other keys", _contradict(key="other"), "contradict"),
     Case("schemas differ", _second_file(_other_schema), "schemas"),
-    Case("record file is a link", lambda r: _link(r, record_path(r)), "out of", StorageError),
+    Case("record file is a link", lambda r: _link(r, tiny.record_path(r)), "out of", StorageError),
     Case("records is a link", lambda r: _link(r, r / "records"), "out of", StorageError),
     Case("index is a link", lambda r: _link(r, r / "index"), "out of", StorageError),
     Case("manifest is a link", lambda r: _link(r, r / "manifest.json"), "out of", StorageError),
     Case(
-        "record file is a folder", lambda r: _replace(record_path(r), Path.mkdir), "", StorageError
+        "record file is a folder",
+        lambda r: _replace(tiny.record_path(r), Path.mkdir),
+        "",
+        StorageError,
     ),
-    Case("record file is a pipe", lambda r: _replace(record_path(r), os.mkfifo), "", StorageError),
+    Case(
+        "record file is a pipe",
+        lambda r: _replace(tiny.record_path(r), os.mkfifo),
+        "",
+        StorageError,
+    ),
     Case("link at reindex", _linked_reindex, "out of the folder", StorageError),
-    Case("record file is gone", lambda r: record_path(r).unlink(), "", NotFoundError),
+    Case("record file is gone", lambda r: tiny.record_path(r).unlink(), "", NotFoundError),
 ]
 
 _MANIFEST = [
@@ -747,8 +744,8 @@ CASES = [
 
 
 def main(folder: Path) -> None:
-    good = write_tiny(folder / "good")
-    read_all(good)  # whatever is imported late is imported now
+    good = tiny.write_tiny(folder / "good")
+    tiny.read_all(good)  # whatever is imported late is imported now
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + (192 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -94,13 +94,24 @@ def write_euroc(folder: Path, seed: int = 0, *, state: bool = True) -> Frames:
                 frames[i][f"image_{camera}"] = pixels
             rows.append((stamp, f"{stamp}.png"))
         _lines(mav / camera / "data.csv", "#timestamp [ns],filename", rows, ",", "\r\n")
-    (mav / "cam0" / "sensor.yaml").write_text(
-        "# General sensor definitions.\nsensor_type: camera\ncomment: VI-Sensor cam0\n\nT_BS:\n"
-        "  cols: 4\n  rows: 4\n  data: [0.01, -0.9,\n         0.9, 0.01]\n\nrate_hz: 20\n"
-        "resolution: [752, 480]\ncamera_model: pinhole\n"
-        "intrinsics: [458.654, 457.296, 367.215, 248.375] #fu, fv, cu, cv\n"
-    )
+    for camera, focal in (("cam0", 458.654), ("cam1", 457.587)):
+        (mav / camera / "sensor.yaml").write_text(
+            f"# General sensor definitions.\nsensor_type: camera\ncomment: VI-Sensor {camera}\n\n"
+            "T_BS:\n  cols: 4\n  rows: 4\n  data: [0.01, -0.99, 0.004, -0.02,\n"
+            "         0.99, 0.01, 0.025, -0.06,\n        -0.02, 0.004, 0.99, 0.009,\n"
+            "         0.0, 0.0, 0.0, 1.0]\n\nrate_hz: 20\nresolution: [8, 6]\n"
+            f"camera_model: pinhole\nintrinsics: [{focal}, 457.296, 3.5, 2.5] #fu, fv, cu, cv\n"
+            "distortion_model: radial-tangential\n"
+            "distortion_coefficients: [-0.28340811, 0.07395907, 0.00019359, 1.76187114e-05]\n"
+        )
     (mav / "imu0").mkdir()
+    (mav / "imu0" / "sensor.yaml").write_text(
+        "sensor_type: imu\nT_BS:\n  cols: 4\n  rows: 4\n"
+        "  data: [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]\n"
+        "rate_hz: 200\n\n# inertial sensor noise model parameters (static)\n"
+        "gyroscope_noise_density: 1.6968e-04     # [ rad / s / sqrt(Hz) ]\n"
+        "accelerometer_random_walk: 3.0000e-3    # [ m / s^3 / sqrt(Hz) ]\n"
+    )
     stamps = [base + i * 5_000_000 for i in range(-3, 60)]
     imu = rng.normal(size=(len(stamps), 6))
     _csv(mav / "imu0" / "data.csv", "#timestamp [ns],w_RS_S_x [rad s^-1]", stamps, imu)

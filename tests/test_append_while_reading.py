@@ -46,7 +46,7 @@ def _frames(opened: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("opening", [seqrecord.open, _pipe, _clips])
-@pytest.mark.parametrize("appends", [1, 3])
+@pytest.mark.parametrize("appends", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("record_bytes", [1, 1 << 20], ids=["a file a chunk", "one file"])
 def test_a_copy_is_of_what_was_opened(
     opening: Callable[[Path], Any], appends: int, record_bytes: int, tmp_path: Path
@@ -90,7 +90,7 @@ def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
     assert str(root) in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "map"])
+@pytest.mark.parametrize("kind", ["pipe", pytest.param("map", marks=pytest.mark.slow)])
 def test_new_workers_in_the_middle_of_a_training(kind: str, tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset", record_bytes=1)
     loaded: Any = _pipe(root) if kind == "pipe" else _clips(root)

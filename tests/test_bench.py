@@ -194,6 +194,7 @@ BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0
         (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
         (DECODES, (9, 0, 1), ["4 cores and 2 in use"]),
         ({**DECODES, "fetch_seconds": 36.0}, (9, 0, 1), ["Reading", "80 %", "local disk"]),
+        ({**DECODES, "fetch_seconds": 36.0, "is_local": True}, (9, 0, 1), ["larger chunks"]),
         ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
         ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine that counts less
         ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
@@ -201,8 +202,10 @@ BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0
 )
 def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]) -> None:
     waiting, copying, consuming = step
+    is_local = stats.get("is_local", False)
     [line] = advise(
         stats,
+        is_local=is_local,
         waiting=waiting,
         median_wait=waiting,
         copying=copying,
@@ -214,12 +217,18 @@ def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]
     for word in words:
         assert word in line
     assert "\n" not in line
+    assert not (is_local and "local disk" in line)
 
 
-@pytest.mark.parametrize(("median", "bursts"), [(9.0, 0), (3.1, 0), (2.9, 1), (0.0, 1)])
-def test_advice_on_bursts(median: float, bursts: int) -> None:
+@pytest.mark.parametrize(
+    ("median", "held_back", "bursts"),
+    [(9.0, 1, 0), (3.1, 1, 0), (2.9, 1, 1), (0.0, 1, 1), (0.0, 0, 0)],
+)
+def test_advice_on_bursts(median: float, held_back: int, bursts: int) -> None:
+    """More memory helps where loads had to wait for some."""
     times = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
-    _, *more = advise(DECODES, median_wait=median, threads=2, cores=2, **times)
+    stats = {**DECODES, "loads_held_back": held_back}
+    _, *more = advise(stats, median_wait=median, threads=2, cores=2, is_local=True, **times)
     assert len(more) == bursts
     assert all("a larger `memory_limit`" in line for line in more)
 

@@ -588,6 +588,7 @@ CALLS = (
 )
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_nothing_wrong(tmp_path: Path) -> None:
     """Before any call to the disk of a process that evicts entries, adds some and forgets one."""
     kills = 0

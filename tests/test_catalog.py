@@ -148,7 +148,7 @@ def test_a_commit_that_fails_anywhere_changes_nothing(tmp_path: Path) -> None:
             assert not any(name.endswith(".partial") for name in files)
             assert same_frames(read_all(root), right)
             continue
-        assert steps == 7, "three tables, each written and committed, and the manifest"
+        assert steps == 8, "three tables, each written and committed, and two manifests"
         assert json.loads(_files(root)["manifest.json"])["created_by"] == "other"
         assert same_frames(read_all(root), right)
         break

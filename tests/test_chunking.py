@@ -32,7 +32,8 @@ def lidar(points: int, fill: int = 0) -> dict[str, Any]:
 
 def written(folder: Path, episodes: Sequence[Sequence[int]], **options: Any) -> list[int]:
     """Frames in the first chunk of `lidar` of each episode, given the points of each frame."""
-    with SeqRecordWriter(folder, codecs="raw", **options) as writer:
+    said = {"lidar": {"shape": (None, 3)}}
+    with SeqRecordWriter(folder, codecs="raw", features=said, **options) as writer:
         for number, points in enumerate(episodes):
             with writer.episode(f"e{number}") as episode:
                 for i, count in enumerate(points):

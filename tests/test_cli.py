@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,15 @@ def test_write_says_how_to_skip_bad_episodes(tree: Path) -> None:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
+@pytest.mark.parametrize(("value", "is_known"), [("a text", False), (np.zeros(9), True)])
+def test_the_raw_size_is_said_where_it_is_known(tmp_path: Path, value: Any, is_known: bool) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "a") as writer, writer.episode("a") as episode:
+        episode.append({"x": value})
+    result = run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--workers", 1)
+    assert (" 72 B raw in " in result.stdout) == is_known
+    assert ("x)" in result.stdout) == is_known
+
+
 def test_write_appends(tree: Path) -> None:
     run("write", "--src", tree, "--workers", 1)
     write_v1(tree / "cave" / "Easy" / "P002", make_frames(2, 2))
@@ -148,6 +157,16 @@ def test_write_appends(tree: Path) -> None:
     assert "2 were there already" in result.stdout
     with seqrecord.open(tree.with_name("originals-records")) as dataset:
         assert [len(episode) for episode in dataset.episodes.values()] == [3, 3, 2]
+
+
+def test_write_compares_no_sizes_where_some_are_unknown(dataset: Path, tmp_path: Path) -> None:
+    def sizes(*names: str) -> str:
+        folder = tmp_path / "-".join(names)
+        words = ["--dst", folder, "--features", ",".join(names), "--workers", 1]
+        return run("write", "--src", dataset, *words).stdout.splitlines()[1]
+
+    assert re.search(r" record file, \S+ \S+ raw in \S+ \S+ \(\S+x\)$", sizes("step", "pose"))
+    assert re.search(r" record file, \S+ \S+$", sizes("step", "range"))
 
 
 def test_write_packs_both_layouts_and_folders(tmp_path: Path) -> None:
@@ -480,19 +499,24 @@ def test_a_process_starts_quickly() -> None:
 
 
 @pytest.fixture
-def blocked(tree: Path) -> Iterator[Path]:
-    """A file of the second episode whose reading never ends, as on a mount that hangs."""
-    path = tree / "cave" / "Easy" / "P001" / "depth_left" / "000000_left_depth.npy"
-    path.rename(path.with_suffix(".original"))
-    os.mkfifo(path)
-    yield path
-    path.unlink()
+def long_tree(tree: Path) -> Path:
+    """With a second episode that takes seconds."""
+    folder = tree / "cave" / "Easy" / "P001"
+    count = 3_000
+    for path in [*folder.glob("*/000000_*")]:
+        is_flow = path.parent.name == "flow"  # of which there is one fewer
+        for number in range(3 - is_flow, count - is_flow):
+            name = path.name.replace("000001", f"{number + 1:06d}")
+            path.with_name(name.replace("000000", f"{number:06d}", 1)).hardlink_to(path)
+    for path in folder.glob("pose_*.txt"):
+        path.write_text(f"{path.read_text().splitlines()[0]}\n" * count)
+    return tree
 
 
-def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished(long_tree: Path, tmp_path: Path) -> None:
     destination = tmp_path / "records"
     command = [*COMMAND, "write", "--workers", "1"]
-    command += ["--src", str(tree), "--dst", str(destination)]
+    command += ["--src", str(long_tree), "--dst", str(destination)]
     process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(destination.glob("records/*.notes")):  # the first episode has ended
@@ -502,19 +526,17 @@ def test_ctrl_c_keeps_what_is_finished(tree: Path, blocked: Path, tmp_path: Path
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert errors.splitlines()[-1] == (
         "seqrecord: error: interrupted; the same command with --resume continues after the "
         "finished episodes"
     )
     assert "`seqrecord write --resume` continues an interrupted write" in fail("info", destination)
-    blocked.unlink()
-    blocked.with_suffix(".original").rename(blocked)
-    result = run("write", "--src", tree, "--dst", destination, "--workers", 1, "--resume")
-    assert "wrote 1 episode, 3 frames" in result.stdout
+    result = run("write", "--src", long_tree, "--dst", destination, "--workers", 1, "--resume")
+    assert "wrote 1 episode, 3,000 frames" in result.stdout
     assert "1 were there already" in result.stdout
-    run("write", "--src", tree, "--dst", tmp_path / "whole", "--workers", 1)
+    run("write", "--src", long_tree, "--dst", tmp_path / "whole", "--workers", 1)
     whole, resumed = seqrecord.open(tmp_path / "whole"), seqrecord.open(destination)
     assert whole.fingerprint == resumed.fingerprint
 

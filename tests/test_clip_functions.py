@@ -25,13 +25,13 @@ from seqrecord import (
 )
 from seqrecord.engine.crops import frames_in
 from tests.clip_data import leaves_nothing
-from tests.test_crops import frame_of, singles
+from tests.test_crops import SAID, frame_of, singles
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("functions") / "records"
-    with SeqRecordWriter(folder, chunk_frames=4) as writer:
+    with SeqRecordWriter(folder, chunk_frames=4, features=SAID) as writer:
         for episode, length in enumerate((17, 9, 12)):
             with writer.episode(f"set/{episode}") as written:
                 for number in range(length):

@@ -108,6 +108,7 @@ def test_clips_are_all_that_fit_with_one_of_the_dilations(path: Path, settings: 
     assert drawn(pipe, features) != found or settings.get("stride") == 40  # another epoch
 
 
+@pytest.mark.slow
 def test_each_dilation_that_fits_is_as_likely(path: Path) -> None:
     pipe = SeqRecordPipe(path, **{**STEPS, "dilation": (1, 2)}, features=["id"], batch_size=16)
     counts: dict[Any, list[int]] = {}

@@ -41,6 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
         "windows": {n: Latest(max_age=age) for n, age in {"gps": 6, "say": 40, "force": 2}.items()},
     },
     "zeros": {"clip_len": 3, "windows": dict.fromkeys(SPARSE, Latest(max_age=2, unknown="zeros"))},
+    "zeros where frames do not stay": {
+        "clip_len": 3,
+        "features": [*SPARSE, "id"],
+        "windows": dict.fromkeys(SPARSE, Latest(max_age=1, unknown="zeros")),
+        "ragged": "pad",
+        "memory_limit": "least",
+    },
     "strict beside": {"clip_len": 2, "windows": {"gps": Latest(), "say": Latest()}},
     "of one frame": {
         "windows": {"gps": Latest(max_age=2, unknown="zeros"), "say": Latest(max_age=9)},
@@ -51,6 +58,15 @@ CASES: dict[str, dict[str, Any]] = {
         "windows": {"gps": Latest([-4, 0]), "image": [0], "say": Latest([1, 6]), "force": Latest()},
         "pad": "edge",
     },
+    "rows": {**PLAIN, "order": "sequences", "pad": "edge", "clip_len": 5},
+    "rows of windows": {
+        "features": ["image", "id"],
+        "windows": {"image": [-1, 0], "id": range(4)},
+        "order": "sequences",
+        "shuffle": False,
+    },
+    "rows of crops": {**PLAIN, "order": "sequences", "clip_transform": CenterCrop((2, 4))},
+    "rows that overlap": {**PLAIN, "order": "sequences", "dilation": 2, "stride": 1},
     "backwards": {
         "clip_len": 3,
         "features": ["gps", "say", "id"],
@@ -164,8 +180,16 @@ def test_episodes_of_several_rates(records: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("records", ["several"], indirect=True)
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"stream", "node"}))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in CASES
+        for kind in KINDS
+        if kind == "pipe"
+        or not (kind in ("stream", "node") or {"order", "memory_limit"} & CASES[name].keys())
+    ],
+)
 def test_named(records: Path, name: str, kind: str) -> None:
     options = CASES[name] | ({"batch_size": 3} if kind in ("pipe", "workers") else {})
     check_case(records, Case(options), kind=kind)

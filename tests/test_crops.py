@@ -40,6 +40,9 @@ MIDDLE = (64, 64)  # clips of 4 frames are large enough to be loaded straight in
 LARGE = (128, 128)  # 24 such frames are a page that is read a few frames at a time
 
 
+SAID = {"note": {"shape": (None,)}}
+
+
 def frame_of(episode: int, number: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> dict[str, Any]:
     rng = np.random.default_rng([episode, number])
     return {
@@ -57,7 +60,7 @@ def frame_of(episode: int, number: int, size: tuple[int, int] = (HEIGHT, WIDTH))
 @pytest.fixture(scope="module", params=["raw", "balanced"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crops") / "records"
-    with SeqRecordWriter(folder, codecs=request.param, chunk_frames=4) as writer:
+    with SeqRecordWriter(folder, codecs=request.param, chunk_frames=4, features=SAID) as writer:
         for episode, length in enumerate((17, 9, 12)):
             metadata = {"camera": CAMERA} if episode < 2 else {}
             with writer.episode(f"set/{episode}", metadata=metadata) as written:
@@ -69,7 +72,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module", params=["raw", "balanced"])
 def middle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crops") / "middle"
-    with SeqRecordWriter(folder, codecs=request.param, chunk_frames=4) as writer:
+    with SeqRecordWriter(folder, codecs=request.param, chunk_frames=4, features=SAID) as writer:
         for episode, length in enumerate((17, 9, 12)):
             with writer.episode(f"set/{episode}") as written:
                 for number in range(length):

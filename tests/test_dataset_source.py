@@ -19,16 +19,8 @@ from hypothesis import given
 from PIL import Image
 
 import seqrecord
-from seqrecord import Dataset, EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert
+from seqrecord import Dataset, EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert, edit
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.edit import (
-    add_feature,
-    delete_episodes,
-    drop_features,
-    relabel_episodes,
-    rename_episodes,
-    split_episodes,
-)
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import format_names, open_source
 from tests.clip_model import write_all
@@ -234,7 +226,7 @@ def test_video_in_another_codec_is_decoded(tmp_path: Path) -> None:
 def test_only_video(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     write_video(a)
-    drop_features(a, "x")
+    edit.drop_features(a, "x")
     seqrecord.add_statistics(a)
     convert(open_source(a), b, workers=1)
     assert pages_of(b, "image") == pages_of(a, "image")
@@ -248,13 +240,13 @@ def test_edits_and_splits_come_along(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     convert(MadeSource(), a, workers=1, chunk_frames=4, record_bytes="60kB")
     names = [info.key for info in MadeSource().episodes()]
-    delete_episodes(a, names[1])
-    rename_episodes(a, {names[2]: "other"})
-    relabel_episodes(a, "other", {"number": "two", "new": [1]})
-    split_episodes(a, ["other", names[3]], "val")
-    split_episodes(a, [names[4]], "train")
-    add_feature(a, "sum", lambda episode: [None, *np.arange(len(episode) - 1)], kind="reward")
-    drop_features(a, "flow")
+    edit.delete_episodes(a, names[1])
+    edit.rename_episodes(a, {names[2]: "other"})
+    edit.relabel_episodes(a, "other", {"number": "two", "new": [1]})
+    edit.split_episodes(a, ["other", names[3]], "val")
+    edit.split_episodes(a, [names[4]], "train")
+    edit.add_feature(a, "sum", lambda episode: [None, *np.arange(len(episode) - 1)], kind="reward")
+    edit.drop_features(a, "flow")
     convert(open_source(a), b, workers=1)
     assert_same(a, b)
     with seqrecord.open(b) as dataset:
@@ -263,7 +255,7 @@ def test_edits_and_splits_come_along(tmp_path: Path) -> None:
         keys = np.array(list(dataset.episodes))
         assert keys[dataset.find_episodes(None, "val")].tolist() == ["other", names[3]]
         assert keys[dataset.find_episodes(None, "train")].tolist() == [names[4]]
-    drop_features(a, "image")  # so that frames have nothing at all
+    edit.drop_features(a, "image")  # so that frames have nothing at all
     (b / "manifest.json").unlink()
     seqrecord.reindex(b)
     with seqrecord.open(b) as dataset:
@@ -276,9 +268,9 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for path, lengths in ((a, (2, 3, 4)), (b, (2, 3, 4, 5, 6))):
         convert(MadeSource(lengths), path, workers=1)
-    split_episodes(b, ["made/002", "made/003"], "val")
-    split_episodes(b, ["made/004"], "test")
-    split_episodes(a, ["made/000"], "test")
+    edit.split_episodes(b, ["made/002", "made/003"], "val")
+    edit.split_episodes(b, ["made/004"], "test")
+    edit.split_episodes(a, ["made/000"], "test")
     report = convert(open_source(b), a, mode="append", workers=1)
     assert report.skipped == ("made/000", "made/001", "made/002")
 

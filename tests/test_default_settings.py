@@ -99,7 +99,8 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "num_parts", "reread"), [(1, 8, 1.10), (20, 64, 1.10), (20, 256, 1.20)]
+    ("copies", "num_parts", "reread"),
+    [(1, 8, 1.10), pytest.param(20, 64, 1.10, marks=pytest.mark.slow), (20, 256, 1.20)],
 )
 def test_many_parts_are_mixed_well_too(copies: int, num_parts: int, reread: float) -> None:
     data = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))

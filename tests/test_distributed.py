@@ -88,7 +88,7 @@ def test_ranks_that_make_no_sense(path: Path, given: tuple[Any, Any]) -> None:
 
 def clips_of(location: Any, **given: Any) -> list[tuple[str, int]]:
     """The clips of this process, in their order."""
-    pipe = SeqRecordPipe(location, clip_len=3, features=["id"], **given)
+    pipe = SeqRecordPipe(location, **{"clip_len": 3, "features": ["id"], **given})
     return [name for clip in pipe for name in names(clip)]
 
 
@@ -241,17 +241,17 @@ def test_evaluation_has_every_clip_exactly_once(
     assert len(clips) == len(set(clips)) == total
 
 
-def test_more_ranks_than_clips(path: Path, rank: Any) -> None:
-    total = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips.num_clips
-    clips, exact = [], []
-    dataset = seqrecord.open(path)
-    for number in range(total + 9):
-        rank(number, total + 9)
-        clips += [names(clip) for clip in SeqRecordPipe(dataset, clip_len=3, features=["flow"])]
-        pipe = SeqRecordPipe(dataset, clip_len=3, equal=False, features=["flow"])
-        exact += [names(clip) for clip in pipe]
-    assert len(clips) == total + 9
-    assert len({clip for [clip] in clips}) == len({clip for [clip] in exact}) == len(exact) == total
+def test_more_ranks_than_clips(path: Path) -> None:
+    options: dict[str, Any] = {"features": ["flow"], "episodes": [1]}
+    total = len(clips_of(path, **options))
+    parts = []
+    for rank in range(total + 9):
+        options |= {"rank": rank, "world_size": total + 9}
+        parts.append([clips_of(path, equal=equal, **options) for equal in (True, False)])
+    assert all(len(clips) == 1 for clips, _ in parts)
+    exact = [clip for _, clips in parts for clip in clips]
+    assert len({clip for clips, _ in parts for clip in clips}) == len(set(exact)) == total
+    assert len(exact) == total
 
 
 def test_drop_last_that_leaves_nothing_is_an_error(path: Path, rank: Any) -> None:

@@ -190,7 +190,10 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "more": ("carwelding/Easy/P{:03d}", 3, tartanair_frame),
     }
     for kind, (key, num_frames, make_frame) in kinds.items():
-        with seqrecord.SeqRecordWriter(folder / kind, codecs="fast", fps=30) as writer:
+        said: Any = {"points": {"shape": (None, 3)}} if kind == "lidar" else None
+        with seqrecord.SeqRecordWriter(
+            folder / kind, codecs="fast", fps=30, features=said
+        ) as writer:
             for number in range(4):
                 metadata = {"task": "stack", "camera": camera}
                 with writer.episode(key.format(number), metadata=metadata) as episode:
@@ -267,7 +270,10 @@ def test_examples_run(
 
 
 def test_every_page_of_how_to_train_is_here() -> None:
-    tested = {page.path for page in PAGES} | {"docs/from-lerobot.md"}  # in test_from_lerobot.py
+    tested = {page.path for page in PAGES} | {
+        "docs/from-lerobot.md",  # in test_from_lerobot.py
+        "docs/in-place.md",  # in test_indexing.py
+    }
     there = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     wanted = {
         str(path.relative_to(ROOT))

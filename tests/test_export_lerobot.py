@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,11 +20,13 @@ from seqrecord.sources import open_source
 from tests.command_line import main
 from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes
+from tests.lerobot_tools import CAMERA, described, export
 from tests.lerobot_video_data import CAMERAS, with_video
 from tests.test_sources_lerobot import unpack
 from tests.test_video_streams import CASES, FRAMES, made
 from tests.video_file_data import decoded, gops_of, pictures
 
+GOLDEN = Path(__file__).parent / "golden"
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, lerobot_episodes()))
 
@@ -76,14 +79,33 @@ def test_statistics(tmp_path: Path, records: Path) -> None:
     stats = json.loads((to_lerobot(records, tmp_path / "out") / "meta/stats.json").read_text())
     rows = [frame for episode in lerobot_episodes() for frame in episode]
     actions = np.stack([row["action"] for row in rows])
+    assert stats["action"]["q10"][0] in np.sort(actions[:, 0])[1:3]
     np.testing.assert_allclose(stats["action"]["mean"], actions.mean(0))
     np.testing.assert_allclose(stats["action"]["std"], actions.std(0))
     assert stats["action"]["count"] == [15]
+    table = pq.read_table(tmp_path / "out/meta/episodes").to_pylist()
+    for row, frames in zip(table, lerobot_episodes(), strict=True):
+        values = {name: np.stack([f[name] for f in frames]) for name in ("action", "tactile")}
+        values["index"] = np.arange(row["dataset_from_index"], row["dataset_to_index"])[:, None]
+        for name, array in values.items():
+            numbers = array.reshape(-1, array.shape[-1])
+            for key in ("min", "max", "mean", "std"):
+                expected = getattr(np, key)(numbers, axis=0)
+                np.testing.assert_allclose(row[f"stats/{name}/{key}"], expected, atol=1e-12)
+            assert row[f"stats/{name}/count"] == [len(frames)]
     pixels = np.concatenate([frames[VIDEO] for frames in all_frames(records)]) / 255
     for name in (VIDEO, "observation.image"):
         assert np.shape(stats[name]["mean"]) == np.shape(stats[name]["q99"]) == (3, 1, 1)
     got = np.reshape(stats[VIDEO]["mean"], 3)
     np.testing.assert_allclose(got, pixels.mean((0, 1, 2)), atol=0.03)
+
+
+def test_columns_and_keys_are_those_of_lerobot(tmp_path: Path) -> None:
+    golden = json.loads((GOLDEN / "lerobot_0.6.1.json").read_text())
+    info = golden["features"][CAMERA]["info"]
+    for name in ("g", "crf", "preset", "fast_decode", "extra_options", "video_backend"):
+        del info[f"video.{name}"]  # how lerobot has encoded; its tools ignore them
+    assert described(export(tmp_path)) == golden
 
 
 def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path) -> None:
@@ -126,6 +148,9 @@ def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path
     source = open_source(out)
     assert [each.num_frames for each in source.episodes()] == [5, 7]
     assert set(source.schema()) == {VIDEO, "action", "timestamp", "task"}
+    stats = json.loads((out / "meta/stats.json").read_text())
+    actions = [f["action"] for number in (0, 2) for f in lerobot_episodes()[number]]
+    np.testing.assert_allclose(stats["action"]["mean"], np.mean(actions, 0))
     again = run(*command)
     assert "the folder is not empty" in again.output
     assert again.exit_code == 1

@@ -11,17 +11,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import Episode, NotFoundError, SeqRecordWriter
-from seqrecord.edit import (
-    add_feature,
-    clean,
-    delete_episodes,
-    drop_features,
-    relabel_episodes,
-    relabel_text,
-    values_of_dataset,
-    values_of_files,
-)
+from seqrecord import Episode, NotFoundError, SeqRecordWriter, edit
 from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
@@ -120,10 +110,10 @@ def dataset(made: tuple[Path, Model], tmp_path: Path) -> tuple[Path, Model]:
 def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     before = {file: file.read_bytes() for file in (path / "records").iterdir()}
-    assert add_feature(path, "z", some("z"), kind="depth", unit="m", dry_run=True).name == "z"
+    assert edit.add_feature(path, "z", some("z"), kind="depth", unit="m", dry_run=True).name == "z"
     assert content(path) == model
     with seqrecord.open(path) as old:
-        spec = add_feature(path, "z", some("z"), kind="depth", unit="m")
+        spec = edit.add_feature(path, "z", some("z"), kind="depth", unit="m")
         assert (spec.dtype.str, spec.shape, spec.kind, spec.unit) == ("<f4", (4,), "depth", "m")
         assert {file: file.read_bytes() for file in before} == before
         with seqrecord.open(path) as new:
@@ -149,10 +139,10 @@ def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
 
 def test_drop(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
-    add_feature(path, "z", some("z"))
+    edit.add_feature(path, "z", some("z"))
     held = {file.path for file in read_manifest(LocalStorage(path)).record_files}
-    assert drop_features(path, "y", dry_run=True) == ["y"]
-    assert drop_features(path, ["y", "z"]) == ["y", "z"]
+    assert edit.drop_features(path, "y", dry_run=True) == ["y"]
+    assert edit.drop_features(path, ["y", "z"]) == ["y", "z"]
     gone = held - {file.path for file in read_manifest(LocalStorage(path)).record_files}
     assert len(gone) == 1  # that of `z` alone
     with seqrecord.open(path) as reader:
@@ -160,19 +150,19 @@ def test_drop(dataset: tuple[Path, Model]) -> None:
         assert list(reader.statistics) == ["x", "s"]
         with pytest.raises(SchemaError, match=r"no such feature.*some of x, s"):
             reader.select(["~1"])
-    assert gone <= set(clean(path, older_than=0))
+    assert gone <= set(edit.clean(path, older_than=0))
     left = without(model, "y")
     check(path, left)
     # Another one of the same name, and episodes that have it.
-    add_feature(path, "y", some("y", 2.0))
+    edit.add_feature(path, "y", some("y", 2.0))
     left = with_feature(left, "y", 2.0)
     check(path, left)
     left |= write(path, {"new": 2}, ["x", "s", "y"], mode="append")
     check(path, left)
     with pytest.raises(SchemaError, match="no feature would be left"):
-        drop_features(path, ["x", "s", "y"])
-    drop_features(path, ["x", "s"])
-    clean(path, older_than=0)
+        edit.drop_features(path, ["x", "s", "y"])
+    edit.drop_features(path, ["x", "s"])
+    edit.clean(path, older_than=0)
     check(path, without(without(left, "x"), "s"))
 
 
@@ -182,8 +172,8 @@ def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> 
     with writer.episode("late", metadata={}) as episode:
         for i in range(70):
             episode.append({n: np.full(WIDTHS[n], i, "<f4") for n in ("x", "y", "s")})
-    add_feature(path, "z", some("z"))
-    drop_features(path, "y")
+    edit.add_feature(path, "z", some("z"))
+    edit.drop_features(path, "y")
     with pytest.raises(ConflictError):
         writer.close()
     assert content(path) == without(with_feature(model, "z"), "y")
@@ -192,11 +182,11 @@ def test_episodes_of_a_writer_that_began_before(dataset: tuple[Path, Model]) -> 
     late = [{"x": [float(i)], "s": [float(i)]} for i in range(70)]
     model = {**without(with_feature(model, "z"), "y"), "late": late}
     check(path, model)
-    add_feature(path, "w", some("w"))  # its record files know of `z`, which the episode lacks
+    edit.add_feature(path, "w", some("w"))  # its record files know of `z`, which the episode lacks
     model = with_feature(model, "w")
     check(path, model)
-    drop_features(path, ["x", "s"])
-    clean(path, older_than=0)
+    edit.drop_features(path, ["x", "s"])
+    edit.clean(path, older_than=0)
     check(path, without(without(model, "x"), "s"))
 
 
@@ -204,7 +194,7 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
     path, model = dataset
     other = tmp_path / "other"
     shutil.copytree(path, other)
-    add_feature(other, "z", some("z"), kind="depth", codec="fast")
+    edit.add_feature(other, "z", some("z"), kind="depth", codec="fast")
     with seqrecord.open(other) as source:
         stored = source.features["z"]
     command = ["edit", "add", path, "w", "--from", other, "--feature", "z"]
@@ -224,15 +214,15 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
     check(path, expected)
     assert run("edit", "drop", path, "w", "s").output == f"{path}: w, s dropped\n"
     check(path, without(model, "s"))
-    delete_episodes(other, ["e1"])
+    edit.delete_episodes(other, ["e1"])
     with seqrecord.open(other) as source, pytest.raises(NotFoundError, match=r"lacks.*e1"):
-        add_feature(path, "v", values_of_dataset(source, "z"))
+        edit.add_feature(path, "v", edit.values_of_dataset(source, "z"))
     write(tmp_path / "longer", {**LENGTHS, "e1": 6}, ["x"])
     with (
         seqrecord.open(tmp_path / "longer") as source,
         pytest.raises(ClipError, match=r"another number of frames.*e1.*expected: 5.*got: 6"),
     ):
-        add_feature(path, "v", values_of_dataset(source, "x"), dry_run=True)
+        edit.add_feature(path, "v", edit.values_of_dataset(source, "x"), dry_run=True)
 
 
 def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
@@ -246,10 +236,10 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     np.save(folder / "e0.npy", arrays["e0"])
     np.savez(folder / "e1.npz", only=arrays["e1"])
     with pytest.raises(NotFoundError, match=r"no array for an episode.*e2\.npy"):
-        add_feature(path, "f", values_of_files(folder, "f"))
+        edit.add_feature(path, "f", edit.values_of_files(folder, "f"))
     np.savez(folder / "e2.npz", f=arrays["e2"], g=np.zeros(3))
     np.savez(tmp_path / "all.npz", e0=arrays["e0"], e1=arrays["e1"], e2=arrays["e2"])
-    add_feature(path, "f", values_of_files(folder, "f"))
+    edit.add_feature(path, "f", edit.values_of_files(folder, "f"))
     command = ["edit", "add", path, "g", "--files", tmp_path / "all.npz", "--unit", "m"]
     assert run(*command).output == f"{path}: g: float64 [2, 2] added\n"
     expected = {
@@ -262,7 +252,7 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     check(path, expected)
     np.save(folder / "e2.npy", np.array([None]), allow_pickle=True)
     with pytest.raises(FormatError, match=r"not a NumPy file that can be read.*e2"):
-        add_feature(path, "h", values_of_files(folder, "h"))
+        edit.add_feature(path, "h", edit.values_of_files(folder, "h"))
     for words in (
         ["add", str(path), "h"],
         ["add", str(path), "h", "--files", "x", "--feature", "y"],
@@ -275,28 +265,28 @@ def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_p
     before = sorted(file for file in path.rglob("*"))
     text = (path / "manifest.json").read_bytes()
     with pytest.raises(SchemaError, match=r"has the feature already.*feature: x"):
-        add_feature(path, "x", some("x"))
+        edit.add_feature(path, "x", some("x"))
     with pytest.raises(SchemaError, match="not a feature name"):
-        add_feature(path, "~3", some("x"))
+        edit.add_feature(path, "~3", some("x"))
     with pytest.raises(SchemaError, match="no frame has a value"):
-        add_feature(path, "z", lambda episode: [None] * len(episode))
+        edit.add_feature(path, "z", lambda episode: [None] * len(episode))
     with pytest.raises(FrameError, match=r"not one value for each frame.*e0.*expected: 3.*got: 2"):
-        add_feature(path, "z", lambda episode: np.zeros(2))
+        edit.add_feature(path, "z", lambda episode: np.zeros(2))
     for more in (-1, 1):
 
         def numbers(episode: Episode, more: int = more) -> Iterator[float]:
             return iter([0.5] * (len(episode) + more * (episode.key == "e1")))
 
         with pytest.raises(FrameError, match=r"not one value for each frame.*e1.*expected: 5"):
-            add_feature(path, "z", numbers)
+            edit.add_feature(path, "z", numbers)
     with pytest.raises(FrameError, match=r"e1.*frame: 2"):
-        add_feature(
+        edit.add_feature(
             path, "z", lambda e: [np.zeros(2 + (e.key == "e1" and i == 2)) for i in range(len(e))]
         )
     with pytest.raises(SchemaError, match=r"no such feature.*nothing"):
-        drop_features(path, ["x", "nothing"])
+        edit.drop_features(path, ["x", "nothing"])
     with pytest.raises(NotFoundError, match="no dataset"):
-        drop_features(tmp_path / "nowhere", ["x"])
+        edit.drop_features(tmp_path / "nowhere", ["x"])
     assert (path / "manifest.json").read_bytes() == text
     assert sorted(file for file in path.rglob("*")) == before
     assert content(path) == model
@@ -318,14 +308,14 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
             return [float(x) for x in lags.least[0, :, 1]]  # of two frames
 
     assert least() == [2.0, 14.0]
-    drop_features(path, "t")
+    edit.drop_features(path, "t")
     assert least() == [14.0]
-    add_feature(path, "t", lambda e: np.arange(len(e)) * 3.0, kind="timestamp")
+    edit.add_feature(path, "t", lambda e: np.arange(len(e)) * 3.0, kind="timestamp")
     assert least() == [14.0, 6.0]
-    drop_features(path, "u")
-    add_feature(path, "v", lambda e: np.arange(len(e)) * 4.0, kind="timestamp")
+    edit.drop_features(path, "u")
+    edit.add_feature(path, "v", lambda e: np.arange(len(e)) * 4.0, kind="timestamp")
     assert least() == [6.0, 8.0]
-    drop_features(path, ["t"])
+    edit.drop_features(path, ["t"])
     assert least() == [8.0]
     assert not seqrecord.verify(path).problems
 
@@ -333,8 +323,8 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
 def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     with pytest.raises(SchemaError, match="has the feature already"):
-        add_feature(path, "y", some("y"))
-    add_feature(path, "y", some("y", 3.0), overwrite=True)
+        edit.add_feature(path, "y", some("y"))
+    edit.add_feature(path, "y", some("y", 3.0), overwrite=True)
     changed = with_feature(without(model, "y"), "y", 3.0)
     with seqrecord.open(path) as found:
         assert list(found.features) == ["x", "s", "y"]
@@ -347,10 +337,10 @@ def test_a_feature_in_place_of_another(dataset: tuple[Path, Model]) -> None:
         return (frame["y"] * 2 if "y" in frame else None for frame in frames)
 
     with pytest.raises(FrameError):
-        add_feature(path, "y", lambda _: [np.zeros(4)], overwrite=True)
-    add_feature(path, "y", doubled, overwrite=True)
+        edit.add_feature(path, "y", lambda _: [np.zeros(4)], overwrite=True)
+    edit.add_feature(path, "y", doubled, overwrite=True)
     check(path, with_feature(changed, "y", 6.0))
-    add_feature(path, "new", some("new"), overwrite=True)  # there is none to replace
+    edit.add_feature(path, "new", some("new"), overwrite=True)  # there is none to replace
 
 
 def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
@@ -368,22 +358,22 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
             return {k: [e[i].get("task") for i in range(4)] for k, e in found.episodes.items()}
 
     before = texts()
-    assert relabel_text(path, ["a", "c"], "task", "neu ä", dry_run=True) == ["a", "c"]
+    assert edit.relabel_text(path, ["a", "c"], "task", "neu ä", dry_run=True) == ["a", "c"]
     assert texts() == before
-    assert relabel_text(path, "[ab]", "task", "old") == ["a", "b"]
+    assert edit.relabel_text(path, "[ab]", "task", "old") == ["a", "b"]
     command = ["edit", "relabel", str(path), "c", "a", "--text", "task=neu = ä"]
     assert "2 episodes relabelled" in run(*command).stdout
     assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
-    assert relabel_text(path, "*", "task", "old") == ["a", "c"]
-    assert relabel_text(path, "*", "task", "old") == []
+    assert edit.relabel_text(path, "*", "task", "old") == ["a", "c"]
+    assert edit.relabel_text(path, "*", "task", "old") == []
     for batch in seqrecord.SeqRecordPipe(path, clip_len=4, batch_size=3, shuffle=False):
         assert batch["task"] == [["old"] * 4] * 3
     check_files = (path / "manifest.json").read_bytes()
     for name, error in (("x", SchemaError), ("nothing", SchemaError)):
         with pytest.raises(error) as caught:
-            relabel_text(path, ["a"], name, "text")
+            edit.relabel_text(path, ["a"], name, "text")
     with pytest.raises(SchemaError) as caught:
-        relabel_episodes(path, ["a"], {"task": "new"})
+        edit.relabel_episodes(path, ["a"], {"task": "new"})
     assert caught.value.feature == "task"
     for words in (["--text", "task"], ["--text", "task=a", "--set", "x=2"]):
         run(*command[:4], *words, code=2)

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.originals import (
-    find_files,
-    find_folders,
-    has_file,
-    has_folder,
-    key_of,
-    natural_order,
-)
+from seqrecord.sources import originals
 
 
 def is_h5(path: Path) -> bool:
@@ -39,36 +32,38 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_all_files_in_the_order_of_their_numbers(tree: Path) -> None:
-    names = [path.relative_to(tree).as_posix() for path in find_files(tree, is_h5)]
+    names = [path.relative_to(tree).as_posix() for path in originals.find_files(tree, is_h5)]
     assert names == ["a/x/run_2.h5", "b/run_1.h5", "run_9.h5", "run_10.h5"]
-    assert find_files(tree / "run_9.h5", is_h5) == [tree / "run_9.h5"]
-    assert find_files(tree / "a" / "note.txt", is_h5) == []
+    assert originals.find_files(tree / "run_9.h5", is_h5) == [tree / "run_9.h5"]
+    assert originals.find_files(tree / "a" / "note.txt", is_h5) == []
 
 
 def test_all_folders_but_those_inside_of_found_ones(tree: Path) -> None:
-    names = [path.relative_to(tree).as_posix() for path in find_folders(tree, is_sequence)]
+    names = [
+        path.relative_to(tree).as_posix() for path in originals.find_folders(tree, is_sequence)
+    ]
     assert names == ["s/1", "s/02", "s/10"]
-    assert find_folders(tree / "s" / "02", is_sequence) == [tree / "s" / "02"]
+    assert originals.find_folders(tree / "s" / "02", is_sequence) == [tree / "s" / "02"]
 
 
 def test_keys(tree: Path) -> None:
-    assert key_of(tree / "a" / "x" / "run_2.h5", tree) == "a/x/run_2"
-    assert key_of(tree / "run_9.h5", tree / "run_9.h5") == "run_9"
-    assert key_of(tree / "v1.5", tree, ending=True) == "v1.5"
+    assert originals.key_of(tree / "a" / "x" / "run_2.h5", tree) == "a/x/run_2"
+    assert originals.key_of(tree / "run_9.h5", tree / "run_9.h5") == "run_9"
+    assert originals.key_of(tree / "v1.5", tree, ending=True) == "v1.5"
 
 
 def test_natural_order() -> None:
     names = ["a10", "a2", "a02", "a", "b1", "10", "9"]
-    assert sorted(names, key=natural_order) == ["9", "10", "a", "a02", "a2", "a10", "b1"]
+    assert sorted(names, key=originals.natural_order) == ["9", "10", "a", "a02", "a2", "a10", "b1"]
 
 
 def test_the_quick_look_finds_what_there_is(tree: Path) -> None:
-    assert has_file(tree, is_h5)
-    assert has_file(tree / "run_9.h5", is_h5)
-    assert not has_file(tree / "s", is_h5)
-    assert has_folder(tree, is_sequence)
-    assert not has_folder(tree / "a", is_sequence)
-    assert not has_folder(tree / "run_9.h5", is_sequence)
+    assert originals.has_file(tree, is_h5)
+    assert originals.has_file(tree / "run_9.h5", is_h5)
+    assert not originals.has_file(tree / "s", is_h5)
+    assert originals.has_folder(tree, is_sequence)
+    assert not originals.has_folder(tree / "a", is_sequence)
+    assert not originals.has_folder(tree / "run_9.h5", is_sequence)
 
 
 def test_the_quick_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +92,7 @@ def test_the_quick_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for number in range(1, 20):
         (tmp_path / f"{number:02d}").symlink_to(tmp_path / "00")
     monkeypatch.setattr(os, "scandir", Counted)
-    assert not has_file(tmp_path, is_h5)
+    assert not originals.has_file(tmp_path, is_h5)
     assert 9_000 < entries <= 11_020
     # A tree of many folders is looked at to its depth before it is to its width.
     deep = tmp_path / "deep"
@@ -105,16 +100,16 @@ def test_the_quick_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (deep / f"{number}" / "date" / "episode").mkdir(parents=True)
         (deep / f"{number}" / "date" / "episode" / "trajectory.h5").touch()
     entries = 0
-    assert has_file(deep, is_h5)
+    assert originals.has_file(deep, is_h5)
     assert entries < 210
 
 
 def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    assert not has_file(tmp_path, is_h5)
-    assert not has_folder(tmp_path, is_sequence)
+    assert not originals.has_file(tmp_path, is_h5)
+    assert not originals.has_folder(tmp_path, is_sequence)
     with pytest.raises(SourceError, match="folders nested too deeply"):
-        find_files(tmp_path, is_h5)
+        originals.find_files(tmp_path, is_h5)
     with pytest.raises(SourceError, match="folders nested too deeply"):
-        find_folders(tmp_path, is_sequence)
+        originals.find_folders(tmp_path, is_sequence)

@@ -39,7 +39,7 @@ def test_convert_train_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         short = ["2" if word == "16" else word for word in arguments]  # episodes have 3 frames
         made = CliRunner().invoke(main, short)
         assert made.exit_code == 0, made.output
-    there: dict[str, object] = {}
+    there: dict[str, object] = {"device": "cpu"}
     exec(PYTHON[0], there)  # as the page has it
     images = there["images"]
     assert getattr(images, "shape", None) == (7, 16, 3, 48, 64)  # 15 clips in batches of 8

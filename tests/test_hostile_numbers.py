@@ -11,16 +11,6 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import (
-    CenterCrop,
-    HorizontalFlip,
-    RandomCrop,
-    Seconds,
-    SeqRecordError,
-    SeqRecordMix,
-    SeqRecordPipe,
-    SeqRecordStream,
-)
 from seqrecord.edit import split_dataset
 from tests.datasets import write_small
 
@@ -52,7 +42,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _pipe(**settings: Any) -> Callable[[Path, Any], Any]:
     def make(records: Path, value: Any) -> Any:
         these = {name: make(value) for name, make in settings.items()}
-        return SeqRecordPipe(
+        return seqrecord.SeqRecordPipe(
             records, **{"clip_len": 2, "features": ["image_left", "pose"], **these}
         )
 
@@ -60,19 +50,19 @@ def _pipe(**settings: Any) -> Callable[[Path, Any], Any]:
 
 
 def _weighted(records: Path, value: Any) -> Any:
-    sources = {"a": SeqRecordStream(records, clip_len=2)}
-    return SeqRecordMix(sources, weights={"a": value}, batch_size=1)
+    sources = {"a": seqrecord.SeqRecordStream(records, clip_len=2)}
+    return seqrecord.SeqRecordMix(sources, weights={"a": value}, batch_size=1)
 
 
 _TAKE: dict[str, Callable[[Path, Any], Any]] = {
-    "HorizontalFlip": lambda _, value: HorizontalFlip(value),
-    "CenterCrop": lambda _, value: CenterCrop(value),
-    "RandomCrop": _pipe(clip_transform=RandomCrop),
-    "Seconds": lambda _, value: Seconds(value, 0),
-    "Seconds last": lambda _, value: Seconds(0, value),
-    "Seconds every": lambda _, value: Seconds(0, 1, every=value),
-    "Seconds list": lambda _, value: Seconds([value]),
-    "tolerance": lambda _, value: Seconds(0, 1, tolerance=value),
+    "HorizontalFlip": lambda _, value: seqrecord.HorizontalFlip(value),
+    "CenterCrop": lambda _, value: seqrecord.CenterCrop(value),
+    "RandomCrop": _pipe(clip_transform=seqrecord.RandomCrop),
+    "Seconds": lambda _, value: seqrecord.Seconds(value, 0),
+    "Seconds last": lambda _, value: seqrecord.Seconds(0, value),
+    "Seconds every": lambda _, value: seqrecord.Seconds(0, 1, every=value),
+    "Seconds list": lambda _, value: seqrecord.Seconds([value]),
+    "tolerance": lambda _, value: seqrecord.Seconds(0, 1, tolerance=value),
     **{
         name: _pipe(**{name: lambda value: value})
         for name in ("dilation", "reverse", "batch_size", "num_cursors", "memory_limit", "seed")
@@ -91,6 +81,6 @@ def test_a_number_that_is_none_is_refused(take: str, records: Path) -> None:
         if take == "weights" and name in ("huge", "large", "fraction"):  # which are ratios
             assert _TAKE[take](records, value).shares == {"a": 1}
             continue
-        with pytest.raises(SeqRecordError) as caught:
+        with pytest.raises(seqrecord.SeqRecordError) as caught:
             _TAKE[take](records, value)
         assert len(str(caught.value)) < 700, name

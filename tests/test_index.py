@@ -456,7 +456,12 @@ def check(world: World) -> None:
     assert {f.path for f in again.record_files} == set(listed)
 
 
-@pytest.mark.parametrize("seed", range(30))
+some_seeds = pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 30))]
+)
+
+
+@some_seeds
 def test_any_history_of_writers(seed: int) -> None:
     world = World(seed)
     rng = world.rng
@@ -604,7 +609,7 @@ def test_what_is_no_edit(data: bytes) -> None:
         parse_edit(data)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@some_seeds
 def test_an_episode_is_as_long_as_the_longest_part_that_is_whole(seed: int) -> None:
     """Each file was flushed at its end, or not; any may be lost. Frame by frame, all groups."""
     rng = random.Random(seed)

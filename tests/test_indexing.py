@@ -30,6 +30,8 @@ from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_tables import read_table
 from tests.command_line import main
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
+from tests.places import CLOUDS, Place
+from tests.test_source_contract import upload
 from tests.video_file_data import in_fragments, pictures, write_video
 
 
@@ -135,6 +137,44 @@ def test_loaders_give_the_same_batches(tmp_path: Path) -> None:
     )
     found = {clip for b in workers for clip in zip(b["episode"], b["start"].tolist(), strict=True)}
     assert len(found) == len(clips)
+
+
+def test_an_original_on_a_url(tmp_path: Path, memory_url: str, home: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    url = upload(root, memory_url)
+    with seqrecord.open(url) as dataset, _packed(root, tmp_path / "packed") as packed:
+        _assert_same(dataset, packed)
+        assert dataset.url.startswith(str(home))
+    assert seqrecord.summarize(url).originals == (url,)
+
+
+@pytest.mark.parametrize("place", CLOUDS, indirect=True)
+def test_an_original_of_a_bucket(tmp_path: Path, place: Place, home: Path) -> None:
+    """Its credential goes with the call, and is in no file; a file that is replaced is noticed."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    place.copy(root)
+    with (
+        seqrecord.open(place.url, storage_options=place.options) as dataset,
+        _packed(root, tmp_path / "packed") as packed,
+    ):
+        _assert_same(dataset, packed)
+    for path in home.rglob("*"):
+        if path.is_file():
+            assert not any(str(v).encode() in path.read_bytes() for v in secrets(place.options))
+    [video] = [path for path in root.rglob("*.mp4") if CAMERAS[0] in str(path)]
+    data = bytearray(video.read_bytes())
+    data[-1] ^= 1
+    place.put(video.relative_to(root).as_posix(), bytes(data))
+    with (
+        seqrecord.open(place.url, storage_options=place.options) as dataset,
+        pytest.raises(StorageError),
+    ):
+        dataset.episodes["episode_000000"][:]
+
+
+def secrets(options: dict[str, Any]) -> list[Any]:
+    names = ("key", "secret", "token", "connection_string")
+    return [value for name, value in options.items() if any(part in name for part in names)]
 
 
 def test_an_original_that_grows_and_one_that_changes(tmp_path: Path, home: Path) -> None:

@@ -169,6 +169,7 @@ stream.load_state_dict(loader.state_dict())
 """
 
 
+@pytest.mark.slow
 def test_loaders_do_without_private_modules_of_torch(tmp_path: Path) -> None:
     """Any release of torch may change these. What torch's own modules import does not count."""
     done = run_code(REFUSED + LOADERS, tmp_path / "records")

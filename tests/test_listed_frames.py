@@ -92,8 +92,15 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("more", [{}, {"shuffle": False}, {"device": "cpu"}, {"batch_size": 8}])
+@pytest.mark.parametrize(
+    ("form", "more"),
+    [
+        *((form, {}) for form in FORMS),
+        ("lists", {"shuffle": False}),
+        ("lists", {"device": "cpu"}),
+        ("lists", {"batch_size": 8}),
+    ],
+)
 def test_gives_the_clips_of_the_table(path: Path, form: str, more: dict[str, Any]) -> None:
     pipe = make(path, clips=FORMS[form], **more)
     for _ in range(2):
@@ -154,6 +161,7 @@ def test_what_lacks_a_feature_is_left_out_and_counted(path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("path", ["balanced"], indirect=True)
 @pytest.mark.parametrize("memory", [None, "24KiB"])
 def test_resumes_anywhere(path: Path, memory: str | None) -> None:
     weight = [2.5, 2.0, 1.5, 1.0, 1.25, 3.0, 1, 0.5]
@@ -196,10 +204,26 @@ def test_parts_workers_and_mixes_share_them(path: Path) -> None:
                 assert batch["id"][i, t].tolist() == [key, frame]
 
 
-MANY = [(f"set/{e}", [s, s + g]) for e, n in enumerate(LENGTHS) for g in (0, 1, 2, 5, 9, 20)
+def test_goes_on_with_other_ranks(path: Path) -> None:
+    weights = [3, 1, 1, 2, 1, 1, 2, 1]
+    settings: dict[str, Any] = {"clips": {**TABLE, "weight": weights}, "batch_size": 2, "seed": 3}
+    ranks = [make(path, **settings, rank=i, world_size=2) for i in range(2)]
+    found, states = [], []
+    for pipe in ranks:
+        found += found_in(next(iter(pipe)))
+        states.append(pipe.state_dict())
+    rest = make(path, **settings)
+    rest.load_state_dict(states[0])
+    found += [clip for batch in rest for clip in found_in(batch)]
+    pairs = [pair for pair, weight in zip(PAIRS, weights, strict=True) for _ in range(weight)]
+    assert Counter(found) == listed(pairs)
+
+
+MANY = [(f"set/{e}", [s, s + g]) for e, n in enumerate(LENGTHS) for g in (0, 2, 9, 20)
         for s in range(n - g)]  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["apart"], indirect=True)
 def test_each_frame_is_decoded_once_or_how_many_more_is_said(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,15 +232,16 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
     nbytes = 6 * 8 * 3 + 16
     with caplog.at_level(logging.WARNING, "seqrecord"):
         pipe = make(path, **more)
-        assert Counter(c for batch in pipe for c in found_in(batch)) == listed(MANY)
+        found = [c for batch in pipe for c in found_in(batch, ("id",))]
+        assert Counter(found) == listed(MANY)
         assert pipe.stats()["frames_decoded"] == sum(LENGTHS)
         pipe = make(path, **more, memory_limit=4 * nbytes * max(LENGTHS))
         assert not [r for r in caplog.records if "decodes" in r.getMessage()]
-        found = [c for batch in pipe for c in found_in(batch)]
+        found = [c for batch in pipe for c in found_in(batch, ("id",))]
         assert Counter(found) == listed(MANY)
         small = make(path, **more, memory_limit=4 * nbytes * 24)
     (record,) = [r for r in caplog.records if "decodes" in r.getMessage()]
-    found = [c for batch in small for c in found_in(batch)]
+    found = [c for batch in small for c in found_in(batch, ("id",))]
     assert Counter(found) == listed(MANY)
     assert small.stats()["resident_bytes"] <= 4 * nbytes * 24
     decoded = small.stats()["frames_decoded"]
@@ -225,6 +250,30 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
     assert f" {share}% more frames" in record.getMessage()
     with pytest.raises(MemoryLimitError):
         make(path, **more, memory_limit=nbytes)
+
+
+@pytest.mark.parametrize("path", ["balanced"], indirect=True)
+@pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("more", [{}, {"drop_last": True}, {"equal": False}, {"shuffle": False}])
+def test_ranks_cut_episodes_only_where_their_parts_begin(
+    path: Path, ranks: int, more: dict[str, Any]
+) -> None:
+    clips = {"episode": [key for key, _ in MANY], "frames": [frames for _, frames in MANY]}
+    settings: dict[str, Any] = {"features": ["id"], "clips": clips, "batch_size": 4, **more}
+    found, counts, decoded = Counter[Listed](), [], 0
+    for rank in range(ranks):
+        pipe = make(path, **settings, rank=rank, world_size=ranks)
+        clips_of_rank = [c for batch in pipe for c in found_in(batch, ("id",))]
+        found.update(clips_of_rank)
+        counts.append(len(clips_of_rank))
+        decoded += pipe.stats()["frames_decoded"]
+    assert max(counts) - min(counts) <= ("equal" in more)
+    repeated = found - listed(MANY)
+    missing = listed(MANY) - found
+    assert sum(repeated.values()) == (0 if "equal" in more or "drop_last" in more else
+                                      sum(counts) - len(MANY))  # fmt: skip
+    assert sum(missing.values()) == (len(MANY) - sum(counts) if "drop_last" in more else 0)
+    assert decoded <= sum(LENGTHS) + (ranks - 1) * max(LENGTHS)
 
 
 @given(st.data())
@@ -263,10 +312,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"frames": [None]}, "no lists of frames in the column frames"),
     ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "several lengths, in row 1"),
     ({"episode": ["set/9"], "frames": [[1, 2]]}, "not there, in row 0"),
-    ({"episode": [], "frames": np.zeros((0, 2), int)}, "no rows|no keys"),
+    ({"episode": [], "frames": []}, "no rows"),
+    ({"frames": np.zeros((1, 0), int)}, "no table|no frames, in row 0"),
+    ({"frames": np.zeros((1, 2, 2), int)}, "no table"),
 ]
 
 
+@pytest.mark.parametrize("path", ["balanced"], indirect=True)
 @pytest.mark.parametrize(("clips", "match"), BAD)
 def test_says_what_is_wrong(path: Path, clips: dict[str, Any], match: str) -> None:
     with pytest.raises(ClipError, match=match):

@@ -11,23 +11,15 @@ import pytest
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import FormatError, NotFoundError
-from seqrecord.format.manifest import (
-    MAX_MANIFEST_BYTES,
-    IndexFile,
-    Manifest,
-    RecordFile,
-    put_manifest,
-    read_manifest,
-    read_tagged,
-)
+from seqrecord.format import manifest
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 
-_MANIFEST = Manifest(
+_MANIFEST = manifest.Manifest(
     schema=Schema([FeatureSpec("a", np.dtype("<f4"), (None, 2), ({"id": "zstd", "level": 1},))]),
-    record_files=(RecordFile("records/00000-ab.seqrec", 1234, "0" * 32),),
+    record_files=(manifest.RecordFile("records/00000-ab.seqrec", 1234, "0" * 32),),
     index={
-        name: IndexFile(f"index/{name}.arrow", 10, "0000abcd")
+        name: manifest.IndexFile(f"index/{name}.arrow", 10, "0000abcd")
         for name in ("episodes", "chunks0", "gaps")
     },
     num_episodes=1,
@@ -35,8 +27,8 @@ _MANIFEST = Manifest(
     fingerprint="0" * 64,
     created_by="test",
     splits=("train", "val"),
-    statistics=IndexFile("index/ab-statistics.json", 3, "00000001"),
-    edits=(IndexFile("edits/00000000-ab.json", 4, "00000002"),),
+    statistics=manifest.IndexFile("index/ab-statistics.json", 3, "00000001"),
+    edits=(manifest.IndexFile("edits/00000000-ab.json", 4, "00000002"),),
     next_ordinal=7,
     left_out=("1" * 32,),
     removed=("records/00003-cd.seqrec",),
@@ -79,35 +71,35 @@ def test_text(indent: int | None) -> None:
     """Only the end is fixed: another writer may lay its JSON out as it likes."""
     text = json.dumps(_VALUE, indent=indent).removesuffix("}").rstrip().encode()
     text += b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
-    assert Manifest.parse(text) == _MANIFEST
+    assert manifest.Manifest.parse(text) == _MANIFEST
     assert indent is None or _MANIFEST.encode() == text
 
 
 def test_commit(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with pytest.raises(NotFoundError, match="no dataset here"):
-        read_manifest(storage)
-    put_manifest(storage, _MANIFEST, expected=None)
-    assert read_manifest(storage) == _MANIFEST
-    _, tag = read_tagged(storage)
-    put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
+        manifest.read_manifest(storage)
+    manifest.put_manifest(storage, _MANIFEST, expected=None)
+    assert manifest.read_manifest(storage) == _MANIFEST
+    _, tag = manifest.read_tagged(storage)
+    manifest.put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
     storage.close()
-    assert read_manifest(storage).num_frames == 3
+    assert manifest.read_manifest(storage).num_frames == 3
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_what_no_reader_would_take_is_not_committed(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    put_manifest(storage, _MANIFEST, expected=None)
-    bad = replace(_MANIFEST, record_files=(RecordFile("records/a b.seqrec", 1, "0" * 32),))
+    manifest.put_manifest(storage, _MANIFEST, expected=None)
+    bad = replace(_MANIFEST, record_files=(manifest.RecordFile("records/a b.seqrec", 1, "0" * 32),))
     with pytest.raises(FormatError, match="bad path"):
-        put_manifest(storage, bad, expected=read_tagged(storage)[1])
-    assert read_manifest(storage) == _MANIFEST
+        manifest.put_manifest(storage, bad, expected=manifest.read_tagged(storage)[1])
+    assert manifest.read_manifest(storage) == _MANIFEST
 
 
 def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "manifest.json").open("wb") as file:
-        file.truncate(MAX_MANIFEST_BYTES + 1)
+        file.truncate(manifest.MAX_MANIFEST_BYTES + 1)
     with pytest.raises(FormatError, match="too large") as caught:
-        read_manifest(LocalStorage(tmp_path))
+        manifest.read_manifest(LocalStorage(tmp_path))
     assert caught.value.file == str(tmp_path / "manifest.json")

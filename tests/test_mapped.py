@@ -176,7 +176,10 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("index", ["fine", "FormatError an index file of the wrong length"]),
+        pytest.param(
+            *("index", ["fine", "FormatError an index file of the wrong length"]),
+            marks=pytest.mark.slow,
+        ),
         ("records", ["StorageError the file ended early", "fine"]),
     ],
 )

@@ -310,6 +310,17 @@ def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
     }
 
 
+def test_the_command_makes_keys_differ_first(tmp_path: Path) -> None:
+    a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"
+    write_frames(a, "ij", ["x", "s"], codecs="raw")
+    write_frames(b, "ij", ["x", "s"])
+    with pytest.raises(SchemaError, match="this packs them into one") as found:
+        merge_datasets([a, b], made, prefixes=["", "b/"])
+    run_as_printed(found.value)
+    with seqrecord.open(made) as dataset:
+        assert list(dataset.episodes) == ["i", "j", "b/i", "b/j"]
+
+
 @pytest.mark.parametrize("first", ["more", "fewer"])
 def test_the_command_takes_features_that_all_have(tmp_path: Path, first: str) -> None:
     a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"

@@ -16,15 +16,6 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    FormatError,
-    NotFoundError,
-    SeqRecordNode,
-    SeqRecordPipe,
-    SeqRecordStream,
-    StateError,
-)
 from seqrecord.errors import (
     DestinationError,
     EpisodeKeyError,
@@ -37,7 +28,9 @@ from seqrecord.errors import (
 from tests.numbered import add, lengths_of
 
 
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream, SeqRecordNode])
+@pytest.mark.parametrize(
+    "kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordStream, seqrecord.SeqRecordNode]
+)
 def test_a_stream_is_no_list(kind: Any, path: Path) -> None:
     with pytest.raises(TypeError, match=rf"{kind.__name__} streams clips.*SeqRecordDataset"):
         _ = kind(path, clip_len=3)[0]
@@ -70,7 +63,7 @@ def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
 def test_arguments_that_are_not_there(
     arguments: tuple[Any, ...], options: dict[str, Any], message: str, path: Path
 ) -> None:
-    kind: Any = SeqRecordPipe
+    kind: Any = seqrecord.SeqRecordPipe
     with pytest.raises(TypeError, match=message):
         kind(path, *arguments, **options)
 
@@ -83,7 +76,7 @@ def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
         (path / "records", "the folder above it is one"),
         (tmp_path / "empty", "`seqrecord write` makes a dataset of originals"),
     ]:
-        with pytest.raises(NotFoundError, match=why) as caught:
+        with pytest.raises(seqrecord.NotFoundError, match=why) as caught:
             seqrecord.open(place)
         assert caught.value.file == str(place)
     for location in (None, [path]):
@@ -93,12 +86,12 @@ def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
 
 def test_names_that_are_not_there(path: Path) -> None:
     keys = "the keys of 4 episodes, as set/0, set/1, set/2"
-    with pytest.raises(ClipError, match=f"expected: {keys}; got: set/00"):
-        SeqRecordPipe(path, clip_len=3, episodes=["set/00"])
-    with pytest.raises(ClipError, match=f"expected: some of {keys}; got: 'other/"):
-        SeqRecordPipe(path, clip_len=3, episodes="other/*")
+    with pytest.raises(seqrecord.ClipError, match=f"expected: {keys}; got: set/00"):
+        seqrecord.SeqRecordPipe(path, clip_len=3, episodes=["set/00"])
+    with pytest.raises(seqrecord.ClipError, match=f"expected: some of {keys}; got: 'other/"):
+        seqrecord.SeqRecordPipe(path, clip_len=3, episodes="other/*")
     with pytest.raises(SchemaError, match=f"no such feature; file: {path}; .* got: images"):
-        SeqRecordPipe(path, clip_len=3, features=["images"])
+        seqrecord.SeqRecordPipe(path, clip_len=3, features=["images"])
     with pytest.raises(TypeError, match=r"by frames, then by feature.*got 'id'"):
         _ = seqrecord.open(path).episodes["set/0"]["id"]  # type: ignore[index]
 
@@ -112,20 +105,22 @@ def test_names_that_are_not_there(path: Path) -> None:
     ],
 )
 def test_columns_of_clips(table: dict[str, Any], message: str, path: Path) -> None:
-    with pytest.raises(ClipError, match=message):
-        SeqRecordPipe(path, clip_len=3, clips=table)
+    with pytest.raises(seqrecord.ClipError, match=message):
+        seqrecord.SeqRecordPipe(path, clip_len=3, clips=table)
 
 
 def test_states_of_something_else(path: Path) -> None:
-    pipe: Any = SeqRecordPipe(path, clip_len=3, batch_size=2)
-    with pytest.raises(StateError, match=r"what state_dict\(\) of a loader has returned"):
+    pipe: Any = seqrecord.SeqRecordPipe(path, clip_len=3, batch_size=2)
+    with pytest.raises(seqrecord.StateError, match=r"what state_dict\(\) of a loader has returned"):
         pipe.load_state_dict({"model": 1})
     states: list[dict[str, Any]] = [
         {"fetcher_state": {}, "dataset_state": None},
         {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": None}}}},
     ]
     for state in states:
-        with pytest.raises(StateError, match="StatefulDataLoader around a SeqRecordStream"):
+        with pytest.raises(
+            seqrecord.StateError, match="StatefulDataLoader around a SeqRecordStream"
+        ):
             pipe.load_state_dict(state)
 
 
@@ -133,7 +128,7 @@ def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
     with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
         with pytest.raises(FrameError, match=r"a frame is no dict; episode: a; .* got: ndarray"):
             writer.episode("a").append(np.zeros(3))  # type: ignore[arg-type]
-        with pytest.raises(FormatError, match=r"JSON: .*float32.*; episode: b"):
+        with pytest.raises(seqrecord.FormatError, match=r"JSON: .*float32.*; episode: b"):
             writer.episode("b", metadata={"x": np.float32(3)})
         with writer.episode("c") as episode:
             episode.append({"x": np.zeros(3)})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from seqrecord import (
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.memory import divide_memory
-from tests.clip_data import begun, digest, digests, leaves_nothing, resumed
+from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
-from tests.side_streams import STREAMS, LateStream
+from tests.side_streams import STREAMS, LateStream, on_host
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -43,6 +44,7 @@ LENGTHS = {"a": (23, 9, 40), "b": (12, 15), "c": (7,)}  # 66, 23 and 5 clips of 
 CLIPS = {"a": 66, "b": 23, "c": 5}
 EXTRA = {"b": ("pose",)}
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
+SHARES = {name: Fraction(weight, 6) for name, weight in WEIGHTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def test_shares_epochs_and_ends(root: Path, stop: Any) -> None:
     clips = list(run(mix, 3))
     assert len(clips) == 3 * 7 * num_batches
 
-    check_shares([name for name, _, _ in clips], {n: Fraction(w, 6) for n, w in WEIGHTS.items()})
+    check_shares([name for name, _, _ in clips], SHARES)
     for name, count in CLIPS.items():
         check_source_epochs([(k, s) for n, k, s in clips if n == name], count)
     if stop == "longest":
@@ -124,10 +126,8 @@ def test_shares_epochs_and_ends(root: Path, stop: Any) -> None:
 
 def test_the_order_is_a_function_of_the_seed(root: Path) -> None:
     order = list(run(mixed(root), 2))
-    assert (
-        list(run(mixed(root, engine=EngineOptions(num_threads=1), memory_limit="64MiB"), 2))
-        == order
-    )
+    less: dict[str, Any] = {"engine": EngineOptions(num_threads=1), "memory_limit": "64MiB"}
+    assert list(run(mixed(root, **less), 2)) == order
     assert list(run(mixed(root, seed=6), 2)) != order
     again = mixed(root)
     again.set_epoch(1)
@@ -140,7 +140,7 @@ def test_ranks_give_equally_many_and_all(root: Path) -> None:
     by_rank = [list(run(mix, 2)) for mix in mixes]
     names = [[name for name, _, _ in clips] for clips in by_rank]
     assert names[0] == names[1] == names[2] == names[3]
-    check_shares(names[0], {n: Fraction(w, 6) for n, w in WEIGHTS.items()})
+    check_shares(names[0], SHARES)
     for name, count in CLIPS.items():
         length = -(-count // 4)
         for clips in by_rank:
@@ -269,23 +269,24 @@ def test_texts_and_metadata(root: Path, device: str | None) -> None:
                 assert batch["task"][i] is None
 
 
-def test_names_that_a_mix_gives(root: Path) -> None:
-    def rename(frame: dict[str, Any]) -> dict[str, Any]:
-        return {"dataset": frame["where"]}
+def of_where(name: str) -> dict[str, Any]:
+    """Options that give `where` another name."""
+    return {"frame_transform": lambda frame: {name: frame["where"]}}
 
-    sources = streams(root, "a", frame_transform=rename) | streams(root, "b")
-    with pytest.raises(ClipError, match=r"name that a mix gives.*'dataset'.*dataset"):
-        SeqRecordMix(sources, batch_size=2)
-    sources = streams(root, "a", metadata=["task"]) | streams(
-        root, "b", frame_transform=lambda frame: {"task": frame["where"]}
-    )
-    with pytest.raises(ClipError, match=r"what one source tells of its clips.*source 'a'"):
-        SeqRecordMix(sources, batch_size=2)
-    sources = streams(root, "a", clip_transform=CenterCrop((4, 4))) | streams(
-        root, "b", frame_transform=lambda frame: {"crop": frame["where"]}
-    )
-    with pytest.raises(ClipError, match=r"name of something else in another.*crop"):
-        SeqRecordMix(sources, batch_size=2)
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "message"),
+    [
+        (of_where("dataset"), {}, r"name that a mix gives.*'dataset'.*dataset"),
+        ({"metadata": ["task"]}, of_where("task"), r"what one source tells of its.*source 'a'"),
+        ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "name of something else.*crop"),
+    ],
+)
+def test_names_that_a_mix_gives(
+    root: Path, of_a: dict[str, Any], of_b: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ClipError, match=message):
+        SeqRecordMix(streams(root, "a", **of_a) | streams(root, "b", **of_b), batch_size=2)
 
 
 def test_every_batch_has_the_columns_of_all_sources(root: Path) -> None:
@@ -328,25 +329,13 @@ def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Path) -
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_on_a_device(root: Path, kind: str) -> None:
-    expected = digests(mixed(root))
-    if kind == "late":
-        with streams_of("cpu", lambda _: LateStream()):
-            found = digests(mixed(root, device="cpu"))
-    elif kind == "cpu":
-        found = digests(mixed(root, device="cpu"))
-    else:
-        moved = [
-            {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
-            for batch in mixed(root, device=kind)
-        ]
-        found = digests(moved)
-    assert found == expected
+    device = "cpu" if kind == "late" else kind
+    with streams_of("cpu", lambda _: LateStream()) if kind == "late" else nullcontext():
+        assert digests(map(on_host, mixed(root, device=device))) == digests(mixed(root))
 
 
 def test_crops_of_one_source(root: Path) -> None:
-    sources = streams(root, "a", clip_transform=CenterCrop((4, 4))) | streams(
-        root, "b", clip_transform=CenterCrop((4, 4))
-    )
+    sources = streams(root, "ab", clip_transform=CenterCrop((4, 4)))
     for batch in SeqRecordMix(sources, batch_size=5, stop=4):
         assert batch["image"].shape == (5, 3, 4, 4, 3)
         assert batch["crop"].tolist() == [[1, 2, 4, 4]] * 5
@@ -438,9 +427,10 @@ def test_stats(root: Path) -> None:
     ("options", "message"),
     [
         ({"weights": {"a": -1, "b": 1, "c": 1}}, "weight of source 'a'.*at least 0.*-1"),
-        ({"weights": {"a": float("nan"), "b": 1, "c": 1}}, "weight of source 'a'"),
-        ({"weights": {"a": "1", "b": 1, "c": 1}}, "weight of source 'a'"),
-        ({"weights": {"a": float("inf"), "b": 1, "c": 1}}, "weight of source 'a'"),
+        *(
+            ({"weights": {"a": weight, "b": 1, "c": 1}}, "weight of source 'a'")
+            for weight in (float("nan"), "1", float("inf"))
+        ),
         ({"weights": {"a": 1, "b": 1, "d": 1}}, "other names.*a, b, c.*a, b, d"),
         ({"weights": {"a": 0, "b": 0, "c": 0}}, "draws from no source"),
         ({"stop": "last"}, "stop is not.*'first' or 'longest'.*'last'"),
@@ -461,16 +451,10 @@ def test_arguments_that_make_no_sense(root: Path, options: dict[str, Any], messa
 
 
 def test_sources_that_make_no_sense(root: Path) -> None:
-    given: list[dict[str, Any]] = [
-        {"batch_size": 4},
-        {"seed": 1},
-        {"memory_limit": "1GiB"},
-        {"device": "cpu"},
-        {"engine": EngineOptions(num_threads=2)},
-        {"rank": 0, "world_size": 2},
-        {"drop_last": True},
-    ]
-    for options in given:
+    given: dict[str, Any] = {"batch_size": 4, "seed": 1, "memory_limit": "1GiB", "device": "cpu"}
+    given |= {"engine": EngineOptions(num_threads=2), "drop_last": True}
+    options: dict[str, Any]
+    for options in (*({name: one} for name, one in given.items()), {"rank": 0, "world_size": 2}):
         with pytest.raises(ClipError, match=f"belongs to the mix.*{next(iter(options))}"):
             SeqRecordMix(streams(root, "ab", **options), batch_size=2)
     other: Any
@@ -578,9 +562,7 @@ def test_a_source_that_was_iterated_alone_gives_the_same_clips(root: Path) -> No
 def test_memory(root: Path) -> None:
     with pytest.raises(MemoryLimitError, match=r"at least .* of batches, and .* of a, .* of b"):
         mixed(root, memory_limit=10_000)
-    found = re.search(r"at least (\d+) bytes", str(_too_small(root)))
-    assert found
-    least = int(found[1])
+    least = least_memory(partial(mixed, root))
     for limit in (least, 4 * least):
         mix = mixed(root, memory_limit=limit)
         for batch in mix:
@@ -591,25 +573,13 @@ def test_memory(root: Path) -> None:
         mixed(root, memory_limit=least - 1)
 
 
-def _too_small(root: Path) -> MemoryLimitError:
-    with pytest.raises(MemoryLimitError) as raised:
-        mixed(root, memory_limit=1)
-    return raised.value
-
-
 def test_memory_is_divided_by_demand() -> None:
     least = {"a": 100, "b": 300, "c": 10}
-    assert divide_memory(least, {"a": 3, "b": 6, "c": 1}, 2000, 12_000) == {
-        "a": 3000,
-        "b": 6000,
-        "c": 1000,
-    }
+    divided = divide_memory(least, {"a": 3, "b": 6, "c": 1}, 2000, 12_000)
+    assert divided == {"a": 3000, "b": 6000, "c": 1000}
     # b gets what it needs, the others have the rest by demand
-    assert divide_memory(least, {"a": 8, "b": 1, "c": 2}, 0, 1300) == {
-        "a": 800,
-        "b": 300,
-        "c": 200,
-    }
+    divided = divide_memory(least, {"a": 8, "b": 1, "c": 2}, 0, 1300)
+    assert divided == {"a": 800, "b": 300, "c": 200}
     assert divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 415) == least
     with pytest.raises(MemoryLimitError, match=r"415 bytes.*414"):
         divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 414)
@@ -651,7 +621,7 @@ def test_workers(root: Path) -> None:
         assert len(batches) == 9
         for worker in range(2):
             names = [name for names in names_of[worker::2] for name in names]
-            check_shares(names, {name: Fraction(w, 6) for name, w in WEIGHTS.items()})
+            check_shares(names, SHARES)
         with pytest.raises(StateError, match="worker processes"):
             mix.state_dict()
         again: StatefulDataLoader[Any] = StatefulDataLoader(

@@ -309,6 +309,7 @@ def test_states_that_make_no_sense(root: Path) -> None:
     assert fine.state_dict() == good
 
 
+@pytest.mark.slow
 def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> None:
     """A source of one clip in three of ten epochs: what other ranks go on with is a state."""
     key = next(iter(seqrecord.open(root / "b").episodes))

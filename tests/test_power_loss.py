@@ -1,13 +1,12 @@
-"""The order of what a writer does to a disk; and after a loss of power at any moment of it."""
+"""What a writer has put on a disk, after a loss of power at any moment of it."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.numbered import writer_of as writer
 from tests.power_loss import Call, Choice, Disk, Record, State, write_state
 
 PATH = "new/set"
-INDEX = ("episodes.arrow", "chunks0.arrow", "gaps.arrow", "statistics.json")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         more = writer(folder, "append")
         more.close()
         record.mark("abcdef")
-    assert keys_of(folder) == "abcdef"
+    assert keys_of(folder, verify=False) == "abcdef"
     # All of it has been seen: what was recorded makes the same files.
     disk = Disk()
     for call in record.calls:
@@ -58,131 +56,6 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     there = {path.relative_to(top).as_posix(): path for path in top.rglob("*")}
     assert state == {path: p.read_bytes() if p.is_file() else None for path, p in there.items()}
     return record
-
-
-def told(calls: Iterable[Call]) -> list[str]:
-    """Calls for people, without random names; repeated ones once."""
-    lines: list[str] = []
-    numbers: dict[str, int] = {}
-
-    def short(path: str) -> str:
-        path = path.removeprefix("new/set").removeprefix("/") or "."
-        path = re.sub(
-            r"records/\d+-\w+",
-            lambda found: f"records/{numbers.setdefault(found[0], len(numbers))}",
-            path,
-        )
-        path = re.sub(r"(\.manifest\.json)\.\w+\.next", r"\1.next", path)
-        path = re.sub(r"next/\w+", "next/new", path)
-        return re.sub(r"index/\w+-", "index/", path)
-
-    for call in calls:
-        line = f"{call.kind} {short(call.path)} {short(call.target)}".rstrip(" .")
-        if lines[-1:] != [line]:
-            lines.append(line)
-    return lines
-
-
-def _upload(path: str, notes: int = 0) -> list[str]:
-    """A file that is finished, after so many checkpoints."""
-    folder = path.rpartition("/")[0]
-    return [
-        f"sync {path}.partial",
-        f"rename {path}.partial {path}",
-        f"sync folder {folder}".rstrip(),
-        *([f"remove {path}.notes"] if notes else []),
-    ]
-
-
-def _put() -> list[str]:
-    """The manifest, in one step and only if nothing came between."""
-    return [
-        "sync folder",
-        "folder .manifest.json.next",
-        *(f"{kind} .manifest.json.next/new" for kind in ("create", "write", "sync")),
-        "rename .manifest.json.next/new manifest.json",
-        "remove .manifest.json.next",
-        "sync folder",
-    ]
-
-
-def test_the_order_of_a_write(tmp_path: Path) -> None:
-    record = Record(tmp_path)
-    with record.recording():
-        first = writer(tmp_path / PATH, "create")
-        add(first, "ab")
-        first.close()
-    assert told(record.calls) == [
-        "folder new",
-        "sync folder",
-        "folder",
-        "sync folder new",
-        "folder records",
-        "sync folder",
-        "create records/0.seqrec.partial",
-        "write records/0.seqrec.partial",
-        "create records/0.seqrec.notes",
-        "write records/0.seqrec.notes",
-        "write records/0.seqrec.partial",
-        "write records/0.seqrec.notes",
-        "write records/0.seqrec.partial",
-        *_upload("records/0.seqrec", notes=2),
-        "folder index",
-        "sync folder",
-        *(
-            line
-            for name in INDEX
-            for line in (
-                f"create index/{name}.partial",
-                f"write index/{name}.partial",
-                *_upload(f"index/{name}"),
-            )
-        ),
-        *_put(),
-    ]
-
-
-@pytest.mark.parametrize("mode", ["append", "resume"])
-def test_the_order_of_an_append_and_of_a_resume(tmp_path: Path, mode: Any) -> None:
-    for number in range(2):
-        first = writer(tmp_path / PATH, "append" if number else "create")
-        add(first, "ab"[number])
-        first.close()
-    if mode == "resume":
-        killed = writer(tmp_path / PATH, "append")
-        add(killed, "c")
-        abandon(killed)
-    record = Record(tmp_path)
-    with record.recording():
-        second = writer(tmp_path / PATH, mode)
-        if mode == "append":
-            add(second, "c")
-        second.close()
-    lines = told(record.calls)
-    # Nobody has seen the frames that a resume finds, so that there are no statistics of all.
-    made = INDEX if mode == "append" else INDEX[:-1]
-    expected = [
-        # Of the resume this is the copy of what was cut, to which it does nothing.
-        "create records/0.seqrec.partial",
-        "write records/0.seqrec.partial",
-        "create records/0.seqrec.notes",
-        "write records/0.seqrec.notes",
-        "write records/0.seqrec.partial",
-        *_upload("records/0.seqrec", notes=1),
-        *(
-            line
-            for name in made
-            for line in (
-                f"create index/{name}.partial",
-                f"write index/{name}.partial",
-                *_upload(f"index/{name}"),
-            )
-        ),
-        *_put(),
-    ]
-    assert lines[: len(expected)] == expected
-    # The index of the manifest before stays, the one before that goes, and nothing else.
-    assert sorted(lines[len(expected) :]) == sorted(f"remove index/{n}" for n in INDEX)
 
 
 # Losses of power
@@ -236,14 +109,8 @@ def wrong(
     return ""
 
 
-@pytest.fixture
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resumes of what a loss has left go on without it; syncs take most of the time."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
 def test_what_is_committed_is_whole_after_any_loss_of_power(
-    tmp_path: Path, record: Record, no_sync: None, thorough: bool
+    tmp_path: Path, record: Record, thorough: bool
 ) -> None:
     resumes = 0
 
@@ -260,20 +127,20 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
         assert sorted(keys_of(folder)) == sorted("abcdef")
         assert not [p for p in folder.rglob("*") if p.name.endswith((".partial", ".notes"))]
 
-    assert wrong(record.calls, tmp_path, resume, 1 if thorough else 5) == ""
+    assert wrong(record.calls, tmp_path, resume, 1 if thorough else 11) == ""
 
 
 @pytest.mark.parametrize(
     "missing",
     [
         r"sync .*seqrec\.partial",
-        r"sync .*arrow\.partial",
+        pytest.param(r"sync .*arrow\.partial", marks=pytest.mark.slow),
         r"sync .*manifest\.json\.\w+\.next/\w+",
         "sync folder",
         "sync folder new",
-        "sync folder new/set",
-        "sync folder new/set/records",
-        "sync folder new/set/index",
+        pytest.param("sync folder new/set", marks=pytest.mark.slow),
+        pytest.param("sync folder new/set/records", marks=pytest.mark.slow),
+        pytest.param("sync folder new/set/index", marks=pytest.mark.slow),
     ],
 )
 def test_without_one_kind_of_sync_something_is_lost(

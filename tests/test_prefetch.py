@@ -191,7 +191,7 @@ def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
     def make() -> OnHost:
         stream = make_loader(path, SeqRecordStream)

@@ -205,7 +205,7 @@ def is_sure(storage: LocalStorage, disk: str) -> bool:
     return type(storage) is LocalStorage and disk == "locks"
 
 
-@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("is_new", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_kill_leaves_the_old_or_the_new_file(
     storage: LocalStorage, disk: str, is_new: bool, thorough: bool
 ) -> None:

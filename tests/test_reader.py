@@ -416,7 +416,7 @@ def _send_mapped(connection: Any, dataset: Dataset) -> None:
     connection.send(_mapped(dataset))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
     with seqrecord.open(big) as dataset:
         # The manifest travels with it, for it may be replaced; the index does not.

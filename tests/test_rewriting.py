@@ -17,17 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordWriter
-from seqrecord.edit import (
-    CopyProgress,
-    add_feature,
-    clean,
-    delete_episodes,
-    drop_features,
-    merge_datasets,
-    rename_episodes,
-    rewrite_files,
-)
+from seqrecord import NotFoundError, SeqRecordWriter, edit
 from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import open_source
@@ -84,14 +74,14 @@ def paths_in(path: Path) -> set[str]:
 def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     seqrecord.add_statistics(path)
-    delete_episodes(path, ["e1", "e3"])
+    edit.delete_episodes(path, ["e1", "e3"])
     seqrecord.add_statistics(path)
     model, before, old = kept(model, "e1", "e3"), size_of(path), named(path)
     with seqrecord.open(path) as reader:
         fingerprint, statistics = reader.fingerprint, reader.statistics
-        planned = rewrite_files(path, dry_run=True)
+        planned = edit.rewrite_files(path, dry_run=True)
         assert (planned.written, named(path), size_of(path)) == ((), old, before)
-        report = rewrite_files(path)
+        report = edit.rewrite_files(path)
         # What had been opened reads on, in the old files.
         found = reader.episodes["e4"][:]["x"]
         assert np.array_equal(found[:, 0], [frame["x"][0] for frame in model["e4"]])
@@ -110,13 +100,13 @@ def test_deleted_episodes_are_freed(dataset: tuple[Path, Model]) -> None:
     seqrecord.reindex(path)  # with the old files beside the new ones
     assert content(path) == model
     assert named(path) == old - set(report.rewritten) | set(report.written)
-    assert set(clean(path, older_than=0)) >= set(report.rewritten)
+    assert set(edit.clean(path, older_than=0)) >= set(report.rewritten)
     frames = sum(len(frames) for frames in model.values())
     assert size_of(path) < frames * 4400 + 3000 * len(named(path))
     assert before - size_of(path) > 0.9 * report.freed_bytes
     assert paths_in(path) == named(path)
     check(path, model)
-    assert rewrite_files(path).rewritten == ()
+    assert edit.rewrite_files(path).rewritten == ()
     write(path, {"e1": 3}, NAMES, mode="append")  # the key is free
     assert content(path).keys() == {*model, "e1"}
 
@@ -125,11 +115,11 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
     """`y` shares its chunks with `s`; `x` is a group, and shares record files with them."""
     path, model = dataset
     for name in ("y", "x"):
-        drop_features(path, name)
+        edit.drop_features(path, name)
         with seqrecord.open(path) as reader:
             fingerprint = reader.fingerprint
         before = size_of(path)
-        report = rewrite_files(path, least_dead=0.001)
+        report = edit.rewrite_files(path, least_dead=0.001)
         assert set(report.rewritten) | set(report.written) <= paths_in(path)
         model = without(model, name)
         assert content(path) == model
@@ -139,16 +129,16 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
             pass
         assert content(path) == model
         assert not named(path) & set(report.rewritten)
-        clean(path, older_than=0)
+        edit.clean(path, older_than=0)
         assert size_of(path) < before
         with seqrecord.open(path) as reader:
             assert reader.fingerprint == fingerprint
         assert not seqrecord.verify(path, deep=True).problems
         # Another one of the name, and episodes that have it.
-        add_feature(path, name, some(name, 2.0))
+        edit.add_feature(path, name, some(name, 2.0))
         model = with_feature(model, name, 2.0)
         assert content(path) == model
-        drop_features(path, name)
+        edit.drop_features(path, name)
         model = without(model, name)
     check(path, model)
     assert size_of(path) < 19 * 1000  # of 19 frames of 4400 bytes
@@ -156,8 +146,8 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
 
 def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> None:
     path, _ = dataset
-    delete_episodes(path, "e0")
-    [record, *_] = rewrite_files(path, dry_run=True, least_dead=0.001).rewritten
+    edit.delete_episodes(path, "e0")
+    [record, *_] = edit.rewrite_files(path, dry_run=True, least_dead=0.001).rewritten
     with seqrecord.open(path) as reader:
         group = reader.contents.index.groups[0]
         [number] = [
@@ -175,18 +165,18 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
         ChecksumError,
         match=rf"{record}; offset: {offset}; episode: {key}; feature: x; expected: CRC",
     ):
-        rewrite_files(path, least_dead=0.001)
+        edit.rewrite_files(path, least_dead=0.001)
     assert paths_in(path) == before
 
 
 def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     """Of another place than a local disk, whichever read of pages it was."""
     path, model = dataset
-    delete_episodes(path, "e0")
+    edit.delete_episodes(path, "e0")
     for number in itertools.count(3 * len(named(path))):  # three reads of each footer
         place = shutil.copytree(path, tmp_path / str(number))
         storage = DamagesOnce(LocalStorage(place), number=number)
-        assert rewrite_files(storage, least_dead=0.001).written  # type: ignore[arg-type]
+        assert edit.rewrite_files(storage, least_dead=0.001).written  # type: ignore[arg-type]
         if storage.left >= 0:  # there are no more reads
             break
         check(place, kept(model, "e0"))
@@ -194,25 +184,25 @@ def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path:
 
 def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
-    delete_episodes(path, "e1")  # one file has a few of its chunks, another one nothing else
+    edit.delete_episodes(path, "e1")  # one file has a few of its chunks, another one nothing else
     shares = {}
     for record in named(path):
         found = [
             share / 20
             for share in range(1, 21)
-            if record in rewrite_files(path, dry_run=True, least_dead=share / 20).rewritten
+            if record in edit.rewrite_files(path, dry_run=True, least_dead=share / 20).rewritten
         ]
         assert found == [share / 20 for share in range(1, len(found) + 1)]
         shares[record] = max(found, default=0)
     assert len(set(shares.values())) > 1
     assert min(shares.values()) < 0.25 < max(shares.values())
     expected = {record for record, share in shares.items() if share >= 0.25}
-    assert set(rewrite_files(path).rewritten) == expected
+    assert set(edit.rewrite_files(path).rewritten) == expected
     for share in (0, -1, 1.01, float("nan")):
         with pytest.raises(ValueError, match="least_dead"):
-            rewrite_files(path, least_dead=share)
+            edit.rewrite_files(path, least_dead=share)
     with pytest.raises(NotFoundError, match="no dataset"):
-        rewrite_files(path.parent / "nowhere")
+        edit.rewrite_files(path.parent / "nowhere")
     check(path, kept(model, "e1"))
 
 
@@ -222,17 +212,17 @@ def test_a_reader_keeps_old_files_until_they_are_old_enough(dataset: tuple[Path,
     for file in (path / "records").iterdir():
         os.utime(file, (ancient, ancient))
     old = named(path)
-    delete_episodes(path, ["e0", "e1", "e3"])
+    edit.delete_episodes(path, ["e0", "e1", "e3"])
     by_edit = old - named(path)
     assert by_edit
-    rewritten = set(rewrite_files(path, least_dead=0.001).rewritten)
+    rewritten = set(edit.rewrite_files(path, least_dead=0.001).rewritten)
     assert rewritten
-    assert clean(path, older_than=86_400) == []
+    assert edit.clean(path, older_than=86_400) == []
     for note in (path / "records").glob("*.left"):
         moment = time.time() - 2 * 86_400
         os.utime(note, (moment, moment))
-    assert clean(path, older_than=3 * 86_400) == []
-    removed = set(clean(path, older_than=86_400))
+    assert edit.clean(path, older_than=3 * 86_400) == []
+    removed = set(edit.clean(path, older_than=86_400))
     assert {name for name in removed if name.endswith(".seqrec")} == by_edit | rewritten
     assert paths_in(path) == named(path)
     check(path, kept(model, "e0", "e1", "e3"))
@@ -240,25 +230,25 @@ def test_a_reader_keeps_old_files_until_they_are_old_enough(dataset: tuple[Path,
 
 def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
-    drop_features(path, "y")
+    edit.drop_features(path, "y")
     model = without(model, "y")
-    total = set(rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
+    total = set(edit.rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
     assert len(total) > 3
-    seen: list[CopyProgress] = []
+    seen: list[edit.CopyProgress] = []
 
-    def show(progress: CopyProgress) -> None:
+    def show(progress: edit.CopyProgress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))
 
     with pytest.raises(ConflictError, match="another writer committed meanwhile"):
-        rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=show)
+        edit.rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=show)
     left = named(path) & total
     assert len(left) == len(total) - 2
     # And one that was written for a commit that was refused.
     assert named(path) | total < {p for p in paths_in(path) if p.endswith(".seqrec")}
     check(path, model)
-    report = rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=seen.append)
+    report = edit.rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=seen.append)
     assert not total & named(path)
     assert (seen[-1].copied_bytes, seen[-1].total_bytes) == (report.copied_bytes,) * 2
     check(path, model)
@@ -269,15 +259,15 @@ def test_leaving_out_a_file_that_alone_tells_an_episodes_length(tmp_path: Path) 
     path = tmp_path / "records"
     model = write(path, {"e0": 3, "e1": 5}, NAMES)
     assert len(named(path)) == 2
-    drop_features(path, ["y", "s"])
+    edit.drop_features(path, ["y", "s"])
     model = without(without(model, "y"), "s")
-    clean(path, older_than=0)
+    edit.clean(path, older_than=0)
     check(path, model)
-    rename_episodes(path, {"e0": "first"})
+    edit.rename_episodes(path, {"e0": "first"})
     model = {"first": model["e0"], "e1": model["e1"]}
     assert content(path) == model
-    rewrite_files(path, least_dead=0.001)
-    clean(path, older_than=0)
+    edit.rewrite_files(path, least_dead=0.001)
+    edit.clean(path, older_than=0)
     check(path, model)
 
 
@@ -286,22 +276,23 @@ def test_chunks_of_an_episode_that_do_not_follow_each_other_stay_apart(tmp_path:
     path = tmp_path / "records"
     model = write(path, {"e0": 3, "e1": 15, "e2": 2}, NAMES, chunk_frames=2)
     assert len(named(path)) > 3
-    delete_episodes(path, ["e0", "e2"])
+    edit.delete_episodes(path, ["e0", "e2"])
     model = kept(model, "e0", "e2")
-    report = rewrite_files(path, least_dead=0.001)
+    report = edit.rewrite_files(path, least_dead=0.001)
     assert (len(report.rewritten), len(report.written)) == (2, 2)
-    clean(path, older_than=0)
+    edit.clean(path, older_than=0)
     check(path, model)
-    drop_features(path, "y")  # of all of them
-    report = rewrite_files(path, least_dead=0.001)
+    edit.drop_features(path, "y")  # of all of them
+    report = edit.rewrite_files(path, least_dead=0.001)
     assert len(report.rewritten) == 4 > len(report.written)
-    clean(path, older_than=0)
+    edit.clean(path, older_than=0)
     check(path, without(model, "y"))
 
 
 def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "records"
-    described = {"t": {"kind": "timestamp"}, "u": {"kind": "timestamp"}}
+    described: dict[str, Any] = {name: {"kind": "timestamp"} for name in "tu"}
+    described |= {name: {"shape": (None, size)} for name, size in (("gone", 2), ("cloud", 3))}
     with SeqRecordWriter(path, features=described, chunk_frames=3, record_bytes=3000) as writer:
         for number in range(6):
             with writer.episode(f"e{number}", fps=10) as episode:
@@ -327,12 +318,12 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
                 for key, episode in reader.episodes.items()
             } | {"lags": [{"least": reader.contents.index.lags.least[:, :, 1].tolist()}]}
 
-    delete_episodes(path, ["e1", "e4"])
-    drop_features(path, ["u", "gone"])
+    edit.delete_episodes(path, ["e1", "e4"])
+    edit.drop_features(path, ["u", "gone"])
     expected = frames()
-    assert len(rewrite_files(path, least_dead=0.01).rewritten) > 2
+    assert len(edit.rewrite_files(path, least_dead=0.01).rewritten) > 2
     assert frames() == expected
-    clean(path, older_than=0)
+    edit.clean(path, older_than=0)
     assert not seqrecord.verify(path, deep=True).problems
     (path / "manifest.json").unlink()
     seqrecord.reindex(path)
@@ -357,23 +348,23 @@ def test_any_history(
             lengths = {f"n{number}": 1 + choice % 7, f"m{number}": 1 + choice % 3}
             model = model | write(path, lengths, names, mode="append", chunk_frames=2)
         elif step == "delete" and len(keys) > 1:
-            delete_episodes(path, [key])
+            edit.delete_episodes(path, [key])
             model = kept(model, key)
         elif step == "rename":
-            rename_episodes(path, {key: f"{key}r"})
+            edit.rename_episodes(path, {key: f"{key}r"})
             model = {f"{key}r" if k == key else k: frames for k, frames in model.items()}
         elif step == "drop" and len(names) > 1:
             dropped = names.pop(choice % len(names))
-            drop_features(path, dropped)
+            edit.drop_features(path, dropped)
             model = without(model, dropped)
         elif step == "add" and (name := f"z{choice % 2}") not in names:
-            add_feature(path, name, some(name, number), record_bytes=100 + choice)
+            edit.add_feature(path, name, some(name, number), record_bytes=100 + choice)
             model, names = with_feature(model, name, number), [*names, name]
         elif step == "rewrite":
             size = 1 + choice % 60_000
-            rewrite_files(path, least_dead=(0.001, 0.25, 0.6)[choice % 3], record_bytes=size)
+            edit.rewrite_files(path, least_dead=(0.001, 0.25, 0.6)[choice % 3], record_bytes=size)
         elif step == "clean":
-            clean(path, older_than=0)
+            edit.clean(path, older_than=0)
         elif step == "reindex":
             seqrecord.reindex(path)
         elif step == "lose":
@@ -387,9 +378,9 @@ def test_any_history(
                     full = {n: np.full(WIDTHS.get(n, 4), v, "<f4") for n, v in frame.items()}
                     episode.append(full)
             other, dropped = f"late{number}", names.pop(choice % len(names))
-            add_feature(path, other, some(other))
-            drop_features(path, dropped)
-            rewrite_files(path, least_dead=0.001)
+            edit.add_feature(path, other, some(other))
+            edit.drop_features(path, dropped)
+            edit.rewrite_files(path, least_dead=0.001)
             model, names = without(with_feature(model, other), dropped), [*names, other]
             with pytest.raises(ConflictError):
                 writer.close()
@@ -401,7 +392,7 @@ def test_any_history(
     assert not seqrecord.verify(path).problems
     seqrecord.convert(open_source(path), path.parent / "again", workers=1)
     assert content(path.parent / "again") == model
-    clean(path, older_than=0)
+    edit.clean(path, older_than=0)
     check(path, model)
     shutil.rmtree(path.parent)
 
@@ -414,13 +405,13 @@ def test_killed_at_some_steps(
     what: str, dataset: tuple[Path, Model], tmp_path: Path, thorough: bool
 ) -> None:
     path, model = dataset
-    delete_episodes(path, ["e1", "e3"])
-    drop_features(path, "y")
+    edit.delete_episodes(path, ["e1", "e3"])
+    edit.drop_features(path, "y")
     model = without(kept(model, "e1", "e3"), "y")
     actions: dict[str, tuple[Callable[[Path], object], Model]] = {
-        "rewrite": (partial(rewrite_files, least_dead=0.001), model),
-        "add": (lambda folder: add_feature(folder, "z", some("z")), with_feature(model, "z")),
-        "drop": (lambda folder: drop_features(folder, "s"), without(model, "s")),
+        "rewrite": (partial(edit.rewrite_files, least_dead=0.001), model),
+        "add": (lambda folder: edit.add_feature(folder, "z", some("z")), with_feature(model, "z")),
+        "drop": (lambda folder: edit.drop_features(folder, "s"), without(model, "s")),
     }
     action, after = actions[what]
     before = (path / "manifest.json").read_bytes()
@@ -441,8 +432,8 @@ def test_killed_at_some_steps(
             assert content(copy) == found
         if not is_done:
             action(copy)
-        assert what != "rewrite" or not rewrite_files(copy, least_dead=0.001).rewritten
-        clean(copy, older_than=0)
+        assert what != "rewrite" or not edit.rewrite_files(copy, least_dead=0.001).rewritten
+        edit.clean(copy, older_than=0)
         assert paths_in(copy) == named(copy)
         check(copy, after)
         shutil.rmtree(copy)
@@ -452,10 +443,10 @@ def test_killed_at_some_steps(
 
 def test_rewritten_files_are_merged(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     path, model = dataset
-    delete_episodes(path, "e1")
+    edit.delete_episodes(path, "e1")
     other = write(tmp_path / "other", {"o": 3}, NAMES)
-    rewrite_files(path, least_dead=0.001)
-    merge_datasets([path, tmp_path / "other"], tmp_path / "merged")
+    edit.rewrite_files(path, least_dead=0.001)
+    edit.merge_datasets([path, tmp_path / "other"], tmp_path / "merged")
     check(tmp_path / "merged", {**kept(model, "e1"), **other})
 
 
@@ -466,8 +457,8 @@ def test_the_command(dataset: tuple[Path, Model]) -> None:
         return command_line.run("clean", path, *words, code=code).stdout
 
     assert run("--older-than", "0s") == f"{path}: 0 files removed\n"
-    delete_episodes(path, "e3")
-    planned = rewrite_files(path, dry_run=True)
+    edit.delete_episodes(path, "e3")
+    planned = edit.rewrite_files(path, dry_run=True)
     before = paths_in(path)
     text = run("--dry-run")
     count = (

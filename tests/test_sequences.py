@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
-    CenterCrop,
     ClipError,
     EngineOptions,
     HorizontalFlip,
@@ -103,13 +102,6 @@ def test_rows_follow_episodes(
 def sequences(clips: list[tuple[str, int]], stride: int) -> list[tuple[str, int]]:
     """The first clips of sequences."""
     return [(key, start) for key, start in clips if (key, start - stride) not in clips]
-
-
-def test_in_order_without_shuffle_and_by_dilation(path: Path) -> None:
-    loader = stream(path, shuffle=False, batch_size=1, dilation=2)
-    (row,) = follow(loader, FEATURES, 3, dilation=2)
-    assert row == possible_clips(FEATURES, 3, 6, 2)
-    assert loader.clips.spec.stride == 6
 
 
 def test_overlapping_clips_where_a_stride_is_given(path: Path) -> None:
@@ -280,56 +272,3 @@ def test_features_that_batches_would_hide(tmp_path: Path) -> None:
         SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1)
     SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1, features=["x"])
     SeqRecordPipe(tmp_path, clip_len=3, batch_size=1)
-
-
-def test_crops_are_cut_from_rows_too(path: Path) -> None:
-    loader = stream(path, clip_transform=CenterCrop((2, 4)), clip_len=4)
-    for batch in loader:
-        assert batch["image"].shape[1:] == (4, 2, 4, 3)
-        whole = SeqRecordDataset(path, clip_len=4, stride=4, features=["image"])
-        names = list(zip(batch["episode"], batch["start"].tolist(), strict=True))
-        every = possible_clips(["image"], 4, 4)
-        for b, name in enumerate(names):
-            assert torch.equal(batch["image"][b], whole[every.index(name)]["image"][:, 2:4, 2:6])
-
-
-def test_the_last_piece_of_an_episode_with_pad(path: Path) -> None:
-    loader = stream(path, clip_len=5, pad="edge", features=["id"])
-    clips: dict[tuple[str, int], list[int]] = {}
-    for batch in loader:
-        ends = batch["id"][:, :, 1]
-        for b, name in enumerate(zip(batch["episode"], batch["start"].tolist(), strict=True)):
-            length = LENGTHS[int(name[0][4:])]
-            wanted = [min(name[1] + i, length - 1) for i in range(5)]
-            clips[name] = ends[b].tolist()
-            assert clips[name] == wanted
-            padded = [name[1] + i >= length for i in range(5)]
-            assert batch["id_is_pad"][b].tolist() == padded
-            assert bool(batch["is_first"][b]) or (name[0], name[1] - 5) in clips
-            assert bool(batch["is_last"][b]) or not any(padded)
-    every = [(f"set/{e}", s) for e, n in enumerate(LENGTHS) for s in range(0, n, 5)]
-    assert sorted(clips) == sorted(every)
-
-
-def test_windows_follow_an_episode_frame_by_frame(path: Path) -> None:
-    windows = {"image": [-1, 0], "id": range(4)}
-    loader = SeqRecordStream(
-        path,
-        order="sequences",
-        batch_size=3,
-        windows=windows,
-        features=["image", "id"],
-        shuffle=False,
-        world_size=1,
-    )
-    every = [(f"set/{e}", s) for e, n in enumerate(LENGTHS) for s in range(1, n - 3)]
-    rows: list[list[tuple[str, int]]] = [[], [], []]
-    for batch in loader:
-        for row, b in zip(rows, range(len(batch["start"])), strict=False):
-            row.append((batch["episode"][b], int(batch["start"][b])))
-            start = row[-1][1]
-            assert batch["id"][b, :, 1].tolist() == [start + i for i in range(4)]
-            goes_on = len(row) > 1 and row[-2] == (row[-1][0], start - 1)
-            assert bool(batch["is_first"][b]) is not goes_on
-    assert [clip for row in rows for clip in row] == every
-    assert loader.clips.spec.stride == 1

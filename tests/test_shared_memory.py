@@ -70,23 +70,13 @@ def mapped() -> dict[str, int]:
 
 def numbers(pool: SharedBufferPool, first: int = 0) -> np.ndarray[Any, Any]:
     array = pool.acquire()
-    array[:] = np.arange(first, first + array.size).reshape(array.shape)
+    array[:] = of_numbers(array.shape, array.dtype, first)
     return array
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i2", "u2", "f2", "f4", "i8", "f8", "?"])
-def test_a_tensor_arrives_whole(dtype: str) -> None:
-    def work(pipe: Any) -> None:
-        pool = SharedBufferPool((3, 4, 5), np.dtype(dtype), keep=2)
-        say(pipe, {"sent": pool.lease(numbers(pool))})
-        pipe.recv()
-
-    expected = torch.from_numpy(np.arange(60).reshape(3, 4, 5).astype(dtype))
-    with process(work) as (pipe, _):
-        sent = pipe.recv()["sent"]
-        assert sent.dtype == expected.dtype
-        assert torch.equal(sent, expected)
-        pipe.send(None)
+def of_numbers(shape: tuple[int, ...], dtype: Any, first: int = 0) -> np.ndarray[Any, Any]:
+    made = np.arange(first, first + np.prod(shape)).reshape(shape)
+    return (made * (1 + 2j) if np.dtype(dtype).kind == "c" else made).astype(dtype)
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -100,21 +90,37 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a copy": lambda tensor: tensor * 2,
     "a leaf": lambda tensor: tensor.clone().requires_grad_(),
     "a number": lambda tensor: tensor.sum(),
+    "all": lambda tensor: tensor,
 }
+DTYPES = ["u1", "i2", "u2", "f2", "f4", "i8", "f8", "?"]
 
 
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_what_was_made_of_a_tensor_arrives(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "view"),
+    [
+        *(pytest.param(dtype, VIEWS["all"], id=dtype) for dtype in DTYPES),
+        *(pytest.param("f4", view, id=name) for name, view in VIEWS.items()),
+        # What torch has not computed yet.
+        pytest.param("c8", torch.conj, id="conj"),
+        pytest.param("c8", lambda tensor: torch.conj(tensor).imag, id="imag"),
+    ],
+)
+def test_what_was_made_of_a_tensor_arrives(
+    dtype: str, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     def work(pipe: Any) -> None:
-        pool = SharedBufferPool((3, 4, 5), np.dtype("f4"), keep=2)
+        pool = SharedBufferPool((3, 4, 5), np.dtype(dtype), keep=2)
         tensor = pool.lease(numbers(pool))
         say(pipe, (view(tensor), tensor))
         pipe.recv()
 
+    expected = torch.from_numpy(of_numbers((3, 4, 5), dtype))
     with process(work) as (pipe, _):
         made, tensor = pipe.recv()
-        assert torch.equal(made, view(tensor))
-        assert made.requires_grad == view(tensor).requires_grad
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected)
+        assert torch.equal(made, view(expected))
+        assert made.requires_grad == view(expected).requires_grad
         pipe.send(None)
 
 
@@ -134,22 +140,6 @@ def test_other_tensors_go_as_torch_sends_them() -> None:
             received += 1
         pipe.send(None)
         assert pipe.recv() == [3.0, 3.0, 20_000.0]
-
-
-@pytest.mark.parametrize("lazy", [torch.conj, lambda t: torch.conj(t).imag])
-def test_what_torch_has_not_computed_yet_arrives(
-    lazy: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    def work(pipe: Any) -> None:
-        pool = SharedBufferPool((3,), np.dtype("c8"), keep=1)
-        array = pool.acquire()
-        array[:] = [1 + 2j, 3 - 4j, 5j]
-        say(pipe, lazy(pool.lease(array)))
-        pipe.recv()
-
-    with process(work) as (pipe, _):
-        assert torch.equal(pipe.recv(), lazy(torch.tensor([1 + 2j, 3 - 4j, 5j])))
-        pipe.send(None)
 
 
 def test_a_buffer_is_filled_again_only_when_the_receiver_is_done_with_it() -> None:
@@ -412,14 +402,15 @@ BATCH: dict[str, Any] = {
 }
 
 
+def loader_of(records: Path, kind: Any = SeqRecordStream, workers: int = 1, **options: Any) -> Any:
+    options = {"persistent_workers": True, "num_workers": workers, **options}
+    return DataLoader(kind(records, **BATCH), batch_size=None, **options)
+
+
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) -> None:
-    loader = DataLoader(
-        SeqRecordStream(records, **BATCH),
-        batch_size=None,
-        num_workers=2,
-        multiprocessing_context=context,
-    )
+    more: dict[str, Any] = {"persistent_workers": False, "multiprocessing_context": context}
+    loader = loader_of(records, workers=2, **more)
     before = mapped().keys()
     batches = list(loader)
     assert mapped().keys() - before  # else they were copied
@@ -450,9 +441,7 @@ class CountingStream(SeqRecordStream):
 
 
 def test_workers_fill_the_same_memory_again_and_again(records: Path) -> None:
-    loader = DataLoader(
-        CountingStream(records, **BATCH), batch_size=None, num_workers=1, persistent_workers=True
-    )
+    loader = loader_of(records, CountingStream)
     most = [batch["segments"] for _ in range(6) for batch in loader]
     assert len(most) > 2 * 7
     # Two features, two descriptors each, of two batches that the loader has asked for, the two that
@@ -462,9 +451,7 @@ def test_workers_fill_the_same_memory_again_and_again(records: Path) -> None:
 
 
 def test_leaving_early_and_beginning_again(records: Path) -> None:
-    loader = DataLoader(
-        SeqRecordStream(records, **BATCH), batch_size=None, num_workers=2, persistent_workers=True
-    )
+    loader = loader_of(records, workers=2)
     whole = len(list(loader))
     for _ in range(3):
         for _, _batch in zip(range(2), loader, strict=False):
@@ -473,9 +460,7 @@ def test_leaving_early_and_beginning_again(records: Path) -> None:
 
 
 def test_a_batch_that_a_fork_keeps_stays_as_it_is(records: Path) -> None:
-    loader = DataLoader(
-        SeqRecordStream(records, **BATCH), batch_size=None, num_workers=1, persistent_workers=True
-    )
+    loader = loader_of(records)
     batches = iter(loader)
     kept = [next(batches)]
     expected = kept[0]["image_left"].clone()
@@ -495,9 +480,7 @@ def test_a_batch_that_a_fork_keeps_stays_as_it_is(records: Path) -> None:
 
 def test_a_small_tensor_of_a_users_own_stays_shared(records: Path) -> None:
     """A worker that has made batches sends it as any worker does."""
-    loader = DataLoader(
-        _Counted(records, **BATCH), batch_size=None, num_workers=1, persistent_workers=True
-    )
+    loader = loader_of(records, _Counted)
     for _, batch in zip(range(2), loader, strict=False):
         batch["count"] += 1
         assert batch["count"].is_shared()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from seqrecord.edit import freeing
-from seqrecord.errors import ConflictError
-from seqrecord.format.manifest import MANIFEST, read_manifest
-from seqrecord.reading import dataset
+from seqrecord.edit import cleaning, rename_episodes
+from seqrecord.errors import ConflictError, StateError
+from seqrecord.format.manifest import INDEX, MANIFEST, VERSIONS, read_manifest
+from seqrecord.reading import dataset, versions
 from seqrecord.reading.metadata import load_index
+from seqrecord.reading.versions import kept_versions, open_version
 from seqrecord.storage import Storage
-from seqrecord.writing import committing, own_files
+from seqrecord.storage.retrying import RetryingStorage
+from seqrecord.writing import committing, destination, own_files
+from seqrecord.writing.own_files import put_file
 from tests.simulation.commands import COMMANDS
 from tests.simulation.histories import BrokenPromiseError, Case, drawn, fails, run, shrunk
 from tests.simulation.model import Client, Server
@@ -42,7 +46,7 @@ def check(case: Case) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_histories(block: int, thorough: bool) -> None:
-    count = 300 if thorough else 20
+    count = 300 if thorough else 12
     for seed in range(count):
         check(drawn(FIRST + 1000 * block + seed))
 
@@ -62,82 +66,187 @@ def test_all_pairs() -> None:
             check(drawn(seed, [one, other]))
 
 
-def test_a_resume_whose_files_go_with_the_commit_of_another_looks_again() -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(("resume", "discarding"), (30,), (), (0,) * 4 + (1,) * 9),
+        Case(("discarding", "reindex"), (30, 30), (), (0, 0, 1, 1, 1), has_conditions=False),
+    ],
+)
+def test_who_finds_that_files_went_with_the_commit_of_another_looks_again(case: Case) -> None:
     """Record files that hold nothing but what was discarded."""
-    check(Case(("resume", "discarding"), (30,), (), (0,) * 4 + (1,) * 9))
+    check(case)
 
 
-def found(commands: list[str], most: int = 400) -> BrokenPromiseError:
-    """The first history of these commands that fails."""
+def found(commands: Sequence[str], said: str, most: int = 400) -> BrokenPromiseError:
+    """The first history of these commands that fails like this."""
     for seed in range(most):
-        if failure := fails(drawn(seed, commands)):
+        if (failure := fails(drawn(seed, commands))) and said in failure.what:
             return failure
     raise AssertionError("the fault was not noticed")
 
 
-def commit_on_whatever_is_there(storage: Any, manifest: Any, *, expected: str | None) -> None:
+def put_anyway(storage: Any, manifest: Any, *, expected: str | None) -> None:
+    """On whatever is there."""
     storage.put(
         MANIFEST, manifest.encode(), expected=expected and storage.read_whole(MANIFEST, 1 << 20)[1]
     )
 
 
-def refused_without_a_look(own: Any, base: Any, manifest: Any, error: Exception) -> None:
+def put_of_other_content(storage: Any, manifest: Any, *, expected: str | None) -> None:
+    storage.put(MANIFEST, replace(manifest, fingerprint="0" * 64).encode(), expected=expected)
+
+
+def refuse(own: Any, base: Any, manifest: Any, error: Exception) -> None:
+    """Without a look at what is there."""
     own.forget()
     raise ConflictError("another writer committed first", file=own.storage.url) from error
 
 
-def looked_once(storage: Any) -> Any:
+def load_once(storage: Any) -> Any:
     manifest = read_manifest(storage)
     return manifest, load_index(storage, manifest)
 
 
-FAULTS: dict[str, tuple[Any, str, Callable[..., Any], list[str]]] = {
-    "a commit on another base": (
-        committing,
-        "put_manifest",
-        commit_on_whatever_is_there,
-        ["append", "delete"],
+def load_the_version_before(storage: Any) -> Any:
+    manifest = read_manifest(storage)
+    if isinstance(storage, RetryingStorage):  # a command's, not that of the judge
+        manifest = next(kept_versions(storage, manifest), (manifest, 0))[0]
+    return open_version(storage, manifest.commit)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fault(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    return fault
+
+
+def put_short(storage: Any, path: str, data: Any) -> Any:
+    cut = path.startswith(INDEX)
+    file = put_file(storage, path, bytes(data)[: len(data) - cut])
+    return replace(file, size=file.size + cut)
+
+
+def tidy_all(storage: Any, paths: Iterable[str]) -> None:
+    for path in (*paths, MANIFEST):
+        storage.remove(path)
+
+
+def wait_forever(own: Any, *_: Any) -> None:
+    while True:
+        own.storage.size(MANIFEST)
+
+
+def keep_another(storage: Any, manifest: Any) -> None:
+    new = replace(manifest, commit="0" * 32)
+    storage.put(f"{VERSIONS}/{new.commit}.json", new.encode(), expected=None)
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """A known fault: what it takes the place of, which commands find it, and what is said then."""
+
+    owner: Any
+    name: str
+    fault: Any
+    commands: tuple[str, ...]
+    said: str
+
+
+_COMMITS = "rename", "split"
+_ADDS = "append", "record"
+
+# One at least for each judgement of a history.
+FAULTS = {
+    "a commit on another base": PutBack(
+        *(committing, "put_manifest", put_anyway, ("append", "delete"), "a commit of")
     ),
-    "files go that a manifest may name": (
-        own_files.SmallFiles,
-        "keep",
-        lambda self: None,
-        ["rename", "split"],
+    "half a merge is taken": PutBack(
+        *(own_files, "merges", lambda _: set(), ("merge", "resume"), "the last resume made of")
     ),
-    "a lost answer is a refusal": (
-        committing,
-        "_look",
-        refused_without_a_look,
-        ["append", "rename"],
+    "files go that a manifest may name": PutBack(
+        *(own_files.SmallFiles, "keep", lambda self: None, _COMMITS, "which the manifest names")
     ),
-    "half a merge is taken": (own_files, "merges", lambda _: set(), ["merge", "resume"]),
-    "what is being removed is recovered": (
-        freeing,
+    "clean goes by another clock": PutBack(
+        *(cleaning, "_time_of", lambda storage: 1e9 + 1e6, ("clean old", "append")),
+        "that had ended are lost",
+    ),
+    "what is being removed is recovered": PutBack(
+        cleaning,
         "_condemn",
         lambda *_: None,
-        ["clean", "only resume"],
+        ("clean", "only resume"),
+        "which the manifest names",
     ),
-    "clean goes by another clock": (
-        freeing,
-        "_time_of",
-        lambda storage: 1e9 + 1e6,
-        ["clean old", "append"],
+    "a file is cut": PutBack(own_files, "put_file", put_short, _COMMITS, "has another length"),
+    "the manifest goes": PutBack(committing, "tidy", tidy_all, _COMMITS, "the manifest is gone"),
+    "a lost answer is a refusal": PutBack(
+        committing, "_look", refuse, ("append", "rename"), "was refused, and did commit"
     ),
-    "a reader does not look again": (
-        dataset,
-        "load",
-        looked_once,
-        ["read", "split", "split", "split"],
+    "nothing is committed": PutBack(
+        committing, "put_manifest", lambda *_, **__: None, _COMMITS, "and committed nothing"
+    ),
+    "all are refused": PutBack(
+        *(committing, "put_manifest", raising(ConflictError("as asked")), _COMMITS),
+        "nobody went through",
+    ),
+    "an error of Python": PutBack(
+        committing, "put_manifest", raising(KeyError("as asked")), _COMMITS, "KeyError"
+    ),
+    "an error that nothing explains": PutBack(
+        committing, "put_manifest", raising(StateError("as asked")), _COMMITS, "StateError"
+    ),
+    "a command that never ends": PutBack(
+        committing, "_look", wait_forever, _COMMITS, "not over after"
+    ),
+    "a reader does not look again": PutBack(
+        dataset, "load", load_once, ("read", "split", "split", "split"), "NotFoundError"
+    ),
+    "a reader sees what was before it began": PutBack(
+        dataset, "load", load_the_version_before, ("read", "split"), "a reader saw what never was"
+    ),
+    "a version is kept that never was": PutBack(
+        committing, "_keep_version", keep_another, _COMMITS, "it was never the dataset"
+    ),
+    "clean keeps no version": PutBack(
+        *(cleaning, "_earlier", lambda *_: (), ("rewrite", "clean keeping", "delete")),
+        "files of this version are gone",
+    ),
+    "a version has another's splits": PutBack(
+        *(versions, "load_version", lambda storage, *_, **__: load_once(storage), _COMMITS),
+        "version",
+    ),
+    "a resume passes over what is not finished": PutBack(
+        destination, "recover", lambda *_: {}, _ADDS, "that had ended are lost"
+    ),
+    "a fingerprint of other content": PutBack(
+        committing, "put_manifest", put_of_other_content, _COMMITS, "the manifest's fingerprint"
+    ),
+    "clean changes the dataset": PutBack(
+        *(cleaning, "_condemn", lambda where, *_: rename_episodes(where, {"e4": "f"})),
+        *(("append", "split"), "clean changed what there is"),
     ),
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_that_is_put_back_is_found(name: str) -> None:
-    owner, attribute, fault, commands = FAULTS[name]
-    with mock.patch.object(owner, attribute, fault):
-        failure = found(commands)
-        short = shrunk(failure, most_runs=60)
-    assert len(short.case.commands) <= len(commands)
+_IN_EVERY_RUN = {
+    *("a commit on another base", "clean goes by another clock", "the manifest goes"),
+    "a version is kept that never was",
+}
+
+
+@pytest.mark.parametrize(
+    "put_back",
+    [
+        pytest.param(each, id=name, marks=() if name in _IN_EVERY_RUN else pytest.mark.slow)
+        for name, each in FAULTS.items()
+    ],
+)
+def test_a_fault_that_is_put_back_is_found(put_back: PutBack, thorough: bool) -> None:
+    with mock.patch.object(put_back.owner, put_back.name, put_back.fault):
+        failure = found(put_back.commands, put_back.said)
+        short = shrunk(failure, most_runs=60 if thorough else 6)
+    assert len(short.case.commands) <= len(put_back.commands)
     assert str(short.steps[-1]) in str(short)
     run(short.case)  # without the fault it is sound

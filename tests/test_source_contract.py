@@ -147,8 +147,8 @@ def folders(folder: Path) -> None:
 
 
 def tars(folder: Path) -> None:
-    write_samples(folder / "a.tar")
-    write_samples(folder / "more" / "b.tar", 1, "run_2/", 4)
+    write_samples(folder / "a.tar", 0, "run_2/")
+    write_samples(folder / "more" / "b.tar", 1, count=4)
 
 
 def sequences(folder: Path, write: Callable[..., object]) -> None:
@@ -234,7 +234,7 @@ SETS: dict[str, Set] = {
         "WebDataset",
         tars,
         lambda root: cut(root / "more/b.tar"),
-        "more/b/run_2",
+        "more/b",
         "more/b.tar",
         keeps_images=True,
     ),

@@ -288,6 +288,18 @@ def test_a_palette_image_gives_its_indices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(_read(Folders(tmp_path))[0]["labels"], labels, strict=True)
 
 
+def test_masks_of_one_bit(tmp_path: Path) -> None:
+    mask = _images(0, 5, 9) > 100
+    _save(tmp_path / "run" / "mask", np.stack([mask, ~mask]))
+    with Image.open(tmp_path / "run" / "mask" / "000000.png") as image:
+        assert image.mode == "1"
+    read = [frame["mask"] for frame in _read(Folders(tmp_path))]
+    np.testing.assert_array_equal([np.asarray(each).view(np.uint8) for each in read], [mask, ~mask])
+    seqrecord.convert(Folders(tmp_path), tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["run"][:]["mask"], [mask, ~mask])
+
+
 def test_16_bit_colour_keeps_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rgb = np.random.default_rng(0).integers(0, 65536, (4, 5, 3), np.uint16)
     (tmp_path / "run" / "normals").mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,12 @@ def _bad_chunk(file: Any) -> None:
     file["action"].id.write_direct_chunk((0, 0), b"not what gzip makes")
 
 
+def _swollen_chunk(file: Any) -> None:
+    """Of 280 bytes, which decodes to 100 MiB."""
+    _replace("action", shape=(5, 14), dtype="<f4", chunks=(5, 14), compression="gzip")(file)
+    file["action"].id.write_direct_chunk((0, 0), zlib.compress(bytes(100 << 20)))
+
+
 QPOS, SECRET = "observations/qpos", "observations/secret"
 OUTSIDE = {"shape": (5, 14), "dtype": "<f4", "external": [("episode_0.hdf5", 0, 5 * 56)]}
 HUGE = {"shape": (5, 1 << 40), "dtype": "u1", "chunks": (1, 1 << 20)}  # nothing of it is there
@@ -400,6 +407,7 @@ BROKEN: dict[str, tuple[Callable[[Any], None], str]] = {
     "no frames": (_no_frames, "an episode without frames"),
     "claims much": (_replace("observations/huge", **HUGE), "rows of /observations/huge .* large"),
     "long text": (_long_text, "rows of /long that are too large"),
+    "swollen chunk": (_swollen_chunk, "action has a chunk that stores more than it declares"),
     "bad chunk": (_bad_chunk, r"/action\[0:5\] cannot be read; .*feature: action; got"),
 }
 

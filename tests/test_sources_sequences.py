@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import seqrecord
 from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
@@ -26,6 +27,8 @@ def test_tum(tmp_path: Path) -> None:
     assert info.key == "freiburg1/xyz"
     assert info.metadata == {
         "dataset": "TUM RGB-D",
+        "camera": {"fx": 517.3, "fy": 516.5, "cx": 318.6, "cy": 255.3, "width": 640, "height": 480},
+        "distortion_coefficients": [0.2624, -0.9531, -0.0054, 0.0026, 1.1633],
         "depth_per_metre": 5000,
         "rgb_without_depth": 2,
         "depth_without_rgb": 1,
@@ -56,6 +59,16 @@ def test_tum(tmp_path: Path) -> None:
     assert open_source(tmp_path / "freiburg1" / "xyz").episodes()[0].key == "xyz"
 
 
+@pytest.mark.parametrize(
+    ("name", "focal"),
+    [("rgbd_dataset_freiburg2_desk", 520.9), ("freiburg3/rgbd_office", 535.4), ("office", None)],
+)
+def test_cameras_of_tum(tmp_path: Path, name: str, focal: float | None) -> None:
+    write_tum(tmp_path / name)
+    [info] = Tum(tmp_path).episodes()
+    assert info.metadata.get("camera", {}).get("fx") == focal
+
+
 def test_tum_without_depth_and_poses(tmp_path: Path) -> None:
     write_tum(tmp_path)
     for name in ("depth.txt", "groundtruth.txt", "accelerometer.txt"):
@@ -70,6 +83,40 @@ def test_tum_without_depth_and_poses(tmp_path: Path) -> None:
     assert image.data == (tmp_path / "rgb" / "1305031102.000000.png").read_bytes()
 
 
+_EUROC = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
+
+
+def test_intrinsics_of_each_euroc_camera(tmp_path: Path) -> None:
+    write_euroc(tmp_path / "src")
+    seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
+    for cameras in (["image_cam0"], ["image_cam0", "image_cam1"]):
+        pipe = seqrecord.SeqRecordPipe(
+            tmp_path / "records",
+            clip_len=1,
+            batch_size=1,
+            features=cameras,
+            clip_transform=seqrecord.CenterCrop((4, 6)),
+        )
+        batch = next(iter(pipe))
+        assert [name for name in batch if "intrinsics" in name] == [
+            f"{n}_intrinsics" for n in cameras
+        ]
+        assert batch["image_cam0_intrinsics"].tolist() == [[458.654, 457.296, 2.5, 1.5]]
+
+
+def test_a_euroc_camera_that_is_no_pinhole_is_none(tmp_path: Path) -> None:
+    write_euroc(tmp_path)
+    yaml = tmp_path / YAML
+    for old, new in (("pinhole", "omni"), ("[8, 6]", "[8]"), ("[458.654,", "[")):
+        text = yaml.read_text()
+        yaml.write_text(text.replace(old, new))
+        assert [*Euroc(tmp_path).episodes()[0].metadata["camera"]] == ["image_cam1"]
+        yaml.write_text(text)
+    for camera in ("cam0", "cam1"):
+        (tmp_path / "mav0" / camera / "sensor.yaml").unlink()
+    assert "camera" not in Euroc(tmp_path).episodes()[0].metadata
+
+
 @pytest.mark.parametrize("state", [True, False])
 def test_euroc(tmp_path: Path, state: bool) -> None:
     want = write_euroc(tmp_path / "MH_01_easy", state=state)
@@ -77,16 +124,35 @@ def test_euroc(tmp_path: Path, state: bool) -> None:
     assert isinstance(source, Euroc)
     [info] = source.episodes()
     assert info.key == "MH_01_easy"
+    imu = info.metadata["imu"]
+    np.testing.assert_array_equal(imu.pop("T_BS"), np.eye(4))
+    cam0 = info.metadata["cameras"]["cam0"]
+    assert np.array(cam0.pop("T_BS"))[1].tolist() == [0.99, 0.01, 0.025, -0.06]
+    assert [*info.metadata["cameras"]] == ["cam0", "cam1"]
     assert info.metadata == {
         "dataset": "EuRoC",
+        "camera": {
+            f"image_{name}": {**_EUROC, "fx": focal}
+            for name, focal in (("cam0", 458.654), ("cam1", 457.587))
+        },
         "cameras": {
             "cam0": {
+                "sensor_type": "camera",
                 "comment": "VI-Sensor cam0",
                 "rate_hz": 20.0,
-                "resolution": [752.0, 480.0],
+                "resolution": [8.0, 6.0],
                 "camera_model": "pinhole",
-                "intrinsics": [458.654, 457.296, 367.215, 248.375],
-            }
+                "intrinsics": [458.654, 457.296, 3.5, 2.5],
+                "distortion_model": "radial-tangential",
+                "distortion_coefficients": [-0.28340811, 0.07395907, 0.00019359, 1.76187114e-05],
+            },
+            "cam1": info.metadata["cameras"]["cam1"],
+        },
+        "imu": {
+            "sensor_type": "imu",
+            "rate_hz": 200.0,
+            "gyroscope_noise_density": 1.6968e-4,
+            "accelerometer_random_walk": 0.003,
         },
         "frames_without_cam1": 1,
         "cam1_without_frame": 1,
@@ -161,6 +227,7 @@ BROKEN = {
     ),
     "euroc list of bytes": fault(edit(CSV, lambda data: data + b"1 \xff"), CSV, "not text"),
     "euroc rate": fault(_replace(YAML, "rate_hz: 20", "rate_hz: .inf"), YAML, "rate_hz"),
+    "euroc pose of a sensor": fault(_replace(YAML, "data: [0.01,", "data: ["), YAML, "T_BS"),
     "kitti image": fault(cut(IMAGE, -7), IMAGE, "truncated", frame=1),
     "kitti no image": fault(
         remove(IMAGE), "sequences/00/image_3", "times.txt", frame=1, got="2 files"

@@ -117,14 +117,27 @@ def test_numbers_of_samples(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="allow_gaps=true") as caught:
             list(source.frames(source.episodes()[0]))
         assert (caught.value.episode, caught.value.file) == ("a", str(path))
-        frames = read(open_source(tmp_path, sparse="0,1,2", allow_gaps=True))
-        assert names(frames) == [*numbers]
+        for features in (None, ["frame_number"]):
+            more: dict[str, Any] = {"sparse": "0,1,2", "features": features}
+            assert names(read(open_source(tmp_path, allow_gaps=True, **more))) == [*numbers]
+
+
+def test_a_tar_that_changes_meanwhile(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"0.png": image(), "1.png": image()})
+    source = open_source(tmp_path)
+    [info] = source.episodes()
+    for files in ({"x.png": image()}, {"run/0.png": image()}):
+        write_tar(tmp_path / "a.tar", files)
+        with pytest.raises(SourceError) as caught:
+            list(source.frames(info))
+        assert (caught.value.episode, caught.value.file) == ("a", str(tmp_path / "a.tar"))
 
 
 def test_keys_that_are_no_numbers(tmp_path: Path) -> None:
     keys = ["n0378_17", "n0144_3", "n0378_2"]
     write_tar(tmp_path / "a.tar", {f"{key}.jpg": image(kind="jpeg") for key in keys})
     frames = read(open_source(tmp_path))
+    assert len(read(open_source(tmp_path, features=["frame_name"]))) == 3
     assert (names(frames), names(frames, "frame_name")) == ([0, 1, 2], keys)
 
 
@@ -217,6 +230,7 @@ def damaged(data: bytes) -> dict[str, bytes]:
         "a damaged header": data[:1100] + b"#" + data[1101:],
         "a huge file": body + header("3.png", 1 << 40) + end,
         "a negative size": body + header("3.png", -512) + end,
+        "a negative size of no file": body + header("3.png", -512, b"V") + end,
         "a huge name": body + header("x", 1 << 40, tarfile.GNUTYPE_LONGNAME) + end,
         "a long name": body + header("/".join("x" * 50 for _ in range(100)) + "/3.png") + end,
         "a huge extension": body + header("x", 1 << 40, tarfile.XHDTYPE) + end,

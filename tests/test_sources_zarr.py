@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 
@@ -149,7 +151,7 @@ def _fills(path: Path) -> None:
     ("breaks", "bad", "message"),
     [
         (_short_array, [2], r"ends before the episode does; .*action; expected: at least 13 rows"),
-        (_damaged_chunk, [2], r"data/img\[6:13\] cannot be read; .*feature: img; got: .*blosc"),
+        (_damaged_chunk, [2], r"data/img\[6:13\] cannot be read; .*feature: img; got: .*Blosc"),
         (_ends(np.array([4, 3, 9])), [1, 2], "episode_ends that do not rise"),
         (_ends(np.array([-4, 3, 9])), [0, 1], "episode_ends that do not rise"),
         (_ends(np.array([4, 4, 9])), [1], "episode_ends that do not rise"),
@@ -171,6 +173,78 @@ def test_a_broken_episode_is_refused_by_name(
             assert str(caught.value.file).endswith("a.zarr")
         else:
             assert len(list(source.frames(info))) == info.num_frames
+
+
+CODECS: dict[str, tuple[int, Any]] = {
+    "blosc": (2, numcodecs.Blosc()),
+    "zlib": (2, numcodecs.Zlib()),
+    "gzip": (2, numcodecs.GZip()),
+    "lz4": (2, numcodecs.LZ4()),
+    "zstd": (2, numcodecs.Zstd()),
+    "blosc of 3": (3, zarr.codecs.BloscCodec()),
+    "gzip of 3": (3, zarr.codecs.GzipCodec()),
+    "zstd of 3": (3, zarr.codecs.ZstdCodec()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_sharded"),
+    [*((name, False) for name in CODECS), ("blosc of 3", True), ("zstd of 3", True)],
+)
+def test_no_chunk_decodes_to_more_than_its_array_declares(
+    tmp_path: Path, name: str, is_sharded: bool
+) -> None:
+    """One of 3 MiB stands where one of 32 bytes should, or three of 1 MiB in a shard."""
+    zarr_format, codec = CODECS[name]
+    path, wanted = tmp_path / "a.zarr", np.arange(12.0).reshape(3, 4)
+    shards: Any = {"shards": (3, 4)} if is_sharded else {}
+    group = zarr.open_group(path, zarr_format=zarr_format)
+    group.create_group("meta").create_array("episode_ends", data=np.array([3]))
+    data = group.create_group("data")
+    data.create_array("action", data=wanted, chunks=(1, 4), compressors=codec, **shards)
+    source = ZarrBuffers(path)
+    np.testing.assert_array_equal([frame["action"] for frame in frames_of(source)], wanted)
+    big = np.ones((3 << 15, 4))
+    chunks = (1 << 15, 4) if is_sharded else big.shape
+    shards = {"shards": big.shape} if is_sharded else {}
+    data.create_array("big", data=big, chunks=chunks, compressors=codec, **shards)
+    key = "c/0/0" if zarr_format == 3 else "0.0"
+    shutil.copy(path / "data/big" / key, path / "data/action" / key)
+    shutil.rmtree(path / "data/big")
+    tracemalloc.start()
+    with pytest.raises(SourceError) as caught:
+        frames_of(ZarrBuffers(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (caught.value.episode, caught.value.feature) == ("a/000000", "action")
+    assert peak < 2 << 20
+
+
+def test_codecs_that_nobody_knows_are_refused(tmp_path: Path) -> None:
+    write_buffer(tmp_path / "a.zarr")
+    file = tmp_path / "a.zarr" / "data" / "action" / ".zarray"
+    filters = [{"id": "categorize", "labels": [], "dtype": "O"}]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"filters": filters}))
+    with pytest.raises(SourceError) as caught:
+        frames_of(ZarrBuffers(tmp_path))
+    assert (caught.value.feature, caught.value.got) == ("data/action", "categorize")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_texts_of_a_chunk_are_counted(tmp_path: Path, zarr_format: int) -> None:
+    path = tmp_path / "a.zarr"
+    group = zarr.open_group(path, zarr_format=zarr_format)
+    group.create_group("meta").create_array("episode_ends", data=np.array([2]))
+    texts = group.create_group("data").create_array(
+        "task", shape=(2,), dtype=str, chunks=(2,), compressors=None
+    )
+    texts[:] = np.array(["a", "é"], object)
+    assert [frame["task"] for frame in frames_of(ZarrBuffers(path))] == ["a", "é"]
+    chunk = path / "data/task" / ("c/0" if zarr_format == 3 else "0")
+    chunk.write_bytes(b"\xff\xff\xff\x7f" + chunk.read_bytes()[4:])
+    with pytest.raises(SourceError, match="cannot be read") as caught:
+        frames_of(ZarrBuffers(path))
+    assert caught.value.feature == "task"
 
 
 def _pickled(path: Path) -> None:

@@ -15,16 +15,9 @@ import pytest
 
 from seqrecord import errors
 from seqrecord.checksum import crc32c
-from seqrecord.storage import Unfinished
+from seqrecord.storage import Unfinished, uploads
 from seqrecord.storage.base import FileInfo
 from seqrecord.storage.ranges import ByteRange, unwanted_if
-from seqrecord.storage.uploads import (
-    Content,
-    SpooledUpload,
-    UploadTiming,
-    encode_part,
-    unfinished_uploads,
-)
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 
@@ -45,18 +38,18 @@ class Store:
         self.clock = 0.0
         self.save_seconds, self.part_bytes, self.whole_seconds = 4.0, 8 << 20, 60.0
 
-    def upload(self, path: str) -> SpooledUpload:
-        timing = UploadTiming(self.save_seconds, self.part_bytes, self.whole_seconds)
-        return SpooledUpload(path, self, timing)
+    def upload(self, path: str) -> uploads.SpooledUpload:
+        timing = uploads.UploadTiming(self.save_seconds, self.part_bytes, self.whole_seconds)
+        return uploads.SpooledUpload(path, self, timing)
 
     @property
     def parts(self) -> list[str]:
         return sorted(path for path in list(self.objects) if path.startswith("parts/"))
 
     def unfinished(self) -> list[Unfinished]:
-        return unfinished_uploads("records", self)
+        return uploads.unfinished_uploads("records", self)
 
-    def send(self, path: str, content: Content) -> None:
+    def send(self, path: str, content: uploads.Content) -> None:
         self.on_send()
         if path in self.objects:
             raise errors.DestinationError("the file exists already", file=path)
@@ -91,7 +84,7 @@ class Store:
         self.objects.pop(path, None)
 
 
-CALLS: dict[str, Callable[[SpooledUpload], object]] = {
+CALLS: dict[str, Callable[[uploads.SpooledUpload], object]] = {
     "write": lambda upload: upload.write(b"x"),
     "checkpoint": lambda upload: upload.checkpoint(b"two"),
     "rewind": lambda upload: upload.rewind(0),
@@ -186,7 +179,7 @@ def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
 
 
 def test_a_part_is_as_documented(store: Store) -> None:
-    part = encode_part(5, b"data", [(7, b"note"), (9, b"")])
+    part = uploads.encode_part(5, b"data", [(7, b"note"), (9, b"")])
     head = struct.pack("<IQQI", 1, 5, 9, 2)
     body = head + struct.pack("<QI", 7, 4) + b"note" + struct.pack("<QI", 9, 0) + b"data"
     assert part == b"SEQPART\0" + struct.pack("<I", crc32c(body)) + body
@@ -378,10 +371,10 @@ def test_parts_that_cannot_be_removed_do_not_fail_a_commit(
 def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys\n"
-        "from tests.test_spooled import PATH, Store, SpooledUpload\n"
+        "from tests.test_spooled import PATH, Store, uploads\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "upload = SpooledUpload(PATH, Store())\n"
+        "upload = uploads.SpooledUpload(PATH, Store())\n"
         "try:\n    upload.write(bytes(2000))\n"
         "except Exception as error:\n    sys.exit(f'{type(error).__name__}: {error}')\n"
     )

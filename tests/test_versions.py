@@ -15,6 +15,7 @@ from seqrecord import SeqRecordWriter
 from seqrecord.edit import (
     clean,
     delete_episodes,
+    list_versions,
     relabel_episodes,
     rename_episodes,
     rewrite_files,
@@ -23,7 +24,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
-from tests.storage_doubles import FailAt, FaultyStorage
+from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
         assert content(path, version) == expected
     with seqrecord.open(path, version=seen[2][0]) as dataset:
         assert not dataset.splits
-    found = seqrecord.list_versions(path)
+    found = list_versions(path)
     assert [each.id for each in found] == [version for version, _ in reversed(seen)]
     assert [each.num_episodes for each in found] == [2, 2, 2, 2, 2, 3]
     assert all(each.is_whole for each in found)
@@ -82,12 +83,21 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
     assert seqrecord.verify(path).ok
 
 
+def test_of_the_same_frames_in_other_splits(path: Path) -> None:
+    """A copy of an open dataset, in another process, has those that it was opened with, too."""
+    with seqrecord.open(path) as dataset:
+        for name in ("a", "b"):  # after which the tables of the first one are gone
+            split_episodes(path, None, name)
+        assert pickle.loads(pickle.dumps(dataset)).splits == dataset.splits == {}
+        assert seqrecord.open(path, version=dataset.version).splits == {}
+
+
 def test_the_last_ten_are_kept(path: Path) -> None:
     versions = [version_of(path)]
     for number in range(12):
         relabel_episodes(path, None, {"x": number})
         versions.append(version_of(path))
-    assert [each.id for each in seqrecord.list_versions(path)] == versions[:1:-1]
+    assert [each.id for each in list_versions(path)] == versions[:1:-1]
     assert len(list((path / "manifests").iterdir())) == 10
     for version in (versions[0], "0" * 32, "../manifest", ""):
         with pytest.raises(NotFoundError, match="info --versions") as caught:
@@ -112,10 +122,10 @@ def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) 
             with pytest.raises(NotFoundError, match="keep-versions") as caught:
                 seqrecord.open(path, version=versions[name])
             assert caught.value.got == versions[name]
-    whole = {each.id: each.is_whole for each in seqrecord.list_versions(path)}
+    whole = {each.id: each.is_whole for each in list_versions(path)}
     assert {name for name in ("all", "-b") if whole[versions[name]]} == set(left)
     clean(path, older_than=-1)
-    whole = {each.id: each.is_whole for each in seqrecord.list_versions(path)}
+    whole = {each.id: each.is_whole for each in list_versions(path)}
     assert not whole[versions["all"]]
     assert not whole[versions["-b"]]
     assert seqrecord.verify(path).ok
@@ -200,6 +210,13 @@ def test_where_nothing_can_be_written_it_passes_too(path: Path, error: Exception
     report = seqrecord.verify(storage)
     assert report.ok
     assert ["cannot be recorded" in note for note in report.notes] == [True] * (error is None)
+
+
+def test_nothing_is_recorded_without_conditional_writes(path: Path) -> None:
+    """There a file may be a commit, as on the Hub of Hugging Face."""
+    report = seqrecord.verify(LosesAnswer(LocalStorage(path), now=True, has_conditions=False))
+    assert (report.ok, report.notes) == (True, ())
+    assert not (path / "verified.json").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"time": 1, "version": "", "deep": 1}', b"\xff"])

@@ -356,12 +356,20 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "takes gop 1 to 256" in refused.stderr
 
 
-def test_pyav_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyav_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, kept: tuple[Path, dict[str, Pixels]]
+) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     pyav.cache_clear()
     try:
         with pytest.raises(MissingPackageError, match="pip install av"):
             gops_of("ffv1", moving(1), 1)
+        # Not for each frame, and everything else is decoded.
+        report = seqrecord.verify(kept[0], deep=True)
+        [problem] = report.problems
+        assert isinstance(problem, MissingPackageError)
+        assert not problem.facts()
+        assert report.num_frames == sum(LENGTHS.values())
     finally:
         monkeypatch.undo()
         pyav.cache_clear()

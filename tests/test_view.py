@@ -345,10 +345,11 @@ def test_a_clip_of_a_loader(dataset: Dataset) -> None:
 
 @pytest.fixture
 def spoken(tmp_path: Path) -> Path:
-    """Texts, units, a pose in millimetres, and an IMU whose number of samples varies."""
+    """Texts, units, depth in millimetres, and an IMU whose number of samples varies."""
     features: dict[str, Any] = {
         "range": {"kind": "depth", "unit": "mm"},
         "state": {"unit": "rad"},
+        "imu": {"shape": (None, 3)},
     }
     with (
         seqrecord.SeqRecordWriter(tmp_path / "spoken", features=features) as writer,

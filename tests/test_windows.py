@@ -222,9 +222,7 @@ def test_a_function_is_called_with_it(records: Path) -> None:
 
     def shift(clip: dict[str, Any], _generator: np.random.Generator) -> dict[str, Any]:
         assert len(clip["force"]) == 2
-        return {name: clip[name] * (2 if name == "gps" else 1) for name in ("gps", "id")} | {
-            "say": clip["say"]
-        }
+        return {"gps": clip["gps"] * 2, "say": clip["say"], "id": clip["id"]}
 
     latest = Latest(unknown="zeros")
     windows = dict.fromkeys(["gps", "say", "force"], latest)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import seqrecord
 from seqrecord import errors
@@ -55,6 +56,18 @@ def test_a_finished_dataset_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(errors.DestinationError, match="--append"):
         SeqRecordWriter(tmp_path)
     assert write(tmp_path, {}, mode="append") == before
+
+
+def test_the_log_says_when_a_commit_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of many episodes it takes long."""
+    with caplog.at_level("INFO"), SeqRecordWriter(tmp_path / "records") as writer:
+        for key in "ab":
+            with writer.episode(key) as episode:
+                episode.append({"x": np.float32(0)})
+        assert "committing" not in caplog.text
+    assert "records: committing 2 episodes" in caplog.text
 
 
 def test_append_needs_a_dataset(tmp_path: Path) -> None:
@@ -215,8 +228,50 @@ def test_an_episode_without_frames_is_refused(tmp_path: Path) -> None:
 # Frames
 
 
+@pytest.mark.parametrize("codec", ["raw", "balanced"])
+@pytest.mark.parametrize("kind", ["writer", "recorder"])
+def test_masks_as_pillow_gives_them(tmp_path: Path, kind: str, codec: str) -> None:
+    """Its arrays of images of one bit have bytes 0 and 255."""
+    mask = np.random.default_rng(0).integers(0, 2, (6, 9)).astype(bool)
+    array = np.asarray(Image.fromarray(mask))
+    assert array.view(np.uint8).max() == 255
+    make: Any = SeqRecordWriter if kind == "writer" else seqrecord.SeqRecordRecorder
+    said = {"mask": {"kind": "mask"}}
+    with make(tmp_path, codecs=codec, features=said) as writer, writer.episode("a") as episode:
+        for item in (array, array.T[:9, :6].T, mask):
+            episode.append({"mask": item})
+    with seqrecord.open(tmp_path) as dataset:
+        for stored in dataset.episodes["a"][:]["mask"]:
+            np.testing.assert_array_equal(stored.view(np.uint8), mask)
+        statistics = dataset.statistics["mask"]
+        assert [*statistics.max, *statistics.mean] == [1, pytest.approx(mask.mean())]
+
+
+@pytest.mark.parametrize("odd", [2, 31, 40])
+@pytest.mark.parametrize("kind", ["writer", "recorder"])
+def test_one_odd_frame_is_refused_wherever_it_comes(tmp_path: Path, kind: str, odd: int) -> None:
+    make: Any = SeqRecordWriter if kind == "writer" else seqrecord.SeqRecordRecorder
+
+    def write(path: Path, **more: Any) -> None:
+        with make(path, **more) as writer, writer.episode("a") as episode:
+            for number in range(45):
+                episode.append({"x": np.zeros((4 - (number == odd), 3))})
+
+    with pytest.raises(errors.FrameError, match="give a schema") as caught:
+        write(tmp_path / "a")
+    assert (caught.value.episode, caught.value.frame, caught.value.feature) == ("a", odd, "x")
+    write(tmp_path / "b", features={"x": {"shape": (None, 3)}})
+    with seqrecord.open(tmp_path / "b") as dataset:
+        assert str(dataset.features["x"]) == "x: float64 [?, 3]"
+        assert dataset.episodes["a"][odd]["x"].shape == (3, 3)
+
+
 def test_the_schema_is_that_of_the_first_chunk(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path, codecs="raw") as writer, writer.episode("a") as episode:
+    said = {"note": {"shape": (None,)}}
+    with (
+        SeqRecordWriter(tmp_path, codecs="raw", features=said) as writer,
+        writer.episode("a") as episode,
+    ):
         episode.append({"image": np.zeros((4, 5), np.uint8)})
         episode.append({"image": np.ones((4, 5), np.uint8), "pose": np.arange(7.0)})
         episode.append({"note": np.zeros(3, np.uint8)})

@@ -18,13 +18,6 @@ from benchmarks.tartanair import default_mixing, order_training, shuffle_quality
 from benchmarks.tartanair.default_mixing import CASES, PIXELS, Case, measured
 from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, spread, table
 from benchmarks.tartanair.order_training import ORDERS, Setup, finished, main, prepare
-from benchmarks.tartanair.shuffle_quality import (
-    Quality,
-    batch_quality,
-    buffered,
-    default_settings,
-    episode_table,
-)
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
@@ -180,8 +173,8 @@ def test_counts_overlaps_and_episodes_by_hand() -> None:
     # batch 1: (1, 6) overlaps (1, 3) before it; (2, 0) overlaps nothing
     episode = np.array([0, 0, 1, 0, 1, 2])
     start = np.array([0, 3, 3, 4, 6, 0])
-    found = batch_quality(episode, start, np.array([4, 2]), span=4)
-    assert found == Quality(episodes=2.0, neighbours=4 / 6, carried=0.5)
+    found = shuffle_quality.batch_quality(episode, start, np.array([4, 2]), span=4)
+    assert found == shuffle_quality.Quality(episodes=2.0, neighbours=4 / 6, carried=0.5)
 
 
 def test_agrees_with_counting_every_pair() -> None:
@@ -191,14 +184,14 @@ def test_agrees_with_counting_every_pair() -> None:
     batch = np.repeat(np.arange(5), sizes)
     near = (episode[:, None] == episode) & (abs(start[:, None] - start) < 6)
     same, before = batch[:, None] == batch, batch[:, None] == batch + 1
-    found = batch_quality(episode, start, sizes, span=6)
+    found = shuffle_quality.batch_quality(episode, start, sizes, span=6)
     assert found.neighbours == pytest.approx((near & same).sum() / 60 - 1)
     assert found.carried == pytest.approx((near & before).any(axis=1)[batch > 0].mean())
     assert found.episodes == np.mean([len(set(episode[batch == b].tolist())) for b in range(5)])
 
 
 def test_a_buffer_emits_every_clip_once_and_none_too_early() -> None:
-    order = buffered(500, 100, seed=0)
+    order = shuffle_quality.buffered(500, 100, seed=0)
     assert sorted(order.tolist()) == list(range(500))
     assert (order - np.arange(500)).max() <= 100
 
@@ -207,9 +200,9 @@ def test_a_buffer_emits_every_clip_once_and_none_too_early() -> None:
 def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> None:
     """One episode of 105 clips came in 17 orders, and its batches were the same in each epoch."""
     batch, span = 8, 16
-    episodes = episode_table(lengths, 32)
+    episodes = shuffle_quality.episode_table(lengths, 32)
     table = enumerate_clips(ClipSpec(span), episodes, np.arange(len(lengths)))
-    settings = default_settings(
+    settings = shuffle_quality.default_settings(
         ClipFacts.of(table, episodes),
         PlanSettings(batch_size=batch),
         shuffle_buffer=None,
@@ -227,10 +220,12 @@ def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> Non
             some = np.sort(clips[i : i + batch]).tolist()
             pairs.update((a, b) for n, a in enumerate(some) for b in some[:n])
         sizes = np.bincount(np.arange(len(clips)) // batch)
-        found = batch_quality(work.clips.episode, work.clips.start, sizes, span)
+        found = shuffle_quality.batch_quality(work.clips.episode, work.clips.start, sizes, span)
         rng = np.random.default_rng(epoch)
         order = rng.permutation(len(clips))
-        random = batch_quality(work.clips.episode[order], work.clips.start[order], sizes, span)
+        random = shuffle_quality.batch_quality(
+            work.clips.episode[order], work.clips.start[order], sizes, span
+        )
         neighbours.append(found.neighbours / random.neighbours)
     assert len(orders) == 40
     assert len(pairs) > 0.6 * table.num_clips * (table.num_clips - 1) / 2

@@ -22,6 +22,7 @@ import numpy as np
 from seqrecord.clips.frames import ClipFrames, FoundFrames
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.clips.tables import EpisodeTable
+from seqrecord.processes.forks import cached_property
 
 __all__ = ["Excerpts"]
 
@@ -121,7 +122,7 @@ class Excerpts:
         """Equal for windows of the same frames."""
         return self
 
-    @property
+    @cached_property
     def held(self) -> IntArray:
         """The offsets from starts at which places can be."""
         apart = self.places - self.start[:, None]
@@ -137,8 +138,11 @@ class Excerpts:
         return FoundFrames(places, np.zeros(places.shape, np.bool_))
 
     def _clips(self, excerpt: IntArray, start: IntArray) -> IntArray:
-        keys = frame_keys(self.excerpt, self.start)
-        return np.searchsorted(keys, frame_keys(excerpt, start))
+        return np.searchsorted(self._keys, frame_keys(excerpt, start))
+
+    @cached_property
+    def _keys(self) -> IntArray:
+        return frame_keys(self.excerpt, self.start)
 
 
 def _divided(episode: IntArray, frames: IntArray, most: int) -> IntArray:

@@ -35,6 +35,7 @@ __all__ = [
     "Filter",
     "Parameters",
     "UIntArray",
+    "check_limit",
     "check_size",
     "numcodecs",
     "output",
@@ -83,6 +84,14 @@ class Compressor:
         check_size(self._declared_size(blob), out.size)
         self._codec.decode(blob, out)
 
+    def decoded(self, blob: memoryview, limit: int) -> Bytes:
+        """What a blob decodes to, uint8 [N]; `ValueError` where that is more than `limit` bytes."""
+        size = self._declared_size(blob)
+        check_limit(size, limit)
+        out = np.empty(size, np.uint8)
+        self._codec.decode(blob, out)
+        return out
+
     def decode_frames(self, blobs: Sequence[memoryview], out: Bytes) -> None:
         """As `decode_into` of each blob into its row of `out`, uint8 [n, N], in fewer calls where
         the library can."""
@@ -128,6 +137,12 @@ def check_size(got: int, size: int) -> None:
     """`ValueError` unless a blob decodes to so many bytes."""
     if got != size:
         raise ValueError(f"{'more than ' if got > size else ''}{min(got, size)} bytes, not {size}")
+
+
+def check_limit(size: int, limit: int) -> None:
+    """`ValueError` for a blob that decodes to more."""
+    if size > limit:
+        raise ValueError(f"more than {limit} bytes")
 
 
 def output(buf: UIntArray, out: UIntArray | None) -> UIntArray:

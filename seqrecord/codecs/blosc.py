@@ -98,7 +98,7 @@ class Blosc(Compressor):
                 self.decode_into(blobs[begin], out[begin])
                 continue
             some = slice(begin, stop)
-            joined = _joined(blobs[some], heads[some], sizes[some])
+            joined = _concatenated(blobs[some], heads[some], sizes[some])
             self._codec.decode(joined, out[some].reshape(-1))
 
     def _declared_size(self, blob: memoryview) -> int:
@@ -119,7 +119,7 @@ class Blosc(Compressor):
         return int(nbytes)
 
 
-def _joined(
+def _concatenated(
     blobs: Sequence[memoryview], heads: npt.NDArray[Any], sizes: npt.NDArray[np.int64]
 ) -> bytes:
     """One Blosc buffer of buffers of one block each, whose headers differ in their size alone.

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from seqrecord.codecs.base import Bytes, Compressor, Parameters, check_size
+from seqrecord.codecs.base import Bytes, Compressor, Parameters, check_limit, check_size
 
 __all__ = ["Bz2", "Lzma", "Zlib"]
 
@@ -28,12 +28,23 @@ class _Stream(Compressor):
     """A stream is decoded in steps, up to the size that it must have."""
 
     def decode_into(self, blob: memoryview, out: Bytes) -> None:
-        decompressor = self._decompressor()
-        data = decompressor.decompress(blob, out.size + 1)  # one more, to see the end or an excess
-        if len(data) <= out.size and (not decompressor.eof or decompressor.unused_data):
-            raise ValueError("a truncated stream, or bytes after its end")
+        data = self._read(blob, out.size)
         check_size(len(data), out.size)
         out[:] = np.frombuffer(data, np.uint8)
+
+    def decoded(self, blob: memoryview, limit: int) -> Bytes:
+        """See `Compressor`."""
+        data = self._read(blob, limit)
+        check_limit(len(data), limit)
+        return np.frombuffer(data, np.uint8)
+
+    def _read(self, blob: memoryview, limit: int) -> bytes:
+        """What comes of the stream, up to one byte more than the limit."""
+        decompressor = self._decompressor()
+        data = decompressor.decompress(blob, limit + 1)
+        if len(data) <= limit and (not decompressor.eof or decompressor.unused_data):
+            raise ValueError("a truncated stream, or bytes after its end")
+        return data
 
     def _decompressor(self) -> _Decompressor:
         raise NotImplementedError

@@ -10,6 +10,7 @@ from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
     from seqrecord.edit.changes import CopyProgress
+    from seqrecord.edit.cleaning import RewriteReport, clean, rewrite_files
     from seqrecord.edit.episodes import (
         delete_episodes,
         keep_episodes,
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
         values_of_dataset,
         values_of_files,
     )
-    from seqrecord.edit.freeing import RewriteReport, clean, rewrite_files
     from seqrecord.edit.merging import MergeReport, merge_datasets
+    from seqrecord.reading.versions import list_versions
 
 __all__ = [
     "CopyProgress",
@@ -39,6 +40,7 @@ __all__ = [
     "delete_episodes",
     "drop_features",
     "keep_episodes",
+    "list_versions",
     "merge_datasets",
     "relabel_episodes",
     "relabel_text",
@@ -56,11 +58,12 @@ if not TYPE_CHECKING:
         {
             **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
             "CopyProgress": "changes",
-            **dict.fromkeys(["RewriteReport", "rewrite_files"], "freeing"),
+            "list_versions": "seqrecord.reading.versions",
+            **dict.fromkeys(["RewriteReport", "rewrite_files"], "cleaning"),
             **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
             "relabel_text": "features",
             **dict.fromkeys(["values_of_dataset", "values_of_files"], "features"),
-            "clean": "freeing",
+            "clean": "cleaning",
             **dict.fromkeys(["delete_episodes", "keep_episodes"], "episodes"),
             **dict.fromkeys(["relabel_episodes", "rename_episodes"], "episodes"),
             **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),

@@ -144,7 +144,7 @@ def relabel_episodes(
 
     def make(dataset: Opened) -> Change:
         index = dataset.index
-        for name, spec in dataset.manifest.schema.kept.items():
+        for name, spec in dataset.manifest.schema.active.items():
             if spec.value == "text" and entries.get(name) is not None:
                 raise SchemaError(
                     "batches have the texts of the feature, not of the metadata; relabel_text "

@@ -100,7 +100,7 @@ def add_feature(
     size = check_sizes(None, record_bytes)
     with opened_to_edit(location, storage_options) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
-        if name in manifest.schema.kept and not overwrite:
+        if name in manifest.schema.active and not overwrite:
             raise SchemaError(
                 "the dataset has the feature already; overwrite it, or choose another name",
                 file=storage.url,
@@ -168,7 +168,7 @@ def drop_features(
     with opened_to_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
-        if len(dropped) == len(before.kept):
+        if len(dropped) == len(before.active):
             raise SchemaError(
                 "no feature would be left",
                 file=dataset.storage.url,

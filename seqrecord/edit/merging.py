@@ -154,7 +154,7 @@ def _read(
         parts.append(read_existing(storage))
         known.append(stored_statistics(storage, parts[-1].manifest))
     _check(parts, prefixes)
-    _check_schemas([(part.storage.url, part.manifest.schema) for part in parts], made.url)
+    _check_schemas([(p.storage.url, p.manifest.schema) for p in parts], made.url, prefixes)
     return parts, merged(known)
 
 
@@ -360,7 +360,9 @@ def _link(made: Storage, found: str, path: str) -> bool:
 # Schemas
 
 
-def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
+def _check_schemas(
+    datasets: Sequence[tuple[str, Schema]], made: str, prefixes: Sequence[str]
+) -> None:
     """`SchemaError` unless the datasets, by URL, have one schema; `made` is where they would go.
 
     It names the command that packs them into one dataset, where their features have the same
@@ -374,16 +376,17 @@ def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
     for url, schema in unlike:
         found = ", ".join(_differences(schema, first, url, first_url))
         differences.append(f"{url}: {found or 'another order of features, or dropped ones'}")
-    common = [name for name in first.kept if all(name in schema for _, schema in unlike)]
+    common = [name for name in first.active if all(name in schema for _, schema in unlike)]
+    command = _command(datasets, common, made, prefixes)
     what = "datasets are merged if they have one schema"
     if not common:
         what = "datasets cannot be merged: no feature is in all of them"
-    elif all(len(schema.kept) == len(common) for _, schema in datasets):
-        what += f"; this packs them into one: {_command(datasets, common, made)}"
+    elif all(len(schema.active) == len(common) for _, schema in datasets):
+        what += f"; this packs them into one: {command}"
     else:
         what += (
             "; `seqrecord edit` adds and drops features, and this packs those that all have into "
-            f"one: {_command(datasets, common, made)}"
+            f"one: {command}"
         )
     raise SchemaError(
         what,
@@ -393,27 +396,37 @@ def _check_schemas(datasets: Sequence[tuple[str, Schema]], made: str) -> None:
     )
 
 
-def _command(datasets: Sequence[tuple[str, Schema]], common: Sequence[str], made: str) -> str:
-    """Merges those that are as the first one, and appends the others to that."""
+def _command(
+    datasets: Sequence[tuple[str, Schema]],
+    common: Sequence[str],
+    made: str,
+    prefixes: Sequence[str],
+) -> str:
+    """Gives keys their prefixes, merges what is as the first dataset, and appends the others."""
 
     def write(url: str, schema: Schema) -> list[str]:
-        chosen = ["--features", ",".join(common)] if len(common) < len(schema.kept) else []
+        chosen = ["--features", ",".join(common)] if len(common) < len(schema.active) else []
         return ["seqrecord", "write", "--src", url, "--dst", made, *chosen]
 
     (first_url, first), *others = datasets
+    renames = [
+        ["seqrecord", "edit", "rename", url, "*", f"{prefix}{{}}"]
+        for (url, _), prefix in zip(datasets, prefixes, strict=True)
+        if prefix
+    ]
     commands = [write(first_url, first)]
-    if len(common) == len(first.kept):
+    if len(common) == len(first.active):
         alike = [url for url, schema in datasets if schema == first]
         others = [(url, schema) for url, schema in others if schema != first]
         commands = [["seqrecord", "merge", *alike, "-o", made]]
     commands += [[*write(url, schema), "--append"] for url, schema in others]
-    return " && ".join(map(shlex.join, commands))
+    return " && ".join(map(shlex.join, [*renames, *commands]))
 
 
 def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> Iterator[str]:
     """`SchemaError` for a feature that no command takes: of another dtype, shape or value, or of
     which both say another kind or unit."""
-    ours, theirs = schema.kept, wanted.kept
+    ours, theirs = schema.active, wanted.active
     for name in dict.fromkeys((*theirs, *ours)):
         if name not in ours or name not in theirs:
             yield f"{name} is only {'there' if name in theirs else 'here'}"

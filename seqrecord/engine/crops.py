@@ -222,7 +222,7 @@ def nearest(place: Place) -> tuple[IntArray, IntArray]:
     """The rows and columns of a window whose middles are nearest to those of its `size`."""
     size = place.size or (place.height, place.width)
     height, width = (
-        ((np.arange(new) + 0.5) * (old / new)).astype(np.int64)
+        (2 * np.arange(new) + 1) * old // (2 * new)
         for old, new in zip((place.height, place.width), size, strict=True)
     )
     return height, width

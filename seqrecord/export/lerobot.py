@@ -6,7 +6,7 @@
     DESTINATION/data/chunk-000/file-000.parquet           rows of many episodes, PNG images in them
     DESTINATION/videos/FEATURE/chunk-000/file-000.mp4     one for each episode
 
-The layout is that of lerobot 0.4.4, see https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
+The layout is that of lerobot 0.6.1, see https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import ClipError
 from seqrecord.export.files import disk_errors, make_empty
 from seqrecord.export.lerobot_meta import (
-    FILE_MB,
+    OWN,
     TASK,
     TIMESTAMP,
-    EpisodeRow,
     LeRobotMeta,
+    RowFile,
+    collector,
     file_name,
     plan_columns,
 )
@@ -44,6 +45,8 @@ from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import local_path
 from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource
@@ -54,6 +57,7 @@ _logger = logging.getLogger("seqrecord")
 
 _STEP_BYTES = 64 << 20  # of frames in memory
 _SAME = 1e-4  # seconds: lerobot's tolerance
+_DRAWN, _DRAWN_OF_ALL = 8, 4096  # frames of video for statistics: of an episode, at most; of all
 _TICKS = 512  # a frame: times are as exact as other writers have them
 
 
@@ -74,8 +78,10 @@ def to_lerobot(
     warning. Other images, uint8 [H, W, 3], become PNG, which loses nothing, in the rows; anything
     else becomes columns. Row i of an episode has the timestamp i / fps; a feature `timestamp` that
     says otherwise is written as `recorded_timestamp`. A text feature `task`, else the first of the
-    episode's metadata `tasks`, is the task. Statistics are the dataset's own; for images that have
-    none, and for video, those of frames that are drawn by a fixed seed.
+    episode's metadata `tasks`, is the task. Statistics of each episode are those of its rows, and
+    of one to eight frames of its video; those of all episodes are the dataset's own where it has
+    some and all are exported, without quantiles that nobody knows, else those of each together.
+    lerobot 0.6.1 loads the dataset, trains on it, and its tools append, merge and delete episodes.
 
     Args:
         dataset: local path or URL, or an open dataset.
@@ -114,7 +120,6 @@ class _Writer:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
         self._columns = [*plan_columns(reader.features, self._keeps_times())]
-        self._meta = LeRobotMeta(self._columns, episodes, self._fps)
         self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
         self._read = [each.feature for each in self._columns if not each.is_video]
         for episode in episodes:
@@ -128,21 +133,36 @@ class _Writer:
                     )
 
     def write(self, root: Path) -> None:
-        file = _RowFile(root)
+        meta = LeRobotMeta(root, self._columns, self._episodes, self._fps)
+        file = RowFile(root / "data")
         first = 0
         for number, episode in enumerate(self._episodes):
             file.begin_episode()
-            tasks = self._write_rows(file, episode, number, first)
+            collected = collector(self._columns)
+            collected.begin(episode.key)
+            tasks = self._write_rows(file, meta, collected, episode, number, first)
             for each in self._columns:
                 if each.is_video:
                     self._write_video(root, each.feature, episode, number)
-            self._meta.rows.append(EpisodeRow(tasks, file.number, first))
+            self._look_at_video(collected, episode)
+            collected.skip(len(episode))
+            collected.keep()
+            meta.add(tasks, file.number, first, collected.statistics())
             first += len(episode)
         file.close()
-        self._meta.write(root, self._reader.statistics)
+        is_all = len(self._episodes) == len(self._reader.episodes)
+        meta.close(self._reader.statistics if is_all else Statistics(0, {}))
         self._meter.report()
 
-    def _write_rows(self, file: _RowFile, episode: Episode, number: int, first: int) -> list[str]:
+    def _write_rows(
+        self,
+        file: RowFile,
+        meta: LeRobotMeta,
+        collected: StatisticsCollector,
+        episode: Episode,
+        number: int,
+        first: int,
+    ) -> list[str]:
         """The rows of an episode, from row `first` on; returns its tasks in their order."""
         specs = [self._reader.features[name] for name in self._read]
         frame_bytes = sum(spec.nbytes for spec in specs if spec.is_fixed)
@@ -155,21 +175,34 @@ class _Writer:
             texts = arrays.get(TASK) or [default] * len(numbers)
             frames = np.array(numbers)
             tasks.update(dict.fromkeys(texts))
-            columns = {
-                each.name: each.array(arrays[each.feature])
-                for each in self._columns
-                if not each.is_video and each.name != TASK
-            }
-            columns |= {
-                TIMESTAMP: pa.array((frames / float(self._fps)).astype(np.float32)),
-                "frame_index": pa.array(frames),
-                "episode_index": pa.array(np.full(len(frames), number)),
-                "index": pa.array(frames + first),
-                "task_index": pa.array([*map(self._meta.task_number, texts)], pa.int64()),
-            }
+            columns = {}
+            for each in self._columns:
+                if not each.is_video and each.name != TASK:
+                    columns[each.name] = each.array(arrays[each.feature])
+                    if each.dtype != "string":
+                        collected.add_frames(each.name, arrays[each.feature], frames)
+            own = [
+                frames,
+                np.full(len(frames), number),
+                frames + first,
+                np.array([*map(meta.task_number, texts)]),
+            ]
+            times = (frames / float(self._fps)).astype(np.float32)
+            for name, values in zip((TIMESTAMP, *OWN), (times, *own), strict=True):
+                columns[name] = pa.array(values)
+                collected.add_frames(name, values, frames)
             file.write(pa.table(columns))
             self._meter.add(len(numbers))
         return list(tasks)
+
+    def _look_at_video(self, collected: StatisticsCollector, episode: Episode) -> None:
+        names = {each.feature: each.name for each in self._columns if each.is_video}
+        count = max(1, min(_DRAWN, _DRAWN_OF_ALL // len(self._episodes), len(episode)))
+        drawn = np.linspace(0, len(episode) - 1, count).astype(np.int64)
+        if names:
+            images = episode.read(drawn.tolist(), features=list(names))
+            for feature, name in names.items():
+                collected.add_frames(name, images[feature], drawn)
 
     def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
         spec = self._reader.features[name]
@@ -203,35 +236,6 @@ class _Writer:
             if np.abs(times.reshape(-1).astype(np.float64) - regular).max(initial=0) > _SAME:
                 return True
         return False
-
-
-class _RowFile:
-    """The open file in `data/`: rows of many episodes a file, whole episodes each."""
-
-    def __init__(self, root: Path) -> None:
-        self.number = -1
-        self._root = self._path = root
-        self._file: Any = None
-
-    def begin_episode(self) -> None:
-        """Begin the next file if this one is full."""
-        if self._file is None or self._path.stat().st_size >= FILE_MB << 20:
-            self.close()
-            self.number += 1
-            self._path = self._root / f"data/{file_name(self.number)}.parquet"
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(self, table: pa.Table) -> None:
-        import pyarrow.parquet as pq  # here, since it takes long to import
-
-        if self._file is None:
-            self._file = pq.ParquetWriter(self._path, table.schema, compression="snappy")
-        self._file.write_table(table)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
 
 
 def _default_task(episode: Episode) -> str:

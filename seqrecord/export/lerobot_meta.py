@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,22 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.container import CONTAINED
 from seqrecord.errors import SchemaError
 from seqrecord.reading.episode import Episode
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.collecting import StatisticsCollector
 
 __all__ = [
-    "FILE_MB",
+    "OWN",
     "TASK",
     "TIMESTAMP",
-    "EpisodeRow",
     "LeRobotColumn",
     "LeRobotMeta",
+    "RowFile",
+    "collector",
     "file_name",
     "plan_columns",
 ]
@@ -34,16 +37,14 @@ __all__ = [
 TASK = "task"
 TIMESTAMP = "timestamp"
 _RECORDED = "recorded_timestamp"  # the column of a feature `timestamp` that is not regular
-_OWN = ("frame_index", "episode_index", "index", "task_index")
+OWN = ("frame_index", "episode_index", "index", "task_index")
 _MOST_DIMENSIONS = 5
 _AXES = ["height", "width", "channels"]
 
-FILE_MB = 100
-"""Of rows; the next episode goes to the next file."""
+_FILE_MB = 100  # of rows; the next episode goes to the next file
 _FILES_PER_CHUNK = 1000
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-_SAMPLES = 32  # frames, of a camera without statistics
-_PIXELS = 4  # of each axis one in so many
+_ROWS_AT_ONCE = 256  # of episodes
 
 
 def file_name(number: int) -> str:
@@ -56,9 +57,13 @@ class LeRobotColumn:
     """A column and the feature that it is made of; `dtype` is LeRobot's name, such as `video`."""
 
     name: str
-    feature: str
+    spec: FeatureSpec
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def feature(self) -> str:
+        return self.spec.name
 
     @property
     def is_video(self) -> bool:
@@ -68,13 +73,24 @@ class LeRobotColumn:
     def is_picture(self) -> bool:
         return self.dtype in ("image", "video")
 
-    def described(self, names: Any) -> dict[str, Any]:
-        """As `info.json` has it."""
-        return {
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "names": _AXES if self.is_picture else names,
-        }
+    def described(self, names: Any, fps: Fraction) -> dict[str, Any]:
+        """As `info.json` has it; lerobot's tools compare all of it."""
+        known = names or (_AXES if self.is_picture else None)
+        found = {"dtype": self.dtype, "shape": list(self.shape), "names": known}
+        if self.is_video:
+            height, width, channels = self.shape
+            config = VideoConfig.from_json(self.spec.codec[0])
+            found["info"] = {
+                "video.height": height,
+                "video.width": width,
+                "video.codec": config.codec,
+                "video.pix_fmt": config.pixel_format,
+                "video.fps": int(fps),
+                "video.channels": channels,
+                "has_audio": False,
+                "is_depth_map": False,
+            }
+        return found
 
     def array(self, values: Any) -> pa.Array:
         """The column of these frames: [rows, *shape], or a list of texts."""
@@ -108,22 +124,22 @@ def plan_columns(features: Schema, keeps_times: bool) -> Iterator[LeRobotColumn]
 
 
 def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
-    if name in (*_OWN, _RECORDED) and spec.name == name:
+    if name in (*OWN, _RECORDED) and spec.name == name:
         raise _impossible(spec, "it is a column of LeRobot's own; choose other features")
     if spec.value == "text":
-        return LeRobotColumn(name, spec.name, "string", (1,))
+        return LeRobotColumn(name, spec, "string", (1,))
     if spec.value != "array" or not spec.is_fixed:
         raise _impossible(spec, "LeRobot has no form for bytes and for shapes that vary")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
     if spec.codec and spec.codec[0]["id"] == "video" and spec.codec[0]["codec"] in CONTAINED:
-        return LeRobotColumn(name, spec.name, "video", shape)
+        return LeRobotColumn(name, spec, "video", shape)
     if spec.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3:
-        return LeRobotColumn(name, spec.name, "image", shape)
+        return LeRobotColumn(name, spec, "image", shape)
     if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
         raise _impossible(
             spec, f"LeRobot has real numbers, of at most {_MOST_DIMENSIONS} dimensions"
         )
-    return LeRobotColumn(name, spec.name, spec.dtype.name, shape)
+    return LeRobotColumn(name, spec, spec.dtype.name, shape)
 
 
 def _impossible(spec: FeatureSpec, why: str) -> SchemaError:
@@ -138,67 +154,114 @@ def _png(image: Any) -> bytes:
     return stream.getvalue()
 
 
-@dataclass(frozen=True)
-class EpisodeRow:
-    """What `meta/episodes` says of an episode; its video files have the number of the episode."""
+class RowFile:
+    """The open Parquet file of a folder: rows of many episodes a file, whole episodes each."""
 
-    tasks: list[str]
-    file: int
-    first_row: int
+    def __init__(self, folder: Path) -> None:
+        self.number = -1
+        self._folder = self._path = folder
+        self._file: Any = None
+
+    def begin_episode(self) -> None:
+        """Begin the next file if this one is full."""
+        if self._file is None or self._path.stat().st_size >= _FILE_MB << 20:
+            self.close()
+            self.number += 1
+            self._path = self._folder / f"{file_name(self.number)}.parquet"
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, table: pa.Table) -> None:
+        import pyarrow.parquet as pq  # here, since it takes long to import
+
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._path, table.schema, compression="snappy")
+        self._file.write_table(table)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
 
-@dataclass
 class LeRobotMeta:
-    """Collects what stands in `meta/`."""
+    """Writes what stands in `meta/`: episodes as they come, all else in the end."""
 
-    columns: Sequence[LeRobotColumn]
-    episodes: Sequence[Episode]
-    fps: Fraction
-    tasks: dict[str, int] = field(default_factory=dict)
-    """The tasks with their numbers."""
-    rows: list[EpisodeRow] = field(default_factory=list)
+    def __init__(
+        self,
+        root: Path,
+        columns: Sequence[LeRobotColumn],
+        episodes: Sequence[Episode],
+        fps: Fraction,
+    ) -> None:
+        self._root, self._columns, self._episodes, self._fps = root, columns, episodes, fps
+        self._tasks: dict[str, int] = {}  # with their numbers
+        self._file = RowFile(root / "meta/episodes")
+        self._rows: list[dict[str, Any]] = []  # not written yet
+        self._num_rows = 0
+        self._statistics = Statistics(0, {})
 
     def task_number(self, task: str) -> int:
         """The number of a task."""
-        return self.tasks.setdefault(task, len(self.tasks))
+        return self._tasks.setdefault(task, len(self._tasks))
 
-    def write(self, root: Path, statistics: Statistics) -> None:
-        """All files in `meta/`; `info.json`, with which a dataset begins, is the last."""
+    def add(self, tasks: Sequence[str], file: int, first_row: int, statistics: Statistics) -> None:
+        """The next episode: its tasks, and where its rows are; its video files have its number."""
+        number, length = self._num_rows, len(self._episodes[self._num_rows])
+        row: dict[str, Any] = {
+            "episode_index": number,
+            "tasks": list(tasks),
+            "length": length,
+            "data/chunk_index": file // _FILES_PER_CHUNK,
+            "data/file_index": file % _FILES_PER_CHUNK,
+            "dataset_from_index": first_row,
+            "dataset_to_index": first_row + length,
+        }
+        for name in (column.name for column in self._columns if column.is_video):
+            row[f"videos/{name}/chunk_index"] = number // _FILES_PER_CHUNK
+            row[f"videos/{name}/file_index"] = number % _FILES_PER_CHUNK
+            row[f"videos/{name}/from_timestamp"] = 0.0
+            row[f"videos/{name}/to_timestamp"] = length / float(self._fps)
+        for name, stats in self._stats(statistics).items():
+            row |= {f"stats/{name}/{key}": value for key, value in stats.items()}
+        self._rows.append(row)
+        self._num_rows += 1
+        self._statistics = self._statistics.merged(statistics) if number else statistics
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.begin_episode()
+        number = self._file.number
+        for row in self._rows:
+            row["meta/episodes/chunk_index"] = number // _FILES_PER_CHUNK
+            row["meta/episodes/file_index"] = number % _FILES_PER_CHUNK
+        self._file.write(pa.Table.from_pylist(self._rows))
+        self._rows = []
+
+    def close(self, known: Statistics) -> None:
+        """All files in `meta/`; `info.json`, with which a dataset begins, is the last.
+
+        `known` are the dataset's own statistics of these episodes, as far as it has some.
+        """
         import pyarrow.parquet as pq  # here, since it takes long to import
 
-        folder = root / "meta/episodes/chunk-000"
-        folder.mkdir(parents=True)
-        pq.write_table(self._episode_table(), folder / "file-000.parquet")
-        pq.write_table(self._task_table(), root / "meta/tasks.parquet")
-        _write_json(root / "meta/stats.json", self._stats(statistics))
-        keys = [episode.key for episode in self.episodes]
-        _write_json(root / "meta/seqrecord.json", {"keys": keys})
-        _write_json(root / "meta/info.json", self._info())
-
-    def _episode_table(self) -> pa.Table:
-        rows = []
-        for number, (each, episode) in enumerate(zip(self.rows, self.episodes, strict=True)):
-            row: dict[str, Any] = {
-                "episode_index": number,
-                "tasks": each.tasks,
-                "length": len(episode),
-                "data/chunk_index": each.file // _FILES_PER_CHUNK,
-                "data/file_index": each.file % _FILES_PER_CHUNK,
-                "dataset_from_index": each.first_row,
-                "dataset_to_index": each.first_row + len(episode),
-            }
-            for name in (column.name for column in self.columns if column.is_video):
-                row[f"videos/{name}/chunk_index"] = number // _FILES_PER_CHUNK
-                row[f"videos/{name}/file_index"] = number % _FILES_PER_CHUNK
-                row[f"videos/{name}/from_timestamp"] = 0.0
-                row[f"videos/{name}/to_timestamp"] = len(episode) / float(self.fps)
-            row["meta/episodes/chunk_index"] = row["meta/episodes/file_index"] = 0
-            rows.append(row)
-        return pa.Table.from_pylist(rows)
+        self._flush()
+        self._file.close()
+        folder = self._root / "meta"
+        pq.write_table(self._task_table(), folder / "tasks.parquet")
+        own = {each.name: known[each.feature] for each in self._columns if each.feature in known}
+        every = Statistics(self._statistics.num_frames, {**self._statistics, **own})
+        said = self._stats(every)
+        for name in (name for name, one in own.items() if not one.num_drawn.all()):
+            said[name] = {key: value for key, value in said[name].items() if key[0] != "q"}
+        _write_json(folder / "stats.json", said)
+        keys = [episode.key for episode in self._episodes]
+        _write_json(folder / "seqrecord.json", {"keys": keys})
+        _write_json(folder / "info.json", self._info())
 
     def _task_table(self) -> pa.Table:
         """As pandas writes a frame whose index is the tasks: lerobot asks for the index."""
-        index = "__index_level_0__"
+        index = "task"
         about = {
             "index_columns": [index],
             "column_indexes": [],
@@ -212,86 +275,71 @@ class LeRobotMeta:
                 }
                 for name, field, kind in (
                     ("task_index", "task_index", "int64"),
-                    (None, index, "unicode"),
+                    (index, index, "unicode"),
                 )
             ],
             "creator": {"library": "pyarrow", "version": pa.__version__},
             "pandas_version": "2.0.0",
         }
-        table = pa.table({"task_index": list(self.tasks.values()), index: list(self.tasks)})
+        table = pa.table({"task_index": list(self._tasks.values()), index: list(self._tasks)})
         return table.replace_schema_metadata({"pandas": json.dumps(about)})
 
     def _info(self) -> dict[str, Any]:
-        own = {TIMESTAMP: "float32"} | dict.fromkeys(_OWN, "int64")
-        fps = int(self.fps) if self.fps.denominator == 1 else float(self.fps)
-        robots = {episode.metadata.get("robot_type") for episode in self.episodes}
+        own = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
+        fps = int(self._fps) if self._fps.denominator == 1 else float(self._fps)
+        robots = {episode.metadata.get("robot_type") for episode in self._episodes}
         [robot] = robots if len(robots) == 1 else [None]
-        names = self.episodes[0].metadata.get("names") if self.episodes else None
+        names = self._episodes[0].metadata.get("names") if self._episodes else None
         known = names if isinstance(names, dict) else {}
         return {
             "codebase_version": "v3.0",
             "robot_type": robot if isinstance(robot, str) else None,
-            "total_episodes": len(self.episodes),
-            "total_frames": sum(map(len, self.episodes)),
-            "total_tasks": len(self.tasks),
+            "total_episodes": len(self._episodes),
+            "total_frames": sum(map(len, self._episodes)),
+            "total_tasks": len(self._tasks),
             "chunks_size": _FILES_PER_CHUNK,
-            "data_files_size_in_mb": FILE_MB,
+            "data_files_size_in_mb": _FILE_MB,
             "video_files_size_in_mb": 200,
             "fps": fps,
-            "splits": {"train": f"0:{len(self.episodes)}"},
+            "splits": {"train": f"0:{len(self._episodes)}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-            if any(each.is_video for each in self.columns)
+            if any(each.is_video for each in self._columns)
             else None,
             "features": {
-                each.name: each.described(known.get(each.name))
-                for each in self.columns
+                each.name: each.described(known.get(each.name), self._fps)
+                for each in self._columns
                 if each.name != TASK
             }
             | {name: {"dtype": kind, "shape": [1], "names": None} for name, kind in own.items()},
         }
 
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
-        """Those of pictures per channel, [3, 1, 1], of colours from 0 to 1, as lerobot has them."""
+        """Those of pictures per channel, [3, 1, 1], of colours from 0 to 1, as lerobot has them; of
+        arrays [last axis]."""
         found = {}
-        for each in self.columns:
-            known = statistics.get(each.feature)
-            if each.is_picture and known is None:
-                found[each.name] = _of_drawn(each.feature, self.episodes)
-            elif each.is_picture and known is not None:
-                found[each.name] = _of_known(known, 255, (-1, 1, 1))
-            elif known is not None and len(each.shape) == 1 and each.shape[0] == len(known.count):
-                found[each.name] = _of_known(known, 1, (-1,))
+        pictures = {each.name for each in self._columns if each.is_picture}
+        shapes = {each.name: each.shape for each in self._columns}
+        for name, stats in statistics.items():
+            names = ["min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES)]
+            values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(_QUANTILES)]
+            if name in pictures:
+                lists = [(value / 255).reshape(-1, 1, 1).tolist() for value in values]
+            else:
+                last = shapes.get(name, (1,))[-1]
+                lists = [np.broadcast_to(value, last).tolist() for value in values]
+            found[name] = {**dict(zip(names, lists, strict=True)), "count": [stats.num_frames]}
         return found
 
 
-def _of_drawn(feature: str, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Statistics of some pixels of some frames."""
-    lengths = np.cumsum([len(episode) for episode in episodes])
-    rng = np.random.default_rng(0)
-    total = int(lengths[-1])
-    drawn = np.sort(rng.choice(total, min(_SAMPLES, total), replace=False))
-    pixels = []
-    for number in drawn.tolist():
-        episode = int(np.searchsorted(lengths, number, side="right"))
-        frame = number - int(lengths[episode]) + len(episodes[episode])
-        [image] = episodes[episode].read([frame], features=[feature])[feature]
-        pixels.append(image[::_PIXELS, ::_PIXELS].reshape(-1, image.shape[-1]) / 255)
-    values = np.concatenate(pixels)
-    found = [values.min(0), values.max(0), values.mean(0), values.std(0)]
-    quantiles = np.quantile(values, _QUANTILES, axis=0)
-    return _as_json([*found, *quantiles], (-1, 1, 1), len(drawn))
-
-
-def _of_known(known: FeatureStatistics, scale: float, shape: tuple[int, ...]) -> dict[str, Any]:
-    found = [known.min, known.max, known.mean, known.std, *known.quantile(_QUANTILES)]
-    return _as_json([value / scale for value in found], shape, known.num_frames)
-
-
-def _as_json(values: Sequence[Any], shape: tuple[int, ...], count: int) -> dict[str, Any]:
-    names = ["min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES)]
-    found = (np.asarray(value).reshape(shape).tolist() for value in values)
-    return {**dict(zip(names, found, strict=True)), "count": [count]}
+def collector(columns: Sequence[LeRobotColumn]) -> StatisticsCollector:
+    """One for the columns that have statistics, and LeRobot's own."""
+    specs = [FeatureSpec(TIMESTAMP, np.dtype(np.float32), ())]
+    specs += [FeatureSpec(name, np.dtype(np.int64), ()) for name in OWN]
+    for each in columns:
+        if each.dtype != "string":
+            specs.append(FeatureSpec(each.name, each.spec.dtype, each.spec.shape))
+    return StatisticsCollector(Schema(specs))
 
 
 def _write_json(path: Path, value: Any) -> None:

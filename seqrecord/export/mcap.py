@@ -90,7 +90,7 @@ def to_mcap(
         total = int(index.num_frames[numbers].sum())
         meter = Meter(total, reader.features.frame_nbytes, progress)
         topics = _topics(reader.features, store.types)
-        stored = reader.contents.manifest.schema.kept.get(LOG_TIME)
+        stored = reader.contents.manifest.schema.active.get(LOG_TIME)
         clock = reader if stored is None or not _is_clock(stored) else reader.select([LOG_TIME])
         folders = []
         for key in map(str, index.keys.take(numbers).to_pylist()):

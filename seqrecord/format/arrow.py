@@ -63,7 +63,7 @@ def _read_batch(file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
         raise FormatError("a table of more or less than one batch")
     if message.type != "record batch":
         raise _not_arrow("its second message is no record batch")
-    _check_plain(message)
+    _check_uncompressed(message)
     return pa.ipc.read_record_batch(message, schema)
 
 
@@ -78,7 +78,7 @@ def _message(file: pa.NativeFile) -> pa.Message | None:
     return message
 
 
-def _check_plain(message: pa.Message) -> None:
+def _check_uncompressed(message: pa.Message) -> None:
     """Raise `FormatError` for a compressed batch: its buffers say what they decompress to."""
     data = memoryview(message.metadata)
     table = struct.unpack_from("<I", data)[0]

@@ -314,11 +314,15 @@ def num_slices(spec: FeatureSpec, count: Any) -> Any:
     return -(-count // slice_frames(spec))
 
 
+_HINT = "; where its shape may vary, give a schema, or features=, with None for that dimension"
+
+
 def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
     """`FrameError` for an array of another dtype, in either byte order, or shape."""
     if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
+        hint = "" if spec.accepts(shape) else _HINT
         raise FrameError(
-            "an array does not fit its feature",
+            f"an array does not fit its feature{hint}",
             feature=spec.name,
             expected=spec,
             got=f"{dtype} {list(shape)}",

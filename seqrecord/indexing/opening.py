@@ -144,7 +144,8 @@ def verify(
     files, and a chunk per thread.
 
     That there was no problem is recorded in `verified.json` beside the manifest, if that can be
-    written; `summarize` and the next `verify` say when it was. Nothing else is written.
+    written in one step (by fsspec it cannot); `summarize` and the next `verify` say when it was.
+    Nothing else is written.
 
     Args:
         dataset: local path or URL, or an open dataset, of which what lies there now is read too,

@@ -25,7 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import FormatError, NotFoundError, SeqRecordError, SourceError
+from seqrecord.errors import (
+    FormatError,
+    LocationError,
+    NotFoundError,
+    SeqRecordError,
+    SourceError,
+)
 from seqrecord.format.manifest import read_manifest
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES, ExternalList
 from seqrecord.reading.externals import home
@@ -93,7 +99,7 @@ def find_index(
 def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options)
-    except (SourceError, NotFoundError):
+    except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None
     # A tree of other files, among which there is video, may be anything.
     is_whole = getattr(source, "is_whole", None)

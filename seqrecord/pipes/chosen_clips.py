@@ -156,6 +156,14 @@ class ListedClips:
         return cls(np.unique(episode[mine]), excerpts, chosen, int((mine & ~whole).sum()))
 
 
+def _column(values: Any) -> Any:
+    """What Arrow takes as a column; it takes no arrays of several dimensions."""
+    if getattr(values, "ndim", 1) != 2 or not len(values):
+        return values
+    rows = np.asarray(values)
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+
+
 def _is_list(kind: pa.DataType) -> bool:
     types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_one(kind) for is_one in types):
@@ -167,10 +175,7 @@ def _columns(clips: Any) -> dict[str, pa.Array]:
     """Those of a table, each one array without nulls."""
     try:
         if isinstance(clips, Mapping):
-            clips = {  # Arrow takes no arrays of several dimensions
-                str(name): [*np.asarray(column)] if getattr(column, "ndim", 1) == 2 else column
-                for name, column in clips.items()
-            }
+            clips = {str(name): _column(column) for name, column in clips.items()}
         table = pa.table(clips)
         found = (column.combine_chunks() for column in table.columns)
         columns = dict(zip(table.column_names, found, strict=True))

@@ -23,8 +23,9 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
+from seqrecord.text import repr_of
 
-__all__ = ["ClipDraws", "EpisodeFacts", "Facts", "SelectedSteps"]
+__all__ = ["ClipDraws", "ClipEpisodes", "Facts", "SelectedSteps"]
 
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
 _CAMERA = ("fx", "fy", "cx", "cy")
@@ -40,7 +41,7 @@ class Facts(NamedTuple):
     metadata: dict[str, Any]  # `None` where there is none
 
 
-class EpisodeFacts:
+class ClipEpisodes:
     """The facts of episodes, with these entries of their metadata. Picklable.
 
     With `excerpts`, episodes are given by the numbers of these.
@@ -62,6 +63,10 @@ class EpisodeFacts:
     def rows(self, episode: IntArray) -> IntArray:
         """The rows of episodes in the index, int64[n]."""
         return episode if self._excerpts is None else self._excerpts.episode[episode]
+
+    def key(self, row: int) -> str:
+        """That of the episode in this row of the index."""
+        return self._dataset.contents.index.key(row)
 
     def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
         """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
@@ -117,11 +122,10 @@ class ClipDraws:
         cameras: Sequence[Camera],
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
-        facts: EpisodeFacts,
+        facts: ClipEpisodes,
         episode: IntArray,
     ) -> None:
         self._facts, self._url, self.made = facts, dataset.url, arrays
-        self._key = dataset.contents.index.key
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
@@ -132,9 +136,14 @@ class ClipDraws:
             for number, crops in enumerate(self.crops)
             if None in crops.frame
         }
-        self._has_intrinsics = [
-            not np.isnan(_cameras(crops, facts.of(episode), None)).all() for crops in self.crops
-        ]
+        camera = facts.of(episode)[0].metadata["camera"] if cameras else None
+        self._known = [_known_cameras(crops, camera) for crops in self.crops]
+        if camera is not None and not any(self._known):
+            say_once(
+                f"{self._url}: no intrinsics: the metadata `camera` is not "
+                '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
+                f"by feature: {repr_of(camera, 200)}"
+            )
         self._warn_of_pairs()
 
     @property
@@ -180,7 +189,8 @@ class ClipDraws:
     def told(self, drawn: Drawn, facts: Sequence[Facts], episode: IntArray) -> dict[str, Any]:
         """What batches tell of it: `crop`, int64[n, 4], and if there are such `flipped`, bool[n],
         and `intrinsics`, float64[n, 4], NaN where an episode has none; of each camera that has a
-        name under `<name>_crop` and so on."""
+        name under `<name>_crop` and so on. Where cameras share a window and the metadata has each,
+        there are `<feature>_intrinsics`."""
         told: dict[str, torch.Tensor] = {}
         if drawn.crop is None:
             return told
@@ -191,8 +201,9 @@ class ClipDraws:
             told[f"{of}crop"] = torch.from_numpy(windows.crops)
             if any(isinstance(step, HorizontalFlip) for step in crops.steps):
                 told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
-            if self._has_intrinsics[number]:
-                cameras = _cameras(crops, facts, self._sizes(number, episode))
+            for name in self._known[number]:
+                cameras = _cameras(crops, name, facts, self._sizes(number, episode))
+                of = "" if name is None else f"{name}_"
                 told[f"{of}intrinsics"] = torch.from_numpy(windows.intrinsics(cameras))
         return told
 
@@ -221,7 +232,7 @@ class ClipDraws:
                         raise ClipError(
                             "frames of an episode differ in size, and clips have one window",
                             file=self._url,
-                            episode=self._key(row),
+                            episode=self._facts.key(row),
                             feature=name,
                             expected="{} x {} pixels, as of its other frames and features".format(
                                 *known[row].tolist()
@@ -241,7 +252,9 @@ class ClipDraws:
         except ClipError as error:
             if sizes is not None:
                 least = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
-                error.located(file=self._url, episode=self._key(least), feature=min(crops.features))
+                error.located(
+                    file=self._url, episode=self._facts.key(least), feature=min(crops.features)
+                )
             raise
 
     def _warn_of_pairs(self) -> None:
@@ -261,11 +274,20 @@ class ClipDraws:
                 )
 
 
-def _cameras(crops: ClipCrops, facts: Sequence[Facts], sizes: IntArray | None) -> Any:
+def _known_cameras(crops: ClipCrops, camera: Any) -> list[str | None]:
+    """The features of which an episode's metadata has the camera; `None` is for all of them."""
+    names = [None, *sorted(crops.features)] if crops.name is None else [crops.name]
+    known = [n for n in names if not np.isnan(_intrinsics(camera, n, *crops.frame)).any()]
+    return known[:1] if known and known[0] is None else known
+
+
+def _cameras(
+    crops: ClipCrops, name: str | None, facts: Sequence[Facts], sizes: IntArray | None
+) -> Any:
     """fx, fy, cx, cy of episodes whose camera is of frames of this size; float64[n, 4]."""
     frames = [crops.frame] * len(facts) if sizes is None else sizes.tolist()
     cameras = [
-        _intrinsics(one.metadata["camera"], crops.name, *frame)
+        _intrinsics(one.metadata["camera"], name, *frame)
         for one, frame in zip(facts, frames, strict=True)
     ]
     return np.array(cameras, np.float64).reshape(-1, len(_CAMERA))
@@ -300,7 +322,7 @@ class SelectedSteps:
     dilations: Sequence[int]
     reverse: float
     whole: Sequence[ClipTable]
-    facts: EpisodeFacts
+    facts: ClipEpisodes
 
     def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> ClipSteps:
         """For clips by the rows of their episodes and their starts, int64[n] each.

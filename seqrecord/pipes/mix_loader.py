@@ -27,6 +27,7 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.memory import check_machine, share_out
 from seqrecord.pipes.mix_sources import Done, Features, Join, MixPlan, SourceLoader, Stop
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Remainder, State
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Part
@@ -118,6 +119,7 @@ class MixLoader:
         else:
             self._kinds = [(self.features.specs, self.features.lengths)]
             self._check_columns()
+        self._without_cameras = {} if self.alternate else _without_cameras(selections)
         # Of one batch; where sources alternate, of one of each.
         self._batch_bytes = sum(size * max(1, clip_nbytes(*kind)) for kind in self._kinds)
         # The memory that batches leave is divided in this ratio.
@@ -264,7 +266,7 @@ class MixLoader:
         """
         loaders, size = self.sources, len(batch)
         columns: dict[str, Any] = {_DATASET: [self.names[i] for i in batch.source.tolist()]}
-        for name, lacking in self.features.missing.items():
+        for name, lacking in {**self.features.missing, **self._without_cameras}.items():
             columns[name + _MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
         for teller in [loaders[int(batch.source[0])]] if self.alternate else loaders:
             for name, column in teller.selection.told.items():
@@ -361,6 +363,16 @@ class MixLoader:
             key = key_of(self.options.seed, _SALT, worker, *([change] if change else []))
             self._places[worker, change] = Shares(self.counts, key)
         return self._places[worker, change]
+
+
+def _without_cameras(selections: Sequence[ClipSelection]) -> dict[str, tuple[int, ...]]:
+    """The numbers of the sources that do not tell intrinsics, by the name of those that others
+    tell."""
+    names = dict.fromkeys(n for one in selections for n in one.told if n.endswith("intrinsics"))
+    each = {
+        name: tuple(i for i, one in enumerate(selections) if name not in one.told) for name in names
+    }
+    return {name: lacking for name, lacking in each.items() if lacking}
 
 
 def _begin(

@@ -38,7 +38,7 @@ from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import ClipDraws, EpisodeFacts, SelectedSteps
+from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import DatasetLike
@@ -144,7 +144,7 @@ class ClipSelection:
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
         wanted = (*metadata, "camera") if cameras else metadata
-        self._facts = EpisodeFacts(self.dataset, wanted, self.excerpts)
+        self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts)
         if options.has_drawn_steps:
             several = uses if len(uses) > 1 else []
             whole = [self._enumerate(ClipSpec(1), [use]) for use in several]
@@ -416,7 +416,7 @@ class ClipSelection:
         if needed > limit:
             self._list(options, max(1, limit // (_EXCERPTS * nbytes)))
             self.typical_clips = self.clips
-            self._facts = EpisodeFacts(self.dataset, self._facts.metadata, self.excerpts)
+            self._facts = ClipEpisodes(self.dataset, self._facts.metadata, self.excerpts)
             assert self.excerpts is not None
             more = len(self.excerpts.frames) / len(excerpts.frames) - 1
             say_once(

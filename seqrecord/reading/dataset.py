@@ -267,7 +267,7 @@ class Dataset:
 
         Raises `SchemaError` for a feature that is not there, and a name that is no name, or taken.
         """
-        of, schema = self.contents, self.contents.index.schema.kept
+        of, schema = self.contents, self.contents.index.schema.active
         schema.select([*names])
         taken = {*names.values()} & (schema.keys() - names.keys())
         if wrong := [name for name in names.values() if name in taken or name.startswith("~")]:

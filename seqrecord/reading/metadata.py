@@ -122,7 +122,8 @@ def load_version(
         return manifest, load_index(storage, manifest, verify=verify)
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
-        if current.fingerprint == manifest.fingerprint:
+        # The fingerprint says nothing of splits, but edits do.
+        if (current.fingerprint, current.edits) == (manifest.fingerprint, manifest.edits):
             return current, index
     cause: Exception | None = None
     try:

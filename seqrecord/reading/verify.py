@@ -14,6 +14,7 @@ import numpy as np
 from seqrecord.errors import (
     ChecksumError,
     FormatError,
+    MissingPackageError,
     NotFoundError,
     SeqRecordError,
     StorageError,
@@ -123,13 +124,16 @@ def verify(
             reader = ChunkReader(storage, paths, index, index.schema, externals=externals)
             check = partial(_check_chunk, reader, index, deep)
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
-            # An external file is wrong for all pages that refer to it.
-            problems += [each for each in some if (each.message, each.file) not in told]
-            told.update((e.message, e.file) for e in some if isinstance(e, StorageError))
+            for each in some:
+                # An external file, or a missing package, is wrong for all pages that need it.
+                if (each.message, each.file) not in told:
+                    problems.append(each)
+                if isinstance(each, (StorageError, MissingPackageError)):
+                    told.add((each.message, each.file))
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
-    if stored.version and not problems:
+    if stored.version and not problems and storage.has_conditions:  # of fsspec a put may be more
         try:
             record_verified(storage, stored.version, deep=deep)
         except StorageError as error:
@@ -317,10 +321,9 @@ def _check_chunk(
             with _noting(problems):
                 reader.check_slices(page, data)
     for page, data in sound:
-        num_frames += page.num_present if deep else 0
         with _noting(problems):
             if deep:
-                _decode(reader, page, data, problems)
+                num_frames += _decode(reader, page, data, problems)
             elif page.largest is not None:
                 reader.shapes(page, data)
     nbytes = sum(page.stop - page.start for page in pages)
@@ -331,15 +334,21 @@ def _check_chunk(
 
 def _decode(
     reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
-) -> None:
+) -> int:
+    """How many frames were tried: none where a package is missing, which is one problem."""
     there = filter(page.has, range(page.chunk.num_frames))
     out = np.empty(0, reader.features[page.feature].dtype)
     for frame, shape in zip(there, reader.shapes(page, data), strict=True):
         if out.shape != shape:
             out = np.empty(shape, out.dtype)
         with _noting(problems, frame=page.chunk.first_frame + frame):
-            reader.decode(page, data, [frame], [out])
+            try:
+                reader.decode(page, data, [frame], [out])
+            except MissingPackageError as error:
+                problems.append(MissingPackageError(error.message))
+                return 0
             reader.value(page, out, frame)
+    return page.num_present
 
 
 def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:

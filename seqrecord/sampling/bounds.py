@@ -140,7 +140,7 @@ class ClipFacts:
     repeats: bool = False  # whether any clip is there more than once
     by_frame: bool = False  # whether frames are read without the rest of their chunk
     in_memory: bool = False  # whether a part keeps all frames that it has loaded
-    uncut: bool = False  # whether a single part cuts no episodes
+    uncut: bool = False  # whether runs are cut only where parts begin
 
     @classmethod
     def of(
@@ -232,21 +232,21 @@ class ClipFacts:
         """Frames that are read twice where a run is cut: of the chunks that both runs need, or what
         both need of one that is decoded in pieces."""
         shared = max(0, self.window.span - self.spec.stride)
-        if self.uncut:
-            return min(shared, self.longest_episode)
         if self.keyframes or self.cuts_anywhere:
             return shared
         return -(-shared // self.largest_chunk) * self.largest_chunk
 
     def reread_by_one(self, num_parts: int) -> float:
         """Share of all frames that each share more of every part reads a second time."""
-        if (self.in_memory or self.uncut) and num_parts == 1:
+        if self.uncut or (self.in_memory and num_parts == 1):
             return 0.0
         return num_parts * self.cut_frames / max(1, self.num_frames)
 
     def reread_by_parts(self, num_parts: int) -> float:
         """Share of all frames that are decoded a second time whatever cursors there are: one cursor
-        of each part but the first begins anywhere, behind a keyframe."""
+        of each part but the first begins anywhere, behind a keyframe or inside a run."""
+        if self.uncut:
+            return (num_parts - 1) / max(1, self.num_episodes)
         return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
 
     def reread(self, cursors: int, num_parts: int) -> float:

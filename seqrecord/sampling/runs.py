@@ -371,8 +371,9 @@ def shares_of(
     """What the cursors of parts `index`, int64[parts], of `count` have.
 
     All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
-    shorter than chunks. Those of a single part begin where runs do, if these are not to be cut.
-    Where a part has fewer shares than cursors, these divide them anywhere.
+    shorter than chunks. Where runs are not to be cut, a part's shares follow each other, and all
+    but the first one begin where runs do. Where a part has fewer shares than cursors, these divide
+    them anywhere.
     Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
     that would have one clip less has one of the next part too::
 
@@ -384,8 +385,11 @@ def shares_of(
     start = _equal_bounds(total, count, num_shares, index)
     stop = _equal_bounds(total, count, num_shares, index + 1)
     most = -(-cuts.longest // sequence.stride)
-    if cuts.whole and count == 1 and total:
-        start[:, 1:] = stop[:, :-1] = sequence.nearest(start[:, 1:])
+    if cuts.whole and total:
+        first, last = (_equal_bounds(total, count, 1, index + i) for i in range(2))
+        inner = first + (last - first) * np.arange(1, num_shares) // num_shares
+        inner = np.clip(sequence.nearest(inner), first, last)
+        start, stop = np.hstack((first, inner)), np.hstack((inner, last))
     elif total // count // num_shares > most + 1:
         # What a part gains in one share it loses in others: the moves of where its shares begin,
         # and of where they end, come to the same, that of the first part's begins.

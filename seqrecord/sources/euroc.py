@@ -4,8 +4,9 @@
 
     SEQUENCE/mav0/
       cam0/data.csv                          timestamp [ns], file name; images in data/
-      cam0/sensor.yaml                       rate, resolution, intrinsics
+      cam0/sensor.yaml                       T_BS, rate, resolution, intrinsics
       imu0/data.csv                          timestamp, wx wy wz [rad/s], ax ay az [m/s^2]
+      imu0/sensor.yaml                       T_BS, rate, densities of noise, random walks
       state_groundtruth_estimate0/data.csv   timestamp, p [m], q (w first), v, biases
       mocap0/data.csv                        timestamp, p [m], q (w first)
 
@@ -36,7 +37,10 @@ _WITHIN = 10_000_000  # nanoseconds between a frame and its pose: what the tool 
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
 _CAMERA = re.compile(r"cam\d+", re.ASCII)
 _YAML = re.compile(r"^\s*(\w+)\s*:\s*(\[[^\]]*\]|[^#\n]*)", re.MULTILINE)
+_YAML_POSE = re.compile(r"T_BS\s*:[^\[]*data\s*:\s*\[([^\]]*)\]")
 _YAML_LISTS = ("resolution", "intrinsics", "distortion_coefficients")
+_YAML_NUMBERS = ("rate_hz", "_noise_density", "_random_walk")
+_YAML_TEXTS = ("comment", "sensor_type", "_model")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Euroc(SequenceSource):
     belongs to the frame with exactly its timestamp; a frame without one lacks it, and images of no
     frame are dropped. A frame's pose is the nearest one, at most 10 ms away; a frame without one
     lacks it. The metadata counts all of these, and imu samples before the first frame.
+
+    It also has what the files `sensor.yaml` say: of each camera in `cameras`, of the imu in `imu`
+    and of the ground truth in `ground_truth`, with `T_BS`, 4x4, from the sensor to the body. Those
+    of pinhole cameras are in `camera`, too, by feature: batches with crops have
+    `image_cam0_intrinsics`. Images are as they were recorded, so distortion is not removed.
 
     Features: `image_cam0`, `image_cam1` uint8 [H, W]; `timestamp` int64, nanoseconds; `imu` float64
     [?, 6], rad/s then m/s^2, and `imu_timestamp` int64 [?], the samples from a frame up to the
@@ -87,8 +96,10 @@ class Euroc(SequenceSource):
                 there = sum(path is not None for path in paths)
                 metadata[f"frames_without_{name}"] = len(times) - there
                 metadata[f"{name}_without_frame"] = len(by_time) - there
-            if is_file(mav / name / "sensor.yaml"):
-                metadata["cameras"][name] = _sensor(mav / name / "sensor.yaml")
+            if said := _sensor(mav / name / "sensor.yaml"):
+                metadata["cameras"][name] = said
+                if camera := _pinhole(said):
+                    metadata.setdefault("camera", {})[f"image_{name}"] = camera
         columns["timestamp"] = Values(times, "timestamp", "ns")
         if is_file(mav / "imu0" / "data.csv"):
             stamps, samples = timed_values(mav / "imu0" / "data.csv", 6, ",", int)
@@ -97,9 +108,13 @@ class Euroc(SequenceSource):
             columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
             metadata["imu_before_first_frame"] = int(bounds[0])
             metadata["imu_after_last_frame"] = len(stamps) - int(bounds[-1])
+            if said := _sensor(mav / "imu0" / "sensor.yaml"):
+                metadata["imu"] = said
         for name in _TRUTHS:
             if is_file(mav / name / "data.csv"):
                 columns |= _truth(mav / name / "data.csv", times, metadata)
+                if said := _sensor(mav / name / "sensor.yaml"):
+                    metadata["ground_truth"] = said
                 break
         rate = metadata["cameras"].get("cam0", {}).get("rate_hz")
         fps = rate if rate is not None and 0 < rate < 1e6 else None
@@ -129,17 +144,45 @@ def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -
 
 
 def _sensor(path: Path) -> dict[str, Any]:
-    """The lists of numbers, the models' names and the rate in a sensor's YAML."""
+    """The numbers, lists of numbers and models' names in a sensor's YAML, and its place on the
+    body; nothing where there is none."""
+    if not is_file(path):
+        return {}
     text = read_bytes(path, 1 << 20).decode("utf-8", "replace")
     found: dict[str, Any] = {}
     for name, value in _YAML.findall(text):
         if name in _YAML_LISTS:
-            found[name] = [_number(word, name, path) for word in value.strip("[]").split(",")]
-        elif name == "rate_hz":
-            found[name] = _number(value, name, path)
-        elif name.endswith("_model") or name == "comment":
+            found[name] = _numbers(value.strip("[]"), name, path)
+        elif name.endswith(_YAML_NUMBERS):
+            [found[name]] = _numbers(value, name, path, 1)
+        elif name.endswith(_YAML_TEXTS):
             found[name] = value.strip()[:200]
+    if pose := _YAML_POSE.search(text):
+        found["T_BS"] = np.reshape(_numbers(pose[1], "T_BS", path, 16), (4, 4)).tolist()
     return found
+
+
+def _pinhole(sensor: dict[str, Any]) -> dict[str, Any] | None:
+    """What batches make intrinsics of; `None` for a camera of another kind, or of which the file
+    does not say enough."""
+    values, size = sensor.get("intrinsics", ()), sensor.get("resolution", ())
+    if sensor.get("camera_model") != "pinhole" or (len(values), len(size)) != (4, 2):
+        return None
+    width, height = map(int, size)
+    return {
+        **dict(zip(("fx", "fy", "cx", "cy"), values, strict=True)),
+        "width": width,
+        "height": height,
+    }
+
+
+def _numbers(text: str, name: str, path: Path, count: int | None = None) -> list[float]:
+    numbers = [_number(word, name, path) for word in text.split(",")]
+    if count is not None and len(numbers) != count:
+        raise SourceError(
+            f"a bad {name}", file=str(path), expected=f"{count} numbers", got=len(numbers)
+        )
+    return numbers
 
 
 def _number(word: str, name: str, path: Path) -> float:

@@ -121,8 +121,9 @@ class Hdf5(ScannedSource):
                         one = read_episode(file, path, group, self.map)
                         found.offered |= dict.fromkeys([*one.stored, *one.videos])
                         specs = list(self._specs(one, path))
-                        known = {spec.name for spec in [*found.specs, *specs]}
-                        specs += self._video_specs(one, known)
+                        if one.videos:
+                            known = {spec.name for spec in [*found.specs, *specs]}
+                            specs += self._video_specs(one, known)
                         metadata = {**one.metadata, **place.metadata}
                         if one.left_out:
                             metadata["left_out"] = [text_of(name) for name in one.left_out]
@@ -187,12 +188,12 @@ class Hdf5(ScannedSource):
         for name, spec in self.schema().items():
             if name in there:
                 dataset = one.stored[name]
-                if not dataset.shape or dataset.shape[0] != num_frames:
+                if dataset.shape[0] != num_frames:
                     raise SourceError(
                         "a feature whose rows disagree with the episode's frames",
                         feature=name,
                         expected=f"{num_frames} rows",
-                        got=f"{dataset.shape[0] if dataset.shape else 'no'} rows",
+                        got=f"{dataset.shape[0]} rows",
                     )
                 declared += dataset.dtype.itemsize * math.prod(dataset.shape)
                 stored += dataset.id.get_storage_size()

@@ -6,6 +6,7 @@ datasets name other files. Nothing is unpickled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -39,6 +40,7 @@ _MAX_DEPTH = 16  # groups in groups; a link to a group above would never end
 _MAX_DATASETS = 4 * MAX_FEATURES
 _MAX_TEXT = 4096  # characters of an attribute that goes to the metadata
 _MAX_VALUES = 64
+_CHUNK_EXTRA = 64 << 10  # bytes of a chunk that may be more than it declares
 
 
 def load_h5py() -> Any:
@@ -105,11 +107,30 @@ def _collect(group: Any, prefix: str, depth: int, found: dict[str, Any]) -> None
                 raise SourceError(
                     f"{where} keeps its values in another file, which is not followed"
                 )
+            _check_chunks(item, where)
             found[where] = item
         elif isinstance(item, h5py.Group):
             _collect(item, f"{where}/", depth + 1, found)
         if len(found) > _MAX_DATASETS:
             raise SourceError("too many datasets", expected=f"at most {_MAX_DATASETS}")
+
+
+def _check_chunks(dataset: Any, where: str) -> None:
+    """Raises `SourceError` where a chunk stores far more than it declares.
+
+    HDF5 itself decodes a chunk to all that lies there: deflate to a thousand times what is stored.
+    """
+    if dataset.chunks is None or not dataset.id.get_create_plist().get_nfilters():
+        return
+    declared = dataset.dtype.itemsize * math.prod(dataset.chunks)
+    sizes = [0]
+    dataset.id.chunk_iter(lambda chunk: sizes.append(chunk.size))
+    if max(sizes) > 2 * declared + _CHUNK_EXTRA:
+        raise SourceError(
+            f"{where} has a chunk that stores more than it declares",
+            expected=f"{declared} bytes at most",
+            got=f"{max(sizes)} bytes, compressed",
+        )
 
 
 def encoded_row(row: Any) -> bytes | None:

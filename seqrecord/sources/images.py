@@ -160,6 +160,8 @@ def decode_image(
                 with _no_truncated_images():
                     image.load()
                 array = np.asarray(image)
+                if header.dtype == np.bool_:  # of which Pillow's bytes are 0 and 255
+                    array = array.view(np.uint8) != 0
         except SourceError:
             raise
         except Exception as error:  # Pillow and imagecodecs raise about any kind

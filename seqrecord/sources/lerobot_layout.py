@@ -33,7 +33,7 @@ __all__ = [
     "episode_tables",
     "listed_episodes",
     "number_columns",
-    "plain",
+    "python_values",
     "read_episodes",
     "read_info",
     "read_stats",
@@ -310,7 +310,7 @@ class ParquetTable:
             raise _parquet_error("a damaged parquet file", self._path, error) from error
 
 
-def plain(values: pa.RecordBatch | pa.Array) -> list[Any]:
+def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
     """The values as Python has them; raises `SourceError` for text that is not UTF-8, which pyarrow
     does not check."""
     try:
@@ -433,7 +433,7 @@ def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[st
                 yield _object(line, f" in line {number + 1}")
         return
     for batch in ParquetTable(place).batches(columns):
-        yield from plain(batch)
+        yield from python_values(batch)
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

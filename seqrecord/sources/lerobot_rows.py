@@ -13,7 +13,7 @@ import pyarrow as pa
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, plain
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
 from seqrecord.text import repr_of
 
 __all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes", "number_column"]
@@ -180,12 +180,12 @@ def image_bytes(path: Path, name: str) -> bytes:
 def _image(column: pa.Array, row: int) -> bytes:
     """The encoded image of one row, whatever its name is."""
     is_struct = pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
-    [data] = plain((column.field("bytes") if is_struct else column).slice(row, 1))
+    [data] = python_values((column.field("bytes") if is_struct else column).slice(row, 1))
     if not isinstance(data, bytes):
         raise SourceError(
             "an image that is not in the parquet file",
             expected="the bytes of a PNG or JPEG",
-            got=repr_of(plain(column.slice(row, 1)), 100),
+            got=repr_of(python_values(column.slice(row, 1)), 100),
         )
     return data
 
@@ -257,7 +257,7 @@ def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if column.null_count or not is_text:
         raise _misshapen(spec, f"{column.type}, {column.null_count} of them missing")
-    return plain(column)
+    return python_values(column)
 
 
 def _misshapen(spec: FeatureSpec, got: str) -> SourceError:

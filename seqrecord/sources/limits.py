@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from seqrecord.errors import SourceError
 
-__all__ = ["MAX_DECODED_RATIO", "MAX_FRAMES", "check_decoded", "check_frames"]
+__all__ = [
+    "MAX_CHUNK_BYTES",
+    "MAX_DECODED_RATIO",
+    "MAX_FRAMES",
+    "MAX_TEXT_CHUNK_BYTES",
+    "check_decoded",
+    "check_frames",
+]
 
 MAX_FRAMES = 1 << 28
 """Of an episode: a month at 100 frames a second."""
 
 MAX_DECODED_RATIO = 10_000
 """Decoded bytes for a stored one. Codecs reach 1,000 where a feature never changes."""
+
+MAX_CHUNK_BYTES = 1 << 31
+"""Of a chunk of Zarr, decoded: the limit of its usual compressor."""
+
+MAX_TEXT_CHUNK_BYTES = 256 << 20
+"""Of a chunk of texts, whose decoded size nothing declares."""
 
 _FREE_BYTES = 1 << 30  # decoded from any number of stored ones: small data may be all fill values
 

@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -87,13 +87,15 @@ class FirstError:
         self.first: SourceError | None = None
 
     @contextmanager
-    def skipped(self, **facts: Any) -> Iterator[None]:
-        """Ends the block at a `SourceError`, which gets the facts that it does not know yet."""
+    def skipped(self, then: Callable[[], None] = lambda: None, **facts: Any) -> Iterator[None]:
+        """Ends the block at a `SourceError`, which gets the facts that it does not know yet, and
+        calls `then`."""
         try:
             with located(SourceError, **facts):
                 yield
         except SourceError as error:
             self.first = self.first or error
+            then()
 
 
 @dataclass
@@ -103,17 +105,11 @@ class Scan:
     specs: list[FeatureSpec] = field(default_factory=list)
     offered: dict[str, None] = field(default_factory=dict)
     episodes: list[EpisodeInfo] = field(default_factory=list)
-    first_error: SourceError | None = None
+    errors: FirstError = field(default_factory=FirstError)
 
-    @contextmanager
-    def unless_broken(self, info: EpisodeInfo) -> Iterator[None]:
+    def unless_broken(self, info: EpisodeInfo) -> AbstractContextManager[None]:
         """An error of the block makes the episode `info`, whose frames say what is wrong."""
-        try:
-            yield
-        except SourceError as error:
-            self.episodes.append(info)
-            error.located(episode=info.key)
-            self.first_error = self.first_error or error
+        return self.errors.skipped(lambda: self.episodes.append(info), episode=info.key)
 
 
 @dataclass(frozen=True)
@@ -143,8 +139,8 @@ class ScannedSource(Originals, ABC):
     def _scanned(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
         found = Scan()
         self.scan(found)
-        if not found.specs and found.first_error:
-            raise found.first_error
+        if not found.specs and found.errors.first:
+            raise found.errors.first
         return chosen_schema(found.specs, self.features, self.path, found.offered), found.episodes
 
 

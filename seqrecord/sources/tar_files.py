@@ -32,13 +32,15 @@ def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
     Raises `SourceError` for a tar file that is cut or damaged, and for links, devices and files
     with holes. No more than a header is in memory.
     """
-    file.seek(offset)
     headers: Any = _Headers(file)
     try:
+        file.seek(offset)
         tar: Any
         with tarfile.TarFile(fileobj=headers, mode="r") as tar:
             while (found := tar.next()) is not None:
                 tar.members.clear()  # or all headers would stay in memory
+                if tar.offset <= found.offset:  # there is a header that would be read forever
+                    raise tarfile.ReadError("a size below 0")
                 if not found.isdir():
                     yield _checked(found, path)
             file.seek(tar.offset)

@@ -175,7 +175,7 @@ def parse_example(data: Span, wanted: Container[str] | None = None) -> dict[str,
             if number == 1:
                 found[key] = _parse_feature(value)
             else:
-                found[key] = _joined([_parse_feature(step) for _, step in _parts(value, 1)])
+                found[key] = _concatenated([_parse_feature(step) for _, step in _parts(value, 1)])
     return found
 
 
@@ -221,7 +221,7 @@ def _integers(part: memoryview) -> npt.NDArray[np.int64]:
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
 
 
-def _joined(steps: list[Values]) -> Values:
+def _concatenated(steps: list[Values]) -> Values:
     arrays = [step for step in steps if isinstance(step, np.ndarray)]
     if not arrays:
         return [value for step in steps if isinstance(step, list) for value in step]

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,14 @@ __all__ = ["FORMAT", "Tum"]
 _WITHIN = 0.02  # seconds: what associate.py allows
 _SEPARATORS = ",\t"
 
+_KINECT = re.compile(r"freiburg([123])")
+_CALIBRATION = {  # fx, fy, cx, cy; distortion
+    "1": ((517.3, 516.5, 318.6, 255.3), (0.2624, -0.9531, -0.0054, 0.0026, 1.1633)),
+    "2": ((520.9, 521.0, 325.1, 249.7), (0.2312, -0.7849, -0.0033, -0.0001, 0.9172)),
+    "3": ((535.4, 539.2, 320.1, 247.6), (0.0, 0.0, 0.0, 0.0, 0.0)),
+}
+"""Of the colour cameras, https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats."""
+
 
 @dataclass(frozen=True)
 class Tum(SequenceSource):
@@ -37,6 +46,10 @@ class Tum(SequenceSource):
     20 ms apart, the closest pairs first. Images without a partner are dropped; the metadata counts
     them. Each colour image's pose is found in the same way; a frame without one lacks it. Without
     `depth.txt` frames are all colour images.
+
+    The metadata has `camera`, the colour camera that TUM has calibrated, and its
+    `distortion_coefficients`, of sequences whose path says `freiburg1`, `freiburg2` or `freiburg3`:
+    the files do not tell. Images are as they were recorded, so distortion is not removed.
 
     Features: `image` uint8 [H, W, 3]; `depth` uint16 [H, W], 5000 a metre, 0 where unknown; `pose`
     float64 [7], `tx ty tz qx qy qz qw` of the colour camera in metres; `timestamp` and
@@ -54,7 +67,7 @@ class Tum(SequenceSource):
         times, images = timed_files(folder / "rgb.txt", folder, _SEPARATORS)
         kept = np.arange(len(times))
         columns: dict[str, Column] = {}
-        metadata: dict[str, Any] = {"dataset": "TUM RGB-D"}
+        metadata: dict[str, Any] = {"dataset": "TUM RGB-D", **_calibration(folder)}
         if is_file(folder / "depth.txt"):
             depth_times, depths = timed_files(folder / "depth.txt", folder, _SEPARATORS)
             kept, partners = associate(times, depth_times, _WITHIN)
@@ -88,6 +101,18 @@ class Tum(SequenceSource):
             samples, bounds = np.column_stack([stamps, values]), sample_bounds(times, stamps)
             columns["accelerometer"] = Values(samples, "imu", bounds=bounds)
         return SequenceFrames(len(times), columns, metadata)
+
+
+def _calibration(folder: Path) -> dict[str, Any]:
+    """What is known of the camera of a sequence by its folder's name."""
+    if not (found := _KINECT.findall(folder.as_posix())):
+        return {}
+    values, distortion = _CALIBRATION[found[-1]]
+    camera = dict(zip(("fx", "fy", "cx", "cy"), values, strict=True))
+    return {
+        "camera": {**camera, "width": 640, "height": 480},
+        "distortion_coefficients": list(distortion),
+    }
 
 
 FORMAT = SourceFormat("tum", Tum.expected, Tum, takes_urls=True)

@@ -69,6 +69,8 @@ class VideoFile:
     Raises `SourceError` for a file that is none of these, or has no video.
     """
 
+    _is_unread: bool
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._raw: Any = None

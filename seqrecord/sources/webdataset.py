@@ -129,9 +129,9 @@ class WebDataset(ScannedSource):
                     offset=again.metadata["offset"],
                     episode=again.key,
                 )
-        known = {spec.name for spec in found.specs}
-        told = name_specs(self.path, are_named=are_named)
-        found.specs += [spec for spec in told if known and spec.name not in known]
+        if found.offered:
+            told = name_specs(self.path, are_named=are_named)
+            found.specs += [spec for spec in told if spec.name not in found.offered]
         if left_out:
             _logger.warning(
                 "%s: fields that are not read; pickles never are: %s",
@@ -158,7 +158,7 @@ class WebDataset(ScannedSource):
         if pattern is not None:
             metadata["files"] = {
                 name: pattern + escaped(f".{_split(each.first.name)[2]}")
-                for name, each in chosen.items()
+                for name, each in (chosen or one.fields).items()
             }
         for name in self.sparse:
             if name in chosen:
@@ -211,7 +211,16 @@ class WebDataset(ScannedSource):
                     f"sparse={name} (--source-option)",
                     got=", ".join(sorted(dense)),
                 )
-            number = None if pattern is None else number_of(pattern, sample.key)
+            try:
+                number = None if pattern is None else number_of(pattern, sample.key)
+            except ValueError as error:
+                raise SourceError(
+                    "a tar file that has changed",
+                    file=str(path),
+                    offset=sample.offset,
+                    expected=pattern,
+                    got=sample.key,
+                ) from error
             numbers.append(sample.key if number is None else number)
             if not self.allow_gaps:
                 check_numbers(numbers[-3:], path, num_frames=info.num_frames)

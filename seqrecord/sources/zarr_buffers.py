@@ -27,7 +27,7 @@ from seqrecord.schema import FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
-from seqrecord.sources.limits import check_frames
+from seqrecord.sources.limits import MAX_CHUNK_BYTES, check_frames
 from seqrecord.sources.originals import Scan, ScannedSource, natural_order
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
@@ -36,7 +36,6 @@ __all__ = ["FORMAT", "ZarrBuffers"]
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
-_MAX_CHUNK_BYTES = 1 << 31  # decompressed; the limit of Zarr's usual compressor
 
 
 @dataclass(frozen=True)
@@ -208,14 +207,17 @@ def _array(group: Any, name: str) -> Any:
     metadata.pop("attributes", None)
     if _unpickles(metadata):
         raise SourceError(f"{name} is stored as pickled objects, which are never loaded")
-    chunk_bytes = array.dtype.itemsize * math.prod(array.chunks)
-    if chunk_bytes > _MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
+    chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
+    if chunk_bytes > MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
         raise SourceError(
             f"{name} has chunks that are too large",
-            expected=f"at most {_MAX_CHUNK_BYTES} bytes",
+            expected=f"at most {MAX_CHUNK_BYTES} bytes",
             got=f"{chunk_bytes} bytes",
         )
-    return array
+    from seqrecord.sources.zarr_bounds import bounded
+
+    with located(SourceError, feature=name):
+        return bounded(array)
 
 
 def _spec(name: str, array: Any, path: Path) -> FeatureSpec:

@@ -32,7 +32,7 @@ class StatisticsCollector:
     """
 
     def __init__(self, schema: Schema | None) -> None:
-        self._features: Mapping[str, FeatureSpec] = {} if schema is None else schema.kept
+        self._features: Mapping[str, FeatureSpec] = {} if schema is None else schema.active
         self._base = _base_shares()
         self._num_frames = 0
         self._all = self._fresh()

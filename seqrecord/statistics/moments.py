@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 __all__ = ["Moments", "moments_of"]
 
-_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 512  # whose numbers stay in a core's cache, 8 bytes each
+_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 2048  # whose numbers stay in a core's cache, 8 bytes each
 _SMALL, _LARGE = 1e-140, 1e140  # the largest of numbers whose squares are summed as they are
 
 
@@ -44,6 +44,10 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
     least: Any = None
     most: Any = None
     shift = np.zeros(channels)
+    is_exact = pixels.dtype == np.uint8  # float32 holds the sums of 258 squares of uint8
+    # One for all blocks: new memory costs more than all that is done here.
+    most_values = max(_BLOCK_ROWS * _BLOCK_COLUMNS, channels)
+    buffer = np.empty(min(pixels.size, most_values), np.float32 if is_exact else np.float64)
     with np.errstate(all="ignore"):
         for block in _blocks(pixels):
             low, high, finite = block.min(0), block.max(0), None
@@ -54,14 +58,13 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
             low, high = _folded(np.minimum, low, channels), _folded(np.maximum, high, channels)
-            if pixels.dtype == np.uint8:
-                numbers = block.astype(np.float32)  # holds the sums of 258 squares exactly
+            if least is None and not is_exact:
+                shift = np.where(np.isfinite(low), low, 0).astype(np.float64)
+            numbers = buffer[: block.size].reshape(block.shape)
+            if is_exact:
+                np.copyto(numbers, block)
             else:
-                if least is None:
-                    shift = np.where(np.isfinite(low), low, 0).astype(np.float64)
-                numbers = np.subtract(
-                    block, np.tile(shift, block.shape[1] // channels), dtype=np.float64
-                )
+                np.subtract(block, np.tile(shift, block.shape[1] // channels), out=numbers)
             if finite is not None:
                 numbers[~finite] = 0
             least = low if least is None else np.minimum(least, low)

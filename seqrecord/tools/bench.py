@@ -163,6 +163,7 @@ def _report(
         seconds=steps.seconds,
         threads=settings["num_threads"] or cores,
         cores=cores,
+        is_local=stream.dataset.contents.chunks.is_local,
     )
     return BenchReport(
         url=stream.dataset.url,
@@ -313,6 +314,7 @@ def advise(
     seconds: float,
     threads: int,
     cores: int,
+    is_local: bool,
 ) -> tuple[str, ...]:
     """One line for the bottleneck, and one for whatever else is worth knowing.
 
@@ -324,6 +326,7 @@ def advise(
         seconds: of the iteration.
         threads: that the pipe may use.
         cores: that the process may use.
+        is_local: whether the dataset is on a disk of this machine.
     """
     step = waiting + copying + consuming or 1.0
     lines = []
@@ -342,9 +345,9 @@ def advise(
     else:
         lines.append(
             f"the consumer waits for data {percent(waiting / step)} of the time. "
-            + _what_helps(stage, stats, seconds, threads, cores)
+            + _what_helps(stage, stats, seconds, threads, cores, is_local)
         )
-        if waiting > _BURSTS * median_wait:
+        if waiting > _BURSTS * median_wait and stats.get("loads_held_back"):
             lines.append(
                 "most steps wait little and a few wait long: a larger `memory_limit` lets the "
                 "loader run further ahead."
@@ -355,7 +358,12 @@ def advise(
 
 
 def _what_helps(
-    stage: Stage, stats: Mapping[str, Any], seconds: float, threads: int, cores: int
+    stage: Stage,
+    stats: Mapping[str, Any],
+    seconds: float,
+    threads: int,
+    cores: int,
+    is_local: bool,
 ) -> str:
     fetching, decoding = stats.get("fetch_seconds", 0.0), stats.get("decode_seconds", 0.0)
     if stage == "gather":
@@ -374,10 +382,11 @@ def _what_helps(
             f"time{_most_of_it(stats)}. Pack with a faster codec (`seqrecord write --codec fast`), "
             f"or use {more if threads < cores else less}."
         )
+    nearer = "Pack it" if is_local else "Put the dataset on a local disk, pack it"
     rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
     return (
         f"Reading is the bottleneck: {percent(fetching / working)} of the loading threads' time, "
-        f"{rate:,.0f} MB/s. Put the dataset on a local disk, pack it with larger chunks "
+        f"{rate:,.0f} MB/s. {nearer} with larger chunks "
         "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
     )
 

@@ -234,37 +234,48 @@ def reindex(
     """
     with contextlib.closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage, accept_damaged=True)
-        removed = base.manifest.removed if base.manifest else ()
-        sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
-        passed = of_merges(storage, sizes) - base.files.keys()
-        sizes = {path: n for path, n in sizes.items() if path not in passed}
-        if passed:
-            _pass_over(storage, base, passed, sizes)
-        if not sizes:
-            cut = storage.unfinished(RECORDS)
-            more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
-            raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
-        if gone := sorted(set(base.files).difference(sizes)):
-            _logger.warning(
-                "the dataset is made without %s that the manifest before named: %s",
-                counted(len(gone), "record file"),
-                ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
-            )
-        for path in sizes:
-            check_record_path(storage, path)
-        version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
-        if base.manifest is None and version.edits:
-            _logger.warning(
-                "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
-                *(
-                    storage.url,
-                    counted(len(version.edits), "file") + " of edits that are there apply",
-                ),
-                ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
-                ", …" if len(version.edits) > _MAX_SHOWN else "",
-            )
-        with SmallFiles(storage) as own:
-            return put_version(own, base, version, created_by=created_by)
+        try:
+            return _reindex(storage, base, created_by)
+        except NotFoundError:
+            again = read_base(storage, accept_damaged=True)
+            if again.tag == base.tag:
+                raise
+            # Another has committed meanwhile, and removed record files that it gave up.
+            return _reindex(storage, again, created_by)
+
+
+def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
+    removed = base.manifest.removed if base.manifest else ()
+    sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
+    passed = of_merges(storage, sizes) - base.files.keys()
+    sizes = {path: n for path, n in sizes.items() if path not in passed}
+    if passed:
+        _pass_over(storage, base, passed, sizes)
+    if not sizes:
+        cut = storage.unfinished(RECORDS)
+        more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
+        raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
+    if gone := sorted(set(base.files).difference(sizes)):
+        _logger.warning(
+            "the dataset is made without %s that the manifest before named: %s",
+            counted(len(gone), "record file"),
+            ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
+        )
+    for path in sizes:
+        check_record_path(storage, path)
+    version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
+    if base.manifest is None and version.edits:
+        _logger.warning(
+            "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
+            *(
+                storage.url,
+                counted(len(version.edits), "file") + " of edits that are there apply",
+            ),
+            ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
+            ", …" if len(version.edits) > _MAX_SHOWN else "",
+        )
+    with SmallFiles(storage) as own:
+        return put_version(own, base, version, created_by=created_by)
 
 
 def _pass_over(

@@ -197,7 +197,7 @@ def _write_frames(
             for part in parts:
                 files.append_video(name, part)
                 advance(0)  # or nothing would stop it
-    has_others = len(kept) < len(job.schema.kept)
+    has_others = len(kept) < len(job.schema.active)
     for frame in job.source.frames(info):
         count += 1
         if count > info.num_frames:

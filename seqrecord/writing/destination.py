@@ -141,6 +141,7 @@ class Destination:
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
         removed.
         """
+        _logger.info("%s: committing %s", self.storage.url, counted(len(keys), "episode"))
         sizes = record_sizes(self.storage)
         if gone := sorted({*self._base.files, *self._footers}.difference(sizes)):
             raise DestinationError(

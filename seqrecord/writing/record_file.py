@@ -52,9 +52,10 @@ class RecordFileWriter(RecordFiles):
         checksum: Callable[[str, int, int], int] | None = None,
     ) -> None:
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
-        self._names = frozenset(schema.kept)
+        self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._watched = [name for name, spec in schema.items() if not spec.is_raw]
+        self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         videos = {spec.group for spec in schema.values() if spec.is_video}
         self._groups: list[_Group] = [
@@ -104,9 +105,11 @@ class RecordFileWriter(RecordFiles):
                 "a feature that the dataset does not have; pass a schema that names it",
                 episode=episode.key,
                 frame=number,
-                expected=f"some of {', '.join(self.schema.kept)}",
+                expected=f"some of {', '.join(self.schema.active)}",
                 got=", ".join(unknown),
             )
+        if bools := {name: _proper_bools(frame[name]) for name in self._bools if name in frame}:
+            frame = {**frame, **bools}
         try:
             encoders = self._fast_encoders if fast else self._encoders
             blobs = {name: encoders[name](item) for name, item in frame.items()}
@@ -276,14 +279,18 @@ def _video_encoder(spec: FeatureSpec) -> _Encoder:
 def check_value(spec: FeatureSpec, item: Any) -> None:
     """`FrameError` for a value that a feature cannot hold; no array is encoded to find that out."""
     if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
-        array = _fitting(spec, item)
-        if array.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
-            raise FrameError("a bool that is neither 0 nor 1", feature=spec.name)
+        _fitting(spec, item)
         return
     try:
         _encoder(spec)(item)
     except CodecError as error:
         raise FrameError(error.message, **error.facts()) from error
+
+
+def _proper_bools(item: Any) -> Any:
+    """Bools of the bytes 0 and 1: in arrays of Pillow's images of one bit true is 255."""
+    array = np.asarray(item)
+    return np.asarray(array, order="C").view(np.uint8) != 0 if array.dtype == np.bool_ else item
 
 
 def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:

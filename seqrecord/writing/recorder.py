@@ -138,6 +138,7 @@ class SeqRecordRecorder:
             start(self._thread)
             undo.pop_all()
         self._writer = writer
+        self._described = features
         self._schema = writer.schema  # from the first frame on
         self._keys = set(writer.finished_keys)
         self._episode: RecordingEpisode | None = None  # the open one
@@ -251,7 +252,7 @@ class RecordingEpisode:
         with located(SchemaError, episode=self.key, frame=self.num_frames):
             if not frame:
                 raise FrameError("a frame without any feature")
-            schema = recorder._schema or infer_schema([frame])
+            schema = recorder._schema or infer_schema([frame], recorder._described)
             _check_frame(schema, frame)
         recorder._schema = schema
         if not recorder._queue.put(frame):

@@ -41,10 +41,10 @@ Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec's name for all features, or by feature name one or a chain of codec configurations."""
 
 
-Described: TypeAlias = "Mapping[str, Mapping[str, str | int | None]]"
-"""What is said of features beside their frames, by name: `kind`, `unit` and `group`."""
+Described: TypeAlias = "Mapping[str, Mapping[str, str | int | Sequence[int | None] | None]]"
+"""What is said of features beside their frames, by name: `kind`, `unit`, `group` and `shape`."""
 
-_SAID = ("kind", "unit", "group")
+_SAID = ("kind", "unit", "group", "shape")
 
 
 def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
@@ -95,7 +95,7 @@ def stored_schema(
         grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
         grouped.check_groups()
         return grouped
-    there = stored.kept
+    there = stored.active
     if set(map(str, asked.values())) != set(map(str, there.values())):
         raise SchemaError("the dataset has other features", expected=there, got=asked)
     asked = asked.select(list(there))
@@ -236,22 +236,14 @@ def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
     return size
 
 
-def infer_schema(frames: Sequence[Frame]) -> Schema:
-    """Features in the order in which they appear; dimensions that differ between frames vary."""
+def infer_schema(frames: Sequence[Frame], described: Described | None = None) -> Schema:
+    """Features in the order in which they appear, each as its first value is, or as described."""
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:
         for name, item in frame.items():
-            spec = _inferred(name, item)
-            known = specs.get(name)
-            if known is None:
-                specs[name] = spec
-            elif len(known.shape) == len(spec.shape):
-                merged = tuple(
-                    a if a == b else None for a, b in zip(known.shape, spec.shape, strict=True)
-                )
-                if merged != known.shape:
-                    specs[name] = replace(known, shape=merged)
-    return Schema(list(specs.values()))
+            if name not in specs:
+                specs[name] = _inferred(name, item)
+    return _fresh(Schema(list(specs.values())), described or {})
 
 
 def _inferred(name: str, item: Any) -> FeatureSpec:

@@ -55,12 +55,13 @@ class SeqRecordWriter:
 
     Args:
         destination: local path or URL of the dataset.
-        schema: the features. By default they are those of the first chunk of frames; a `str` is
-            text, and `bytes` are bytes.
+        schema: the features. By default they are those of the first chunk of frames, each as its
+            first value is; a `str` is text, and `bytes` are bytes.
         features: what is said of features beside their frames, by name:
-            `{"depth": {"kind": "depth", "unit": "m"}}`. A kind is a lower-case word, as `image`,
-            `depth`, `flow`, `mask`, `segmentation`, `pose`, `action`, `state`, `imu` or `text`, and
-            a unit is what the numbers are of, as `m`, `px` or `rad`. Features of the same `group`,
+            `{"depth": {"kind": "depth", "unit": "m"}, "points": {"shape": (None, 3)}}`, of which
+            `None` is a dimension that varies from frame to frame. A kind is a lower-case word, as
+            `image`, `depth`, `flow`, `mask`, `segmentation`, `pose`, `action`, `state`, `imu` or
+            `text`, and a unit what the numbers are of, as `m`, `px`, `rad`. Features of a `group`,
             a number, share chunks; where nobody names one, all features that take less than 4096
             bytes a frame, and text, are one group, and all others one.
         codecs: a codec's name for all features, or by feature name one or a chain of codec
@@ -124,7 +125,7 @@ class SeqRecordWriter:
             if schema is not None:
                 self._use(schema)
             elif self._destination.schema is not None:
-                self._use(self._destination.schema.kept)
+                self._use(self._destination.schema.active)
         except BaseException:
             self._destination.release()
             raise
@@ -132,7 +133,7 @@ class SeqRecordWriter:
     @property
     def schema(self) -> Schema | None:
         """The features with their codecs, `None` until they are known."""
-        return None if self._schema is None else self._schema.kept
+        return None if self._schema is None else self._schema.active
 
     @property
     def finished_keys(self) -> frozenset[str]:
@@ -173,6 +174,9 @@ class SeqRecordWriter:
 
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
+
+        The index of hundreds of thousands of episodes takes tens of seconds; at level INFO the
+        logger `seqrecord` says when that begins.
 
         Raises `ConflictError`, and commits nothing, if another writer has committed since this one
         began; and `DestinationError` if an episode has not ended, none was written, or a failure to
@@ -404,7 +408,7 @@ class EpisodeWriter:
         writer, pending, self._pending = self._writer, self._pending, []
         if writer._files is None:
             with located(SchemaError, episode=self.key):
-                writer._use(infer_schema(pending))
+                writer._use(infer_schema(pending, writer._described))
         assert writer._files is not None
         self._files = writer._files
         self._files.begin(

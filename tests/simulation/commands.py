@@ -26,9 +26,20 @@ from seqrecord.edit import (
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.simulation.model import Actor, Client, Server
 
-__all__ = ["COMMANDS", "Command", "Content", "History", "empty", "read", "started", "storage_of"]
+__all__ = [
+    "COMMANDS",
+    "KEPT",
+    "Content",
+    "History",
+    "empty",
+    "read",
+    "started",
+    "storage_of",
+    "write",
+]
 
-DEADLINE = 2.0  # seconds of the server's clock that requests are repeated
+KEPT = 3  # versions that "clean keeping" keeps
+DEADLINE = 2.0  # seconds that requests are repeated, by the clock of who asks
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,9 @@ class Content:
     labels: dict[str, Any] = field(default_factory=dict)
 
 
-def read(storage: Any) -> Content:
-    """All of the dataset."""
-    with seqrecord.open(storage, features=["x"]) as dataset:
+def read(storage: Any, version: str | None = None) -> Content:
+    """All of the dataset, or of a version of it."""
+    with seqrecord.open(storage, features=["x"], version=version) as dataset:
         episodes = {
             key: tuple(episode[:]["x"][:, 0].tolist()) for key, episode in dataset.episodes.items()
         }
@@ -54,7 +65,7 @@ def read(storage: Any) -> Content:
         )
         return Content(
             episodes,
-            frozenset(dataset.contents.manifest.schema.kept),
+            frozenset(dataset.contents.manifest.schema.active),
             {
                 key: names[number]
                 for key, number in zip(episodes, numbers.tolist(), strict=True)
@@ -92,14 +103,12 @@ Spec = Callable[[Content, Content, str, History], bool]
 
 @dataclass(frozen=True)
 class Command:
-    """`is_empty` says that it begins where no dataset is; `is_writer` that it adds episodes."""
+    """`in_empty` and `in_dataset` say where it may begin."""
 
     do: Do
     spec: Spec
     in_empty: bool = False
     in_dataset: bool = True
-    is_clean: bool = False
-    is_writer: bool = False
 
 
 def frames(number: int, count: int = 3) -> list[float]:
@@ -305,25 +314,21 @@ COMMANDS: dict[str, Command] = {
         _appended,
         in_empty=True,
         in_dataset=False,
-        is_writer=True,
     ),
     "append": Command(
         lambda where, actor, history: write(where, actor, history, "append"),
         _appended,
-        is_writer=True,
     ),
     "flushing": Command(
         lambda where, actor, history: write(where, actor, history, "append", flushes=True),
         _appended,
-        is_writer=True,
     ),
-    "record": Command(record, _appended, is_writer=True),
-    "discarding": Command(discarding, _appended, is_writer=True),
+    "record": Command(record, _appended),
+    "discarding": Command(discarding, _appended),
     "resume": Command(
         lambda where, actor, history: write(where, actor, history, "resume", episodes=1),
         _resumed,
         in_empty=True,
-        is_writer=True,
     ),
     "only resume": Command(
         lambda where, actor, history: write(where, actor, history, "resume", episodes=0), _resumed
@@ -344,12 +349,11 @@ COMMANDS: dict[str, Command] = {
     "rewrite": Command(
         lambda where, actor, history: rewrite_files(where, least_dead=0.01, commit_bytes=1), _same
     ),
-    "clean": Command(
-        lambda where, actor, history: clean(where, older_than=0), _same, is_clean=True
+    "clean": Command(lambda where, actor, history: clean(where, older_than=0), _same),
+    "clean keeping": Command(
+        lambda where, actor, history: clean(where, older_than=0, keep_versions=KEPT), _same
     ),
-    "clean old": Command(
-        lambda where, actor, history: clean(where, older_than=3600), _same, is_clean=True
-    ),
+    "clean old": Command(lambda where, actor, history: clean(where, older_than=3600), _same),
     "merge": Command(merge, _merged, in_empty=True, in_dataset=False),
     "read": Command(reader, lambda *_: False),
 }
@@ -359,12 +363,10 @@ def storage_of(client: Client, actor: Actor) -> Any:
     """What the command works on: its requests are repeated, as those to a real store are."""
 
     def sleep(seconds: float) -> None:
-        actor.world.server.clock += seconds
+        actor.world.wait(seconds)
         client.call("sleep", f"{seconds:.2f} s", lambda: None)
 
-    retrier = Retrier(
-        DEADLINE, clock=lambda: actor.world.server.clock, sleep=sleep, draw=lambda: 0.5
-    )
+    retrier = Retrier(DEADLINE, clock=lambda: actor.clock, sleep=sleep, draw=lambda: 0.5)
     return RetryingStorage(client, requests_per_second=math.inf, retrier=retrier)
 
 
@@ -396,8 +398,3 @@ def started(**options: Any) -> tuple[Server, History]:
     history.gone |= {"e0", "e3"}
     history.seen.append(read(client))
     return server, history
-
-
-def writers(names: Iterable[str]) -> list[str]:
-    """Those of these commands that add episodes."""
-    return [name for name in names if COMMANDS[name].is_writer]

@@ -1,6 +1,6 @@
 """Histories: commands, an order of their calls and faults, drawn from a seed, run and judged.
 
-What is promised is in docs/storage.md, "What writers promise". A failing history is cut down to a
+What is promised is in docs/storage.md, "What is promised". A failing history is cut down to a
 short one, which `str` shows as a script of calls.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import seqrecord
-from seqrecord.edit import clean
+from seqrecord.edit import clean, list_versions
 from seqrecord.errors import (
     CommitUnknownError,
     ConflictError,
@@ -28,10 +28,12 @@ from seqrecord.errors import (
     SeqRecordError,
     TransientError,
 )
-from seqrecord.format.manifest import MANIFEST, read_manifest
+from seqrecord.format.manifest import MANIFEST, VERSIONS, Manifest, read_manifest
 from seqrecord.processes import threads
 from tests.simulation.commands import (
     COMMANDS,
+    KEPT,
+    Content,
     History,
     empty,
     read,
@@ -66,7 +68,7 @@ class Case:
     naps: tuple[tuple[int, int, int], ...] = ()  # of which command, after which call, how long
     choices: tuple[int, ...] = ()
     faults: tuple[tuple[str, int, Fault, int], ...] = ()
-    jumps: tuple[tuple[int, float], ...] = ()
+    jumps: tuple[tuple[int, float, int | None], ...] = ()
     in_empty: bool = False
     has_conditions: bool = True
     is_durable: bool = True
@@ -117,19 +119,23 @@ def drawn(seed: int, commands: Sequence[str] | None = None) -> Case:
         ),
         tuple(choices),
         tuple(_drawn_fault(rng) for _ in range(num_faults)),
-        tuple(
-            (rng.randrange(60), rng.choice((-7200.0, 7200.0))) for _ in range(rng.random() < 0.2)
-        ),
+        tuple(_drawn_jump(rng, len(commands)) for _ in range(rng.random() < 0.3)),
         in_empty,
         rng.random() < 0.9,
         rng.random() < 0.8,
     )
 
 
+def _drawn_jump(rng: random.Random, num_commands: int) -> tuple[int, float, int | None]:
+    """A server's clock is set; that of a machine, by which commands wait, only jumps ahead."""
+    whose = rng.choice((None, *range(num_commands)))
+    return rng.randrange(60), 7200.0 if whose is not None else rng.choice((-7200.0, 7200.0)), whose
+
+
 def _drawn_fault(rng: random.Random) -> tuple[str, int, Fault, int]:
     """Half of them break the calls that decide: a manifest is put, a file is finished."""
     name = rng.choice(("", "put", "put", "commit"))
-    number = {"": rng.randrange(70), "put": rng.choice((0, 0, 1)), "commit": rng.randrange(9)}[name]
+    number = {"": rng.randrange(70), "put": rng.randrange(4), "commit": rng.randrange(9)}[name]
     return name, number, rng.choice(_FAULTS), rng.choice((0, 100))
 
 
@@ -192,6 +198,7 @@ class _Run:
     server: Server
     history: History
     commits: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, Content] = field(default_factory=dict)  # by the ids of commits
     broken: str | None = None  # the first promise that was
 
     def run(self) -> list[Step]:
@@ -200,10 +207,12 @@ class _Run:
             self.server,
             lambda count: next(choices, 0) % count,
             faults=self.case.faults,
-            jumps=dict(self.case.jumps),
+            jumps={number: (seconds, whose) for number, seconds, whose in self.case.jumps},
             after=self.after,
         )
-        self.manifest = self._manifest()
+        if (manifest := self._manifest()) is not None:
+            self.versions[Manifest.parse(manifest).commit] = self.history.seen[-1]
+        self.manifest = manifest
         begins = dict(enumerate(self.case.begins))
         actors = [
             self.world.add(
@@ -215,10 +224,9 @@ class _Run:
             for number, name in enumerate(self.case.commands)
         ]
         self.by_name = dict(zip((actor.name for actor in actors), self.case.commands, strict=True))
-        self.world.run()
-        if self.broken is not None:
-            raise self._failure(self.broken)
         try:
+            self.world.run()
+            assert self.broken is None, self.broken
             self.judge(actors)
             self.finish(actors)
         except AssertionError as error:
@@ -228,9 +236,6 @@ class _Run:
         except SeqRecordError:
             raise BrokenPromiseError(traceback.format_exc(), self.case, self.world.steps) from None
         return self.world.steps
-
-    def _failure(self, what: str) -> BrokenPromiseError:
-        return BrokenPromiseError(what, self.case, self.world.steps)
 
     def _doing(self, name: str) -> Any:
         command = COMMANDS[name]
@@ -249,8 +254,13 @@ class _Run:
     @property
     def _may_remove(self) -> bool:
         """Whether a clean may remove files of writers that are at work, or were killed."""
-        names, jumps = self.case.commands, self.case.jumps
-        return "clean" in names or ("clean old" in names and bool(jumps))
+        return self._may_forget or "clean keeping" in self.case.commands
+
+    @property
+    def _may_forget(self) -> bool:
+        """Whether a clean may remove what earlier versions need."""
+        jumps = any(whose is None for _, _, whose in self.case.jumps)
+        return "clean" in self.case.commands or ("clean old" in self.case.commands and jumps)
 
     @property
     def view(self) -> Any:
@@ -269,7 +279,10 @@ class _Run:
 
     def _look(self, step: Step) -> None:
         now = self._manifest()
-        if now == self.manifest and step.call not in ("remove", "late"):
+        if step.call == "put" and step.path.startswith(VERSIONS):
+            kept = Manifest.parse(self.server.files[step.path].data).commit
+            assert kept in self.versions, f"{step}: kept, though it was never the dataset"
+        if now == self.manifest and step.call != "remove":
             return
         if now is None:
             assert self.manifest is None, "the manifest is gone"
@@ -288,6 +301,7 @@ class _Run:
         self.commits[actor.name] = self.commits.get(actor.name, 0) + 1
         before, after = self.history.seen[-1], read(self.view)
         self.history.seen.append(after)
+        self.versions[manifest.commit] = after
         spec = COMMANDS[self.by_name[actor.name]].spec
         if self.server.has_conditions:
             assert spec(before, after, actor.name, self.history), (
@@ -335,6 +349,11 @@ class _Run:
         before = self.history.seen[-1]
         if self.manifest is None and "merge" in case.commands:
             return
+        if self.manifest is not None and not self._may_forget:
+            for version in list_versions(view)[: KEPT + 1]:
+                if version.id in self.versions:
+                    now = read(view, version.id)
+                    assert now == self.versions[version.id], f"version {version} is {now}"
         write(view, "Z", self.history, "resume", episodes=0 if self.manifest else 1)
         content = read(view)
         assert COMMANDS["resume"].spec(before, content, "Z", self.history), (
@@ -351,7 +370,18 @@ class _Run:
 
 
 _NEED_NO_COMMIT = {
-    *("read", "only resume", "clean", "clean old", "stats", "rewrite", "reindex", "drop", "keep"),
+    *(
+        "read",
+        "only resume",
+        "clean",
+        "clean keeping",
+        "clean old",
+        "stats",
+        "rewrite",
+        "reindex",
+        "drop",
+        "keep",
+    ),
 }
 _IN_STEPS = {"rewrite"}  # several commits
 _OF_WHAT_IS_THERE = {"delete", "rename", "keep", "drop"}  # errors where another has removed it

@@ -155,7 +155,7 @@ class Actor:
         self.is_killed = self.is_done = False
         self.error: BaseException | None = None
         self.go = threading.Semaphore(0)
-        self.call = ("begin", "")
+        self.clock_is_ahead = 0.0
         self.asleep_until = 0  # that many calls were let go on, if anybody else can
         self.naps: dict[int, int] = {}
         self.num_calls = 0
@@ -165,8 +165,9 @@ class Actor:
         self._thread = threading.Thread(target=self._run, name=f"actor-{name}", daemon=True)
 
     @property
-    def was_acknowledged(self) -> bool:
-        return self.is_done and not self.is_killed and self.error is None
+    def clock(self) -> float:
+        """Its machine's, which is not the server's."""
+        return self.world.time + self.clock_is_ahead
 
     def start(self) -> None:
         self._thread.start()
@@ -196,8 +197,9 @@ class World:
     """Runs actors on a server, one call at a time; `choose(n)` draws from 0 to n - 1.
 
     `faults` says which calls are broken: of which name, or `""` for any, the how many-th, from 0,
-    in which way, and for how many calls of the others the answer takes. `jumps` says by how many
-    seconds the server's clock is moved before which call. `after` is called after each call.
+    in which way, and for how many calls of the others the answer takes. `jumps` says before which
+    call a clock is moved, by how many seconds, and whose: an actor's by its number, or the server's
+    (`None`). `after` is called after each call.
     """
 
     def __init__(
@@ -206,13 +208,14 @@ class World:
         choose: Callable[[int], int],
         *,
         faults: Sequence[tuple[str, int, Fault, int]] = (),
-        jumps: Mapping[int, float] | None = None,
+        jumps: Mapping[int, tuple[float, int | None]] | None = None,
         after: Callable[[Step], None] = lambda step: None,
         most_steps: int = 5000,
     ) -> None:
         self.server, self._choose = server, choose
         self._faults = {(name, number): (fault, wait) for name, number, fault, wait in faults}
         self._jumps, self._counts = dict(jumps or {}), Counter[str]()
+        self.time = 0.0  # seconds that have passed
         self._after, self._most = after, most_steps
         self.actors: list[Actor] = []
         self.late: list[tuple[str, str, Callable[[], None]]] = []
@@ -235,6 +238,11 @@ class World:
         actor.asleep_until, actor.naps = after, dict(naps)
         self.actors.append(actor)
         return actor
+
+    def wait(self, seconds: float) -> None:
+        """Time passes for all."""
+        self.time += seconds
+        self.server.clock += seconds
 
     def run(self) -> None:
         """Let all actors come to their end, and what is late land."""
@@ -283,7 +291,6 @@ class World:
         """Do a call of an actor when it is its turn, or break it."""
         if actor.is_killed:
             raise Killed
-        actor.call = name, path
         self.baton.release()
         actor.go.acquire()
         if actor.is_killed:
@@ -300,7 +307,12 @@ class World:
             fault, actor.outage = Fault.BUSY, actor.outage - 1
         step = Step(actor.name, name, path, fault)
         self.steps.append(step)
-        self.server.clock += 1 + self._jumps.get(number, 0.0)
+        self.wait(1)
+        seconds, whose = self._jumps.get(number, (0.0, None))
+        if whose is None:
+            self.server.clock += seconds
+        elif whose < len(self.actors):
+            self.actors[whose].clock_is_ahead += seconds
         if fault is Fault.KILL:
             actor.is_killed = True
             raise Killed

@@ -291,15 +291,19 @@ def _print_written(
         manifest = report.manifest
         stored = sum(file.size for file in manifest.record_files)
         raw = manifest.num_frames * manifest.schema.frame_nbytes
+        # Text is small beside others; how large what else varies is is not known here.
+        features = manifest.schema.active
+        is_known = all(spec.value == "text" for spec in features.variable)
+        is_known &= len(features.variable) < len(features)
+        size = format_size(stored)
+        if is_known:
+            size = f"{format_size(raw)} raw in {size} ({raw / stored:.2f}x)"
         there = f"; {len(report.skipped):,} were there already" if report.skipped else ""
         click.echo(
             f"{destination}: wrote {counted(len(report.written), 'episode')}, "
             f"{counted(frames, 'frame')} in {took}{there}"
         )
-        click.echo(
-            f"the dataset: {_contents(manifest)}, "
-            f"{format_size(raw)} raw in {format_size(stored)} ({raw / stored:.2f}x)"
-        )
+        click.echo(f"the dataset: {_contents(manifest)}, {size}")
     if report.bad:
         click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:

@@ -10,7 +10,7 @@ import click
 
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
-from seqrecord.edit.freeing import LEAST_DEAD
+from seqrecord.edit.cleaning import LEAST_DEAD
 from seqrecord.format.manifest import KEPT_VERSIONS
 from seqrecord.indexing.opening import open_dataset
 from seqrecord.reading.compute_statistics import StatisticsProgress

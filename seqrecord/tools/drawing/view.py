@@ -198,11 +198,11 @@ def _view_clip(
         known = [value for value in values if value is not None]
         is_curve = kind_of_frames(name, known) in ("curves", "samples")
         strips[name] = (values if is_curve else [values[i] for i in columns], name, None)
-    said = [f", {name}: {_said(told[name])}" for name in told if name not in whole]
+    said = [f", {name}: {_value_text(told[name])}" for name in told if name not in whole]
     return _draw(strips, numbers, [numbers[i] for i in columns], clip.get("episode", ""), "", said)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """What is told of a clip, as text."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return value[:_SAID] if isinstance(value, str) else repr_of(value, _SAID)

@@ -124,7 +124,7 @@ def rewrite_files(
         _, manifest = read_dataset(storage)
         if (
             not read_edits(storage, manifest.edits).deleted
-            and manifest.schema.kept == manifest.schema
+            and manifest.schema.active == manifest.schema
         ):
             return RewriteReport((), (), 0, 0)  # and no footer was read
         dataset = read_existing(storage)
