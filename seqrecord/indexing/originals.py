@@ -55,11 +55,13 @@ def index_source(
     progress: Callable[[Progress], None] | None = None,
     append: bool = False,
     checksums: bool = False,
+    workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Make a dataset of a source whose video stays where it is; other features are copied.
 
-    Raises `SourceError` for a source that cannot be referred to, and as `convert` does.
+    `workers` are processes, as for `convert`. Raises `SourceError` for a source that cannot be
+    referred to, and as `convert` does.
     """
     _check_small(source)
     return convert(
@@ -69,19 +71,25 @@ def index_source(
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
         mode="append" if append else "create",
         checksums=checksums,
+        workers=workers,
         progress=progress,
         storage_options=storage_options,
     )
 
 
 def find_index(
-    location: StorageLike, storage_options: Mapping[str, Any] | None = None
+    location: StorageLike,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    workers: int | None = 1,
 ) -> Path | None:
     """The folder of the index of the original at `location`, made if there is none.
 
     One that the original has outgrown gets the new episodes, and one of an original that has
     changed otherwise is made anew. Of several processes one makes it, and the others wait. `None`
     where no original lies that is indexed by itself: a LeRobot dataset, or a folder of video.
+
+    By default no process is started: scripts that open a dataset need not be ready for that.
     """
     source = _source_at(location, storage_options)
     if source is None:
@@ -93,7 +101,7 @@ def find_index(
     real = place if "://" in place else os.path.realpath(place)
     base = folder / hashlib.sha256(real.encode()).hexdigest()[:32]
     with _locked(base.with_suffix(".lock"), shown):
-        return _Indexed(source, base, shown).brought_up_to_date()
+        return _Indexed(source, base, shown, workers).brought_up_to_date()
 
 
 def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None) -> Source | None:
@@ -142,6 +150,7 @@ class _Indexed:
     source: Any
     base: Path
     shown: str
+    workers: int | None
 
     def brought_up_to_date(self) -> Path:
         """The folder of the index, which is that of the original as it is now."""
@@ -205,4 +214,4 @@ class _Indexed:
                 bar.total = progress.total_frames
                 bar.update(progress.frames - bar.n)
 
-            index_source(self.source, folder, progress=show, append=append)
+            index_source(*(self.source, folder), progress=show, append=append, workers=self.workers)

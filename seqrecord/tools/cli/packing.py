@@ -247,7 +247,7 @@ def index(
     if dst is None:
         if append or checksums or features:
             raise click.UsageError("--append, --checksums and --features need --dst")
-        if (folder := find_index(src, storage_options)) is None:
+        if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
                 file=parse_location(src).shown,
