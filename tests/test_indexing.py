@@ -346,13 +346,12 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of docs/in-place.md."""
     text = (Path(__file__).parents[1] / "docs" / "in-place.md").read_text()
     monkeypatch.chdir(tmp_path)
-    unpack(tmp_path, "lerobot_video_v3").rename("my-lerobot-dataset")
+    unpack(tmp_path, "lerobot_video_v21").rename("my-lerobot-dataset")
     [python] = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     there: dict[str, Any] = {}
     exec(python.replace('"action"', '"observation.state"'), there)
     assert sum(len(batch["start"]) for batch in there["pipe"]) == 16
-    [shell] = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
-    for line in shell.splitlines():
+    for line in "".join(re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)).splitlines():
         _, *words = shlex.split(line, comments=True)
         if "--checksums" in words:
             shutil.rmtree("my-index")

@@ -30,6 +30,8 @@ __all__ = [
     "LeRobotInfo",
     "LeRobotVideo",
     "ParquetTable",
+    "episode_tables",
+    "listed_episodes",
     "number_columns",
     "python_values",
     "read_episodes",
@@ -167,10 +169,9 @@ def read_info(root: Path) -> LeRobotInfo:
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     """All episodes in the order of their numbers, which need not be without gaps."""
     place = root / _EPISODES[info.version]
-    videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(place)):
-        rows = _rows(place, [*_COLUMNS, *videos])
-        episodes = [_listed(row, info, place) for row in rows]
+        tables = episode_tables(root, info)
+        episodes = [each for path in tables for each in listed_episodes(path, info)]
         first = episodes[0].error if episodes else None
         if first is not None and all(each.error is not None for each in episodes):
             raise first  # it is no matter of one episode
@@ -179,6 +180,25 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
             if one.index == two.index:
                 raise SourceError("an episode that is listed twice", episode=one.key)
         return episodes
+
+
+def episode_tables(root: Path, info: LeRobotInfo) -> list[Path]:
+    """The files that list episodes; raises `SourceError` where there are none."""
+    place = root / _EPISODES[info.version]
+    if place.suffix:
+        return [place]
+    paths = find_files(place, lambda path: path.suffix == ".parquet")
+    if not paths:
+        raise SourceError("no table of episodes", file=str(place))
+    return paths
+
+
+def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
+    """The episodes of one of `episode_tables`, in its order."""
+    videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
+    with located(SourceError, file=str(path)):
+        for row in _rows(path, [*_COLUMNS, *videos]):
+            yield _listed(row, info, path)
 
 
 def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
@@ -238,6 +258,15 @@ class ParquetTable:
         except (pa.ArrowException, ValueError) as error:
             raise _parquet_error("not a parquet file", path, error) from error
 
+    @property
+    def names(self) -> list[str]:
+        names: list[str] = self._file.schema_arrow.names
+        return names
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._file.metadata.num_rows)
+
     def batches(
         self,
         columns: Sequence[str] | None = None,
@@ -256,7 +285,7 @@ class ParquetTable:
 
         Raises `SourceError` for a file that lacks a column or is damaged.
         """
-        names = self._file.schema_arrow.names
+        names = self.names
         for name in columns or ():
             if name not in names:
                 raise SourceError(
@@ -397,19 +426,14 @@ def _splits(value: object) -> dict[str, range]:
 
 
 def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines, of a table, or of the tables in a folder."""
+    """The rows of a file of JSON lines, or of a table."""
     if place.suffix == ".jsonl":
         for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
             if line.strip():
                 yield _object(line, f" in line {number + 1}")
         return
-    paths = [place] if place.suffix else find_files(place, lambda path: path.suffix == ".parquet")
-    if not paths:
-        raise SourceError("no table of episodes")
-    for path in paths:
-        for batch in ParquetTable(path).batches(columns):
-            with located(SourceError, file=str(path)):
-                yield from python_values(batch)
+    for batch in ParquetTable(place).batches(columns):
+        yield from python_values(batch)
 
 
 def _object(data: bytes, where: str = "") -> dict[str, Any]:

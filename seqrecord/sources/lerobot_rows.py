@@ -16,7 +16,7 @@ from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
 from seqrecord.text import repr_of
 
-__all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes"]
+__all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes", "number_column"]
 
 _ORDER = ("episode_index", "frame_index", "timestamp")
 _ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
@@ -131,7 +131,7 @@ class _Episodes:
         self.table = ParquetTable(path)
         batches = list(self.table.batches(_ORDER))
         self._columns = [
-            np.concatenate([np.empty(0), *(_column(batch, name) for batch in batches)])
+            np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
             for name in _ORDER
         ]
 
@@ -190,7 +190,7 @@ def _image(column: pa.Array, row: int) -> bytes:
     return data
 
 
-def _column(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
+def number_column(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
     """A column of one number a row, without gaps."""
     column = batch.column(name)
     if column.null_count or not (
@@ -241,7 +241,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
 
 def _numbered_texts(batch: pa.RecordBatch, feature: str, numbered: NumberedTexts) -> list[str]:
     column, texts = numbered
-    numbers = _column(batch, column).tolist()
+    numbers = number_column(batch, column).tolist()
     for number in numbers:
         if number not in texts:
             raise SourceError(

@@ -13,6 +13,7 @@ _MODULES = {
     "bench": "timing",
     "cache": "upkeep",
     "clean": "upkeep",
+    "doctor": "doctor",
     "edit": "editing",
     "export": "exporting",
     "index": "packing",

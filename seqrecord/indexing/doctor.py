@@ -1,0 +1,244 @@
+"""Says of an original LeRobot dataset what is wrong with it, before anyone trains on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import SourceError
+from seqrecord.indexing.doctor_report import DoctorReport, Findings
+from seqrecord.indexing.doctor_rows import Rows
+from seqrecord.indexing.doctor_statistics import check_statistics
+from seqrecord.indexing.doctor_videos import Camera
+from seqrecord.sources.files import find_root, is_file, read_bytes, size_of
+from seqrecord.sources.lerobot_layout import (
+    INFO,
+    LeRobotEpisode,
+    LeRobotInfo,
+    ParquetTable,
+    episode_tables,
+    listed_episodes,
+    read_info,
+)
+from seqrecord.sources.lerobot_rows import number_column
+from seqrecord.sources.originals import find_files
+from seqrecord.sources.remote import RemoteFiles, is_url
+from seqrecord.sources.video_files import VIDEO_ENDINGS
+from seqrecord.storage import StorageLike, open_storage
+
+__all__ = ["Progress", "examine"]
+
+_MAX_INFO_BYTES = 16 << 20
+_RANGE = ("episode_index", "dataset_from_index", "dataset_to_index", "length")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far `examine` is."""
+
+    files: int
+    total_files: int
+
+
+def examine(
+    location: StorageLike,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DoctorReport:
+    """Look at all that a LeRobot dataset of version 2.0, 2.1 or 3.0 says of itself.
+
+    What is wrong with a file is a finding, and the other files are looked at all the same. Of
+    videos only the tables are read where these tell enough, and one keyframe a minute is decoded.
+    In memory are the list of episodes, the timestamps of those whose rows are not at the frame
+    rate, and what one file needs.
+
+    Args:
+        location: local path or URL.
+        progress: called from this thread, after every file.
+        storage_options: for the filesystem that serves the URL.
+
+    Raises `SourceError` where there is no LeRobot dataset, or one whose `meta/info.json` cannot be
+    read, and `StorageError` where the storage does not answer.
+    """
+    files = None
+    if is_url(location) or not isinstance(location, (str, os.PathLike)):
+        files = RemoteFiles(open_storage(location, storage_options))
+        root, shown = files.root, files.storage.url
+    else:
+        root = find_root(location)
+        shown = str(location)
+    if not is_file(root / INFO):
+        raise SourceError("no LeRobot dataset", file=shown, expected=INFO)
+    report = _Examination(root, read_info(root), progress).report(shown)
+    del files  # the paths meant its files until here
+    return report
+
+
+class _Examination:
+    def __init__(
+        self, root: Path, info: LeRobotInfo, progress: Callable[[Progress], None] | None
+    ) -> None:
+        self._root, self._info, self._progress = root, info, progress
+        self._findings = Findings(root)
+
+    def report(self, location: str) -> DoctorReport:
+        info, findings = self._info, self._findings
+        rows = Rows(self._root, info, findings)
+        cameras = {
+            name: Camera(self._root, info.features[name], info.fps, findings)
+            for name in info.videos
+        }
+        said = json.loads(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
+        episodes = self._episodes(said)
+        good = [each for each in episodes if each.error is None]
+
+        tables: dict[str, list[LeRobotEpisode]] = {}
+        videos: dict[tuple[str, str], list[LeRobotEpisode]] = {}
+        for each in good:
+            tables.setdefault(each.file, []).append(each)
+            for name, video in each.videos.items():
+                videos.setdefault((name, video.file), []).append(each)
+        others = self._unnamed({*tables, *(file for _, file in videos)})
+        total = len(tables) + len(videos) + len(others)
+        done = 0
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            if self._progress is not None:
+                self._progress(Progress(done, total))
+
+        for file, mine in tables.items():
+            if self._is_there(file, mine, None):
+                rows.examine(file, mine)
+            else:
+                rows.lack()
+            tell()
+        for file in others:
+            if file.endswith(".parquet"):
+                rows.examine(file, [])
+            tell()
+        self._check_ranges(rows)
+        for (name, file), mine in videos.items():
+            if self._is_there(file, mine, name):
+                cameras[name].examine(file, mine, rows.times)
+            tell()
+        counts = tuple(camera.count() for camera in cameras.values())
+        with findings.caught("statistics", severity="warning"):
+            check_statistics(self._root, info, rows.moments, findings)
+        return DoctorReport(
+            location=location,
+            version=str(said["codebase_version"]),
+            fps=info.fps,
+            num_episodes=len(episodes),
+            num_frames=sum(each.length for each in episodes),
+            num_tables=len(rows.sizes),
+            num_rows=sum(rows.sizes.values()),
+            cameras=counts,
+            findings=tuple(findings.kept),
+            counts=dict(findings.counts),
+        )
+
+    def _episodes(self, said: Mapping[str, Any]) -> list[LeRobotEpisode]:
+        """Those that `meta` lists, each once, by number; says what is wrong with the list."""
+        found: dict[int, LeRobotEpisode] = {}
+        tables: list[Path] = []
+        with self._findings.caught("metadata"):
+            tables = episode_tables(self._root, self._info)
+        for path in tables:
+            file = path.relative_to(self._root).as_posix()
+            with self._findings.caught("metadata", file=file):
+                for each in listed_episodes(path, self._info):
+                    facts = {"file": file, "episode": each.key}
+                    if each.error is not None:
+                        self._findings.failed(each.error, "metadata", **facts)
+                    if each.index in found:
+                        self._findings.add("metadata", "an episode that is listed twice", **facts)
+                    elif each.error is None and not each.length:
+                        self._findings.add("metadata", "an episode without frames", **facts)
+                    found.setdefault(each.index, each)
+        sums = {
+            "total_episodes": len(found),
+            "total_frames": sum(each.length for each in found.values()),
+        }
+        for name, count in sums.items():
+            if name in said and said[name] != count:
+                self._findings.add(
+                    "metadata",
+                    f"{name} is not what the list of episodes has",
+                    file=INFO,
+                    expected=count,
+                    got=str(said[name])[:100],
+                )
+        return [found[index] for index in sorted(found)]
+
+    def _check_ranges(self, rows: Rows) -> None:
+        """Whether an episode's rows are where v3.0 says, counted over all tables in their order."""
+        if self._info.version == 2 or not rows.are_all_read:
+            return
+        begins: dict[str, int] = {}
+        total = 0
+        for file in sorted(rows.sizes):
+            begins[file] = total
+            total += rows.sizes[file]
+        paths = []
+        with suppress(SourceError):  # it is a finding already
+            paths = episode_tables(self._root, self._info)
+        for path in paths:
+            file = path.relative_to(self._root).as_posix()
+            with self._findings.caught("metadata", file=file):
+                for batch in ParquetTable(path).batches(_RANGE):
+                    columns = (number_column(batch, name).tolist() for name in _RANGE)
+                    for index, begin, end, length in zip(*columns, strict=True):
+                        table, first = rows.firsts.get(index, ("", 0))
+                        wanted = begins.get(table, begin) + first
+                        if (begin, end) != (wanted, wanted + length):
+                            self._findings.add(
+                                "row_range",
+                                "dataset_from_index and dataset_to_index are of other rows",
+                                file=file,
+                                episode=f"episode_{index:06d}",
+                                expected=f"{wanted} to {wanted + length}",
+                                got=f"{begin} to {end}",
+                            )
+
+    def _unnamed(self, named: set[str]) -> list[str]:
+        """Tables and videos that no episode names."""
+        found: list[str] = []
+        for folder in ("data", "videos"):
+            with self._findings.caught(file=folder):
+                paths = find_files(self._root / folder, _is_table_or_video)
+                found += [path.relative_to(self._root).as_posix() for path in paths]
+        others = [file for file in found if file not in named]
+        for file in others:
+            self._findings.add("unnamed_file", "a file that no episode names", file=file)
+        return others
+
+    def _is_there(self, file: str, episodes: list[LeRobotEpisode], name: str | None) -> bool:
+        """Whether a file that episodes name is there, and holds anything."""
+        facts: dict[str, Any] = {"file": file, "episode": episodes[0].key, "feature": name}
+        with self._findings.caught(**facts):
+            path = self._root / file
+            if not is_file(path):
+                self._findings.add(
+                    "missing_file",
+                    "a file that is not there",
+                    expected=f"{sum(e.length for e in episodes)} frames of {len(episodes)} "
+                    "episodes",
+                    **facts,
+                )
+            elif not size_of(path):
+                self._findings.add("empty_file", "a file of no bytes", **facts)
+            else:
+                return True
+        return False
+
+
+def _is_table_or_video(path: Path) -> bool:
+    return path.name.lower().endswith((".parquet", *VIDEO_ENDINGS))

@@ -1,0 +1,169 @@
+"""What `examine` finds in an original dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import SeqRecordError
+from seqrecord.sources.remote import remote_files
+from seqrecord.text import counted, number_text, one_line, printable, table_lines
+
+__all__ = ["CameraCount", "DoctorReport", "Finding", "Findings"]
+
+_MOST_KEPT = 1000
+_MOST_SHOWN = 5
+
+_WARNINGS = {
+    "unnamed_file",
+    "unnamed_rows",
+    "unnamed_frames",
+    "keyframes",
+    "black",
+    "frozen",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: what kind, where, what was expected and what is there.
+
+    An "error" is of episodes that cannot be read, or are read wrong; a "warning" of anything else.
+    `file` is below the dataset's root.
+    """
+
+    kind: str
+    severity: str
+    message: str
+    file: str | None = None
+    episode: str | None = None
+    feature: str | None = None
+    frame: int | None = None
+    expected: object = None
+    got: object = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        facts = {n: v for n, v in self.to_json().items() if n not in ("kind", "severity")}
+        message = facts.pop("message")
+        text = "".join(f"; {name}: {value}" for name, value in facts.items())
+        return printable(one_line(f"{message}{text}"))
+
+
+@dataclass(frozen=True)
+class CameraCount:
+    """One camera's videos.
+
+    `decoded_per_frame` is how many frames are decoded on average to read one, and
+    `longest_distance` the most frames from one keyframe to the next.
+    """
+
+    name: str
+    files: int
+    frames: int
+    decoded_per_frame: float
+    longest_distance: int
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What was counted, and all that is wrong.
+
+    `num_frames` is the sum of the lengths that the index in `meta` has, `num_rows` what the tables
+    have. `counts` has the number of findings of each kind; `findings` the first 1,000 of each.
+    """
+
+    location: str
+    version: str
+    fps: float
+    num_episodes: int
+    num_frames: int
+    num_tables: int
+    num_rows: int
+    cameras: tuple[CameraCount, ...]
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "ok": self.ok,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            ("counted by", "files", "frames", "decoded per frame", "keyframes apart"),
+            ("index (meta)", "", f"{self.num_frames:,}", "", ""),
+            ("tables (parquet)", f"{self.num_tables:,}", f"{self.num_rows:,}", "", ""),
+            *(
+                (
+                    printable(each.name),
+                    f"{each.files:,}",
+                    f"{each.frames:,}",
+                    number_text(each.decoded_per_frame),
+                    f"{each.longest_distance:,}",
+                )
+                for each in self.cameras
+            ),
+        ]
+        episodes = counted(self.num_episodes, "episode")
+        lines = [
+            f"{self.location}: LeRobot {self.version}, {episodes}, {self.fps:g} frames a second",
+            *table_lines(rows, left=1),
+        ]
+        for kind, count in self.counts.items():
+            found = [each for each in self.findings if each.kind == kind]
+            lines += [f"{each.severity}: {kind}: {each}" for each in found[:_MOST_SHOWN]]
+            if count > _MOST_SHOWN:
+                lines.append(f"  and {count - _MOST_SHOWN:,} more of {kind}")
+        total = sum(self.counts.values())
+        lines.append(f"{counted(total, 'finding')}" if total else "nothing is wrong")
+        return "\n".join(lines)
+
+
+class Findings:
+    """Collects findings, of each kind the first 1,000, in files below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.kept: list[Finding] = []
+        self.counts: Counter[str] = Counter()
+
+    def add(self, kind: str, message: str, *, severity: str | None = None, **facts: Any) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= _MOST_KEPT:
+            severity = severity or ("warning" if kind in _WARNINGS else "error")
+            self.kept.append(Finding(kind, severity, message, **facts))
+
+    @contextmanager
+    def caught(self, kind: str = "unreadable", **facts: Any) -> Iterator[None]:
+        """An error of the block becomes a finding; a store that fails is none of the dataset's,
+        and raises `StorageError`."""
+        try:
+            yield
+        except (SeqRecordError, OSError) as error:
+            files = remote_files(self._root)
+            if files is not None and files.failure is not None:
+                raise files.failure from None
+            self.failed(error, kind, **facts)
+
+    def failed(self, error: Exception, kind: str = "unreadable", **facts: Any) -> None:
+        """A finding of what an error says."""
+        if not isinstance(error, SeqRecordError):
+            error = SeqRecordError("a file that cannot be read", got=str(error)[:200])
+        said = {**facts, **{n: v for n, v in error.facts().items() if n != "offset"}}
+        root = f"{self._root}/"
+        said = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in said.items()}
+        self.add(kind, error.message, **said)

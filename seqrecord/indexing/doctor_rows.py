@@ -1,0 +1,237 @@
+"""What is wrong with the rows of a LeRobot dataset's Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seqrecord.errors import SchemaError
+from seqrecord.indexing.doctor_report import Findings
+from seqrecord.indexing.doctor_statistics import Moments
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.lerobot_layout import (
+    LeRobotEpisode,
+    LeRobotInfo,
+    ParquetTable,
+    number_columns,
+    read_texts,
+)
+from seqrecord.sources.lerobot_rows import array_of, number_column
+from seqrecord.sources.video_streams import TOLERANCE
+
+__all__ = ["Rows"]
+
+FloatArray = npt.NDArray[np.float64]
+
+_ORDER = ("episode_index", "frame_index", "timestamp")
+
+
+class Rows:
+    """All rows, a file at a time: in memory are the columns of one that say its order, and 65,536
+    rows of its numbers.
+
+    `times` are the timestamps of episodes whose rows are not at the frame rate.
+    """
+
+    def __init__(self, root: Path, info: LeRobotInfo, findings: Findings) -> None:
+        self._root, self._info, self._findings = root, info, findings
+        self._specs = self._declared()
+        self._texts: dict[str, set[int]] = {}  # by column, the numbers that have a text
+        for column in number_columns(root, info).values():
+            with findings.caught("metadata", feature=column):
+                self._texts[column] = {*read_texts(root, info, column)}
+        self.sizes: dict[str, int] = {}  # rows of each file
+        self.firsts: dict[int, tuple[str, int]] = {}  # file and row of each episode's first
+        self.times: dict[int, FloatArray] = {}
+        self._moments: dict[str, Moments] = {}
+        self._unknown: set[str] = set()  # features whose numbers could not all be read
+        self.are_all_read = True
+
+    @property
+    def moments(self) -> dict[str, Moments]:
+        """By feature, what all rows have for statistics; without features that are not known."""
+        known = self._moments if self.are_all_read else {}
+        return {name: each for name, each in known.items() if name not in self._unknown}
+
+    def lack(self) -> None:
+        """A file is not there."""
+        self.are_all_read = False
+
+    def examine(self, file: str, episodes: Sequence[LeRobotEpisode]) -> None:
+        """Look at one file, in which these episodes are."""
+        was, self.are_all_read = self.are_all_read, False
+        with self._findings.caught(file=file):
+            table = ParquetTable(self._root / file)
+            self.sizes[file] = table.num_rows
+            if not table.num_rows:
+                self._findings.add("empty_file", "a table without rows", file=file)
+            if not episodes:
+                self.are_all_read = was
+                return
+            lacking = [name for name in (*_ORDER, *self._specs) if name not in table.names]
+            for name in lacking:
+                self._findings.add(
+                    "column", "a table that lacks a column", file=file, feature=name, expected=name
+                )
+            self._unknown.update(lacking)
+            order = self._read(table, file, lacking)
+            self.are_all_read = was
+            if order is not None:
+                self._check(file, episodes, *order)
+
+    def _declared(self) -> dict[str, FeatureSpec]:
+        """The features that are numbers in the rows."""
+        specs = {}
+        for name, each in self._info.features.items():
+            if each.dtype in ("image", "video", "string"):
+                continue
+            shape = () if each.shape == (1,) else each.shape
+            try:
+                specs[name] = FeatureSpec(name, np.dtype(each.dtype), shape)
+            except (SchemaError, TypeError, ValueError, SyntaxError) as error:
+                self._findings.add(
+                    "metadata",
+                    "a feature that cannot be stored",
+                    feature=name[:100],
+                    got=str(error)[:200],
+                )
+        return specs
+
+    def _read(
+        self, table: ParquetTable, file: str, lacking: Sequence[str]
+    ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+        """The columns of `_ORDER`; `None` where one is missing. Numbers are taken on the way."""
+        columns = [name for name in {**dict.fromkeys(_ORDER), **self._specs} if name not in lacking]
+        parts: list[FloatArray] = []
+        wrong: set[str] = set()  # what is wrong with a feature is said once a file
+        for batch in table.batches(columns):
+            for name in (name for name in self._specs if name in columns and name not in wrong):
+                wrong.add(name)
+                with self._findings.caught("column", file=file, feature=name):
+                    if self._take(name, batch.column(name), file):
+                        wrong.remove(name)
+            self._unknown |= wrong
+            if not set(_ORDER) & {*lacking}:
+                order = [number_column(batch, name).astype(np.float64) for name in _ORDER]
+                parts.append(np.stack(order))
+        if set(_ORDER) & {*lacking}:
+            return None
+        found = np.concatenate([np.empty((3, 0)), *parts], axis=1)
+        return found[0], found[1], found[2]
+
+    def _take(self, name: str, column: pa.Array, file: str) -> bool:
+        """Add a column's numbers to the moments; whether they are all finite."""
+        values = array_of(column, self._specs[name])
+        if not len(values):
+            return True
+        if not np.isfinite(values).all():
+            rows = ~np.isfinite(values.reshape(len(values), -1)).all(1)
+            self._findings.add(
+                "not_finite",
+                "rows with numbers that are not finite",
+                file=file,
+                feature=name,
+                got=f"{int(rows.sum())} of {len(rows)} rows",
+            )
+            return False
+        if name in self._texts:
+            others = {*np.unique(values).tolist()} - self._texts[name]
+            if others:
+                self._findings.add(
+                    "column",
+                    "numbers without a text",
+                    file=file,
+                    feature=name,
+                    expected=f"one of {len(self._texts[name])} texts",
+                    got=f"{name} {min(others)}",
+                )
+        self._moments[name] = Moments.of(values).merged(self._moments.get(name))
+        return True
+
+    def _check(
+        self,
+        file: str,
+        episodes: Sequence[LeRobotEpisode],
+        numbers: FloatArray,
+        frames: FloatArray,
+        times: FloatArray,
+    ) -> None:
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        taken = 0
+        for episode in episodes:
+            begin, end = np.searchsorted(ordered, [episode.index, episode.index + 1]).tolist()
+            rows = order[begin:end]
+            taken += len(rows)
+            facts = {"file": file, "episode": episode.key}
+            if len(rows) != episode.length:
+                self._findings.add(
+                    "row_count",
+                    "another number of rows than the index says",
+                    expected=episode.length,
+                    got=len(rows),
+                    **facts,
+                )
+            if not len(rows):
+                continue
+            self.firsts[episode.index] = file, int(rows[0])
+            wrong = frames[rows] != np.arange(len(rows))
+            if wrong.any() or (np.diff(rows) != 1).any():
+                at = int(np.argmax(wrong)) if wrong.any() else int(np.argmax(np.diff(rows) != 1))
+                self._findings.add(
+                    "row_order",
+                    "rows that are missing or out of order",
+                    frame=at,
+                    expected=f"frame_index {at}" if wrong.any() else "rows of one episode",
+                    got=f"{frames[rows[at]]:g}" if wrong.any() else "others between them",
+                    **facts,
+                )
+            self._check_times(episode, times[rows], facts)
+        if taken < len(numbers):
+            mine = np.isin(numbers, [episode.index for episode in episodes])
+            self._findings.add(
+                "unnamed_rows",
+                "rows that are in no episode of this file",
+                file=file,
+                expected=f"{taken} rows",
+                got=f"{len(numbers)} rows; the first one of others is of episode "
+                f"{numbers[np.argmin(mine)]:g}",
+            )
+
+    def _check_times(
+        self, episode: LeRobotEpisode, times: FloatArray, facts: Mapping[str, str]
+    ) -> None:
+        """One finding at most; times that are wrong but go on are kept for the videos."""
+        wanted = np.arange(len(times)) / self._info.fps
+        off = np.abs(times - wanted)
+        if (off <= TOLERANCE).all():
+            return
+        steps = np.diff(times)
+        usual = float(np.median(steps)) if len(steps) else 0.0
+        jumps = ~(steps > 0) | (np.abs(steps - usual) > 0.5 / self._info.fps)
+        if jumps.any():
+            at = int(np.argmax(jumps))
+            self._findings.add(
+                "time_jump",
+                f"timestamps that jump: {int(jumps.sum())} of {len(jumps)} steps",
+                frame=at + 1,
+                expected=f"{times[at] + usual:.6f} s",
+                got=f"{times[at + 1]:.6f} s",
+                **facts,
+            )
+        else:
+            at = int(np.argmax(off))
+            self._findings.add(
+                "time_drift",
+                "timestamps that are not those of the frame rate",
+                frame=at,
+                expected=f"{wanted[at]:.6f} s",
+                got=f"{times[at]:.6f} s",
+                **facts,
+            )
+        if len(times) == episode.length and np.isfinite(times).all() and (steps > 0).all():
+            self.times[episode.index] = times
