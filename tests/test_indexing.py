@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -33,6 +34,8 @@ from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.places import CLOUDS, Place
 from tests.test_source_contract import upload
 from tests.video_file_data import in_fragments, pictures, write_video
+
+HAS_TABLES = int(av.__version__.partition(".")[0]) >= 17
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +102,7 @@ def test_the_tables_of_a_container_and_its_packets_say_the_same(tmp_path: Path) 
     for name in ("a.mp4", "b.mp4"):
         with VideoFile(tmp_path / name) as file:
             table = read_table(file)
-            assert bool(file.entries()) == (name == "a.mp4")
+            assert bool(file.entries()) == (HAS_TABLES and name == "a.mp4")
             data = (tmp_path / name).read_bytes()
             places = zip(table.starts.tolist(), table.sizes.tolist(), strict=True)
             facts = (table.ticks * file.tick, table.is_shown, table.is_key, table.is_cut)
@@ -323,6 +326,7 @@ def _cameras(root: Path) -> Iterator[Path]:
     yield from sorted(root.rglob("*.mp4"))
 
 
+@pytest.mark.skipif(not HAS_TABLES, reason="PyAV before 17 has no tables")
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     """Headers say where the packets lie: a video of which all packets are damaged is indexed."""
     root = unpack(tmp_path, "lerobot_v3")

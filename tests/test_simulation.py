@@ -22,7 +22,15 @@ from seqrecord.storage.retrying import RetryingStorage
 from seqrecord.writing import committing, destination, own_files
 from seqrecord.writing.own_files import put_file
 from tests.simulation.commands import COMMANDS
-from tests.simulation.histories import BrokenPromiseError, Case, drawn, fails, run, shrunk
+from tests.simulation.histories import (
+    BrokenPromiseError,
+    Case,
+    begin,
+    drawn,
+    fails,
+    run,
+    shrunk,
+)
 from tests.simulation.model import Client, Server
 from tests.storage_contract import StorageContract
 
@@ -244,6 +252,7 @@ _IN_EVERY_RUN = {
     ],
 )
 def test_a_fault_that_is_put_back_is_found(put_back: PutBack, thorough: bool) -> None:
+    begin()
     with mock.patch.object(put_back.owner, put_back.name, put_back.fault):
         failure = found(put_back.commands, put_back.said)
         short = shrunk(failure, most_runs=60 if thorough else 6)

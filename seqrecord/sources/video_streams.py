@@ -131,7 +131,9 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
     """Raises `SourceError` unless the frames of a file can be stored as those of the feature."""
     expected = spec.codec[0]["codec"], spec.codec[0]["pixel_format"], spec.shape[:2]
     codec = stored_codec(file.codec)
-    pixels = file.pixel_format if codec == file.codec and codec != "ffv1" else expected[1]
+    pixels: str | None = expected[1]
+    if codec == file.codec and codec != "ffv1":
+        pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
     if (codec, pixels, file.size) != expected:
         raise SourceError(
             "a video that differs from the first one",
@@ -140,6 +142,12 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
             expected="{} {} {}".format(*expected),
             got=f"{codec} {pixels} {file.size}",
         )
+
+
+def _stored_pixels(file: VideoFile, pixels: str) -> str:
+    """What becomes of the pixels of a file whose codec is kept: what is re-encoded as a whole is of
+    the limited range, which formats called yuvj cannot say."""
+    return pixels if file.turn == UPRIGHT else pixels.replace("yuvj", "yuv")
 
 
 def stored_codec(codec: str) -> str:
@@ -306,7 +314,7 @@ def _encoded_anew(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> I
 
 def _config(file: VideoFile, frame: Any) -> VideoConfig:
     """How frames like this one are encoded."""
-    codec, pixels = stored_codec(file.codec), frame.format.name
+    codec, pixels = stored_codec(file.codec), _stored_pixels(file, frame.format.name)
     if codec != file.codec or codec == "ffv1":
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
     with _source_errors():
