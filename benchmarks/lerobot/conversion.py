@@ -19,7 +19,7 @@ __all__ = ["convert", "size"]
 def convert(root: Path, records: Path) -> None:
     """Pack a dataset by the command line, in a process of its own."""
     command = [sys.executable, "-m", "seqrecord", "write", "--src", str(root)]
-    subprocess.run([*command, "--dst", str(records), "--no-statistics", "--quiet"], check=True)
+    subprocess.run([*command, "--dst", str(records), "--statistics", "none", "--quiet"], check=True)
 
 
 def size(folder: Path) -> int:
