@@ -54,7 +54,7 @@ def check(case: Case) -> None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_histories(block: int, thorough: bool) -> None:
-    count = 300 if thorough else 12
+    count = 120 if thorough else 12
     for seed in range(count):
         check(drawn(FIRST + 1000 * block + seed))
 
