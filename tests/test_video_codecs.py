@@ -244,6 +244,17 @@ def test_names_that_mean_nothing(text: str) -> None:
         named_video(text, np.dtype(np.uint8), (64, 64, 3))
 
 
+def test_narrow_frames_of_hevc() -> None:
+    """PyAV before 18 has an encoder that damages memory."""
+    frames = np.zeros((2, 64, 48, 3), np.uint8)
+    if int(av.__version__.partition(".")[0]) >= 18:
+        assert encode_gop(config_of("hevc", (64, 48)), frames).num_frames == 2
+        return
+    with pytest.raises(CodecError) as caught:
+        encode_gop(config_of("hevc", (64, 48)), frames)
+    assert caught.value.got == f"48 pixels, PyAV {av.__version__}"
+
+
 def test_names() -> None:
     dtype = np.dtype(np.uint8)
     assert named_video("av1", dtype, (480, 640, 3)) == (

@@ -38,6 +38,7 @@ _ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "ffv1": ("ffv1", {"level": "1", "coder": "1"}),  # later levels need bytes beside the packets
 }
 _BT601, _LIMITED = 6, 1  # H.273's matrix of SMPTE 170M; AVColorRange
+_NARROW = 64  # pixels, which x265 codes at once
 _RATE = 30  # frames a second; rate control is by quality, so that it hardly matters
 
 
@@ -66,6 +67,12 @@ def encode_gop(config: VideoConfig, frames: Sequence[npt.NDArray[Any]] | npt.NDA
 
 def _encoder(config: VideoConfig, height: int, width: int) -> Any:
     name, options = _ENCODERS[config.codec]
+    if config.codec == "hevc" and width < _NARROW and int(pyav().__version__.split(".")[0]) < 18:
+        raise CodecError(  # it writes behind its memory, which ends the process
+            "the encoder of HEVC that comes with PyAV before 18 takes no frames so narrow",
+            expected=f"{_NARROW} pixels or more, or PyAV 18",
+            got=f"{width} pixels, PyAV {pyav().__version__}",
+        )
     if name == "libsvtav1":  # or it writes twenty lines for each GOP
         os.environ.setdefault("SVT_LOG", "1")
     context = pyav().CodecContext.create(name, "w")
