@@ -28,8 +28,8 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import ChecksumError, FormatError, LocationError
-from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.format.text import JsonObject, parse_json
+from seqrecord.format.video_pages import BEGINS, NOT_SHOWN, page_of_packets
 from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import check_path
 
@@ -41,7 +41,6 @@ __all__ = [
     "ExternalList",
     "Reference",
     "ReferencedGops",
-    "is_reference",
     "least_reference_bytes",
     "list_path",
     "parse_reference",
@@ -52,8 +51,7 @@ MAX_LIST_FILES = 100_000
 MAX_LIST_BYTES = 1 << 25
 MAX_EXTRADATA = 1 << 16
 
-_MARK = 1 << 31
-_NOT_SHOWN = _MARK - 1
+_MARK = 1 << 31  # in the number of packets
 _HEAD = struct.Struct("<IQIIQI")
 _TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
 _VERSION = 1
@@ -210,8 +208,8 @@ class Reference:
         counts = gops.num_frames
         packets = np.diff(np.append(gops.first, len(gops.starts)))
         before = np.repeat(np.cumsum(counts) - counts, packets)
-        frames = np.where(gops.order < 0, _NOT_SHOWN, before + gops.order).astype(np.uint32)
-        frames[gops.first] |= np.uint32(_MARK)
+        frames = np.where(gops.order < 0, NOT_SHOWN, before + gops.order).astype(np.uint32)
+        frames[gops.first] |= np.uint32(BEGINS)
         start = int(gops.starts[0])
         offsets = gops.starts - start
         return cls(list_id, file, start, offsets, gops.sizes, frames, gops.extradata)
@@ -247,26 +245,18 @@ class Reference:
             form = packet_format(codec, self.extradata)
         except ValueError as error:
             raise FormatError(f"a page of references: {error}") from error
-        begins = (self.frames >= _MARK).tolist()
+        begins = (self.frames >= BEGINS).tolist()
         places = zip(self.offsets.tolist(), self.sizes.tolist(), begins, strict=True)
         packets = [form.bare_packet(bytes(data[a : a + n]), first) for a, n, first in places]
-        begin = 4 + 4 * (2 * len(packets) + 1)
-        offsets = np.cumsum([begin, *map(len, packets)], dtype=np.int64)
-        if offsets[-1] > MAX_PAGE_BYTES:
-            raise FormatError("a page of references to too many bytes", got=int(offsets[-1]))
-        count = struct.pack("<I", len(packets))
-        table = offsets.astype("<u4").tobytes() + self.frames.astype("<u4").tobytes()
-        return b"".join((count, table, *packets))
+        try:
+            return page_of_packets(packets, self.frames)
+        except ValueError as error:
+            raise FormatError(f"a page of references to too many bytes: {error}") from error
 
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The fewest bytes of a page that refers to `count` frames."""
     return _HEAD.size + 12 * count
-
-
-def is_reference(page: memoryview) -> bool:
-    """Whether the packets of a page of video lie elsewhere."""
-    return len(page) >= 4 and bool(page[3] & 0x80)
 
 
 def parse_reference(page: memoryview, length: int, feature: str) -> Reference:
@@ -281,7 +271,7 @@ def parse_reference(page: memoryview, length: int, feature: str) -> Reference:
             f"a page of references {what}", feature=feature, offset=at, expected=expected, got=got
         )
 
-    if len(page) < _HEAD.size or not is_reference(page):
+    if len(page) < _HEAD.size or not page[3] & 0x80:  # the mark
         raise refuse("without its head", 0, f"{_HEAD.size} bytes or more", len(page))
     marked, list_id, file, stored, start, extra = _HEAD.unpack_from(page)
     count = marked & ~_MARK

@@ -27,16 +27,19 @@ from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.schema import FeatureSpec
 
 __all__ = [
+    "BEGINS",
+    "NOT_SHOWN",
     "PassthroughPage",
     "VideoPageCodec",
     "VideoReader",
     "VideoTable",
     "least_video_bytes",
+    "page_of_packets",
     "parse_video_page",
 ]
 
-_BEGINS = 1 << 31  # a group of pictures
-_NOT_SHOWN = _BEGINS - 1
+BEGINS = 1 << 31  # in `frames`: a group of pictures begins
+NOT_SHOWN = BEGINS - 1  # in `frames`: no frame of the packet is shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,22 +86,19 @@ class VideoPageCodec:
         numbers: list[int] = []
         first = 0
         for gop in gops:
-            own = [_NOT_SHOWN if n < 0 else first + n for n in gop.order]
-            own[0] |= _BEGINS
+            own = [NOT_SHOWN if n < 0 else first + n for n in gop.order]
+            own[0] |= BEGINS
             numbers += own
             first += gop.num_frames
-        begin = 4 + 4 * (2 * len(packets) + 1)
-        offsets = np.cumsum([begin, *map(len, packets)], dtype=np.int64)
-        if offsets[-1] > MAX_PAGE_BYTES:
+        size = _first_packet(len(packets)) + sum(map(len, packets))
+        if size > MAX_PAGE_BYTES:
             raise FrameError(
                 "a page is too large",
                 feature=self.spec.name,
                 expected=f"at most {MAX_PAGE_BYTES} bytes",
-                got=f"{offsets[-1]} bytes",
+                got=f"{size} bytes",
             )
-        head = np.array([len(packets)], "<u4").tobytes()
-        table = offsets.astype("<u4").tobytes() + np.array(numbers, "<u4").tobytes()
-        return b"".join((head, table, *packets))
+        return page_of_packets(packets, np.array(numbers, np.uint32))
 
     def reader(
         self,
@@ -169,6 +169,24 @@ class VideoReader:
         return GopFrames(codec.config, codec.height, codec.width, packets, inside)
 
 
+def page_of_packets(packets: Sequence[bytes], frames: npt.NDArray[np.uint32]) -> bytes:
+    """The page that holds these packets, of which `frames`, [p], says which frame each gives.
+
+    `ValueError` for more bytes than a page may have: a caller's mistake.
+    """
+    offsets = np.cumsum([_first_packet(len(packets)), *map(len, packets)], dtype=np.int64)
+    if offsets[-1] > MAX_PAGE_BYTES:
+        raise ValueError(f"a page of {offsets[-1]} bytes")
+    head = np.array([len(packets)], "<u4").tobytes()
+    table = offsets.astype("<u4").tobytes() + frames.astype("<u4").tobytes()
+    return b"".join((head, table, *packets))
+
+
+def _first_packet(count: int) -> int:
+    """Where the first of so many packets begins."""
+    return 4 + 4 * (2 * count + 1)
+
+
 def least_video_bytes(count: Any) -> Any:
     """The fewest bytes of a page of `count` frames: a packet of one byte for each."""
     return 8 + 9 * count
@@ -184,7 +202,7 @@ def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
 
     size = len(page)
     num_packets = int(np.frombuffer(page[:4], "<u4")[0]) if size >= 4 else 0
-    begin = 4 + 4 * (2 * num_packets + 1)
+    begin = _first_packet(num_packets)
     if not max(1, count) <= num_packets <= (size - 8) // 9:
         expected = f"{max(1, count)} or more, in {size} bytes"
         raise refuse("with an impossible number of packets", 0, expected, num_packets)
@@ -193,12 +211,12 @@ def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
     if offsets[0] != begin or offsets[-1] != size or (np.diff(offsets) < 1).any():
         expected = f"{num_packets + 1} that rise from {begin} to {size}"
         raise refuse("whose offsets do not rise, or lead outside it", 4, expected, offsets[[0, -1]])
-    begins = frames >= _BEGINS
-    frames = frames & _NOT_SHOWN
+    begins = frames >= BEGINS
+    frames = frames & NOT_SHOWN
     at = 4 + 4 * (num_packets + 1)
     if not begins[0]:
         raise refuse("that does not begin with a group of pictures", at, "its bit set", "not set")
-    shown = frames != _NOT_SHOWN
+    shown = frames != NOT_SHOWN
     groups = np.cumsum(begins) - 1
     per_group = np.bincount(groups[shown], minlength=int(groups[-1]) + 1)
     first_packet = np.append(np.flatnonzero(begins), num_packets)
