@@ -311,6 +311,16 @@ def test_edits_export_and_packing(tmp_path: Path) -> None:
     assert seqrecord.reindex(index).num_episodes == 2
 
 
+@pytest.mark.parametrize("note", ["", "[]", '{"original": 1, "identity": 2, "folder": 3}'])
+def test_a_damaged_note_of_an_index_is_no_note(tmp_path: Path, home: Path, note: str) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    seqrecord.open(root).close()
+    [path] = home.glob("indexes/*.json")
+    path.write_text(note)
+    assert len(seqrecord.open(root).episodes) == 3
+    assert len(list(home.glob("indexes/*-*"))) == 1, "the old index is gone"
+
+
 def test_two_processes_index_once(tmp_path: Path, home: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     code = f"import seqrecord; print(seqrecord.open({str(root)!r}).url)"

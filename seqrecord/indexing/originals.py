@@ -125,8 +125,8 @@ def _check_small(source: Source) -> None:
     ]
     if large or not any(spec.is_video for spec in schema.values()):
         raise SourceError(
-            "an original to which nothing can refer, for what is large in it is no video that is "
-            "kept as it is; `seqrecord write --src` makes a dataset of it",
+            "this original cannot be read in place, for it has large features that are no video; "
+            "`seqrecord write --src` makes a dataset of it",
             expected="video, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "no video",
         )
@@ -189,7 +189,12 @@ class _Indexed:
         """What is kept of the index; `None` where there is none that can be used."""
         with suppress(OSError, ValueError, SeqRecordError):
             found = json.loads(self.base.with_suffix(".json").read_text())
-            if isinstance(found, dict) and found.keys() == {"original", "identity", "folder"}:
+            names = {"original", "identity", "folder"}
+            if (
+                isinstance(found, dict)
+                and found.keys() == names
+                and all(isinstance(value, str) for value in found.values())
+            ):
                 read_manifest(LocalStorage(self._folder(found)))
                 return found
         return None

@@ -28,7 +28,7 @@ from seqrecord.format.references import (
 from seqrecord.storage import Storage, StorageLike, identity_of, open_storage
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["ExternalFiles", "home", "is_trusted", "trust"]
+__all__ = ["ExternalFiles", "home", "trust"]
 
 
 def home() -> Path:
@@ -47,7 +47,7 @@ def trust(list_id: str) -> None:
     (folder / list_id).touch()
 
 
-def is_trusted(list_id: str) -> bool:
+def _is_trusted(list_id: str) -> bool:
     """Whether this user has made the list."""
     return (home() / "trusted" / list_id).is_file()
 
@@ -134,7 +134,7 @@ class ExternalFiles:
         """
         if file in self._seen:
             return
-        if self._originals is None and not is_trusted(list_id):
+        if self._originals is None and not _is_trusted(list_id):
             raise StorageError(
                 "this dataset refers to files outside of it, and was not indexed by you on this "
                 "machine: say with originals= where they lie",

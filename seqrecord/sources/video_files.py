@@ -241,7 +241,7 @@ class VideoFile:
         at = self._raw.read(len(packet.data) + _MOST_BEFORE).find(packet.data)
         if packet.pos is None or at < 0:
             raise SourceError(
-                "a packet that the file does not have as it is, so that nothing can refer to it",
+                "a packet lies otherwise in its file: this video cannot be read in place",
                 file=str(self.path),
                 offset=packet.pos,
             )

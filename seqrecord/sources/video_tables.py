@@ -23,7 +23,8 @@ __all__ = ["PacketTable", "read_references", "read_table"]
 
 IntArray = npt.NDArray[np.int64]
 
-_CONVERT = "convert it: a video to which nothing can refer"
+_CONVERT = "this video cannot be read in place; convert it with `seqrecord write`"
+_OPEN = "groups of pictures are open: frames refer to those before their keyframe"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +51,19 @@ class PacketTable:
         return order
 
     @cached_property
+    def shown_ticks(self) -> IntArray:
+        """When the frames of `shown` are shown, ascending."""
+        ticks: IntArray = self.ticks[self.shown]
+        return ticks
+
+    @cached_property
+    def cuts(self) -> IntArray:
+        """The packets with which a decoder can begin."""
+        return np.flatnonzero(self.is_cut)
+
+    @cached_property
     def group(self) -> IntArray:
-        """From which place to begin a decoder gives a packet's frame; -1 for none: int64 [p]."""
+        """The number of the cut from which on each packet is decoded; -1 for none: int64 [p]."""
         group: IntArray = np.cumsum(self.is_cut) - 1
         return group
 
@@ -83,9 +95,9 @@ def read_references(
     """
     with located(SourceError, file=str(file.path)):
         if file.codec not in PASSTHROUGH:
-            raise SourceError(f"{_CONVERT}, for packets of {file.codec} are not kept")
+            raise SourceError(f"{_CONVERT}: packets of {file.codec} are not kept")
         if file.turn != UPRIGHT:
-            raise SourceError(f"{_CONVERT}, for players turn it")
+            raise SourceError(f"{_CONVERT}: players turn it, so it must be re-encoded")
         wanted = table.shown if times is None else _of_rows(file, table, times, tolerance)
         ticks = table.ticks[wanted]
         if len(back := np.flatnonzero(np.diff(ticks) <= 0)):
@@ -100,7 +112,7 @@ def _of_rows(
     if not (np.diff(times) > 0).all() or not np.isfinite(times).all():
         raise SourceError("timestamps that go back")
     bounds = np.array([times[0] - tolerance, times[-1] + tolerance]) / file.tick
-    ticks = table.ticks[table.shown]
+    ticks = table.shown_ticks
     near = slice(
         int(np.searchsorted(ticks, np.floor(bounds[0]))),
         int(np.searchsorted(ticks, np.ceil(bounds[1]), side="right")),
@@ -132,9 +144,9 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
     if len(group) and group.min() < 0:
         raise SourceError("a video that does not begin with a keyframe")
     if (np.diff(group) < 0).any():
-        raise SourceError(f"{_CONVERT}, for its groups of pictures are open")
+        raise SourceError(f"{_CONVERT}: {_OPEN}")
     used, first_frame = np.unique(group, return_index=True)
-    begins = np.flatnonzero(table.is_cut)[used]
+    begins = table.cuts[used]
     last = np.maximum.reduceat(wanted, first_frame) if len(used) else used
     counts = last + 1 - begins
     frames = np.diff(np.append(first_frame, len(wanted)))
@@ -143,16 +155,12 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
     if (counts > MAX_GOP_PACKETS).any() or (frames > MAX_GOP_FRAMES).any():
         at = int(np.argmax((counts > MAX_GOP_PACKETS) | (frames > MAX_GOP_FRAMES)))
         is_open = table.is_key[begins[at] + 1 : last[at] + 1].any()
-        why = (
-            "its groups of pictures are open"
-            if is_open
-            else (f"keyframes are more than {MAX_GOP_FRAMES} frames apart")
-        )
-        raise SourceError(f"{_CONVERT}, for {why}")
+        far = f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
+        raise SourceError(f"{_CONVERT}: {_OPEN if is_open else far}")
     order = np.full(len(packets), -1, np.int64)
     inside = np.arange(len(wanted)) - np.repeat(first_frame, frames)
     order[wanted + np.repeat(first - begins, frames)] = inside
     starts, sizes = table.starts[packets], table.sizes[packets]
     if (sizes < 1).any() or (starts[1:] < (starts + sizes)[:-1]).any():
-        raise SourceError(f"{_CONVERT}, for packets lie out of order in the file")
+        raise SourceError(f"{_CONVERT}: packets lie out of order in the file")
     return ReferencedGops(str(file.path), file.extradata, starts, sizes, order, first)

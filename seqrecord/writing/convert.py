@@ -128,7 +128,7 @@ def convert(
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
     if reference:
         if not hasattr(source, "referring"):
-            raise SourceError("a source without video, to which nothing can refer; convert it")
+            raise SourceError("a source without video cannot be read in place; convert it")
         source = source.referring()
     schema = source.schema()
     episodes = source.episodes()
