@@ -11,6 +11,7 @@ from seqrecord.storage.base import (
     Unfinished,
     Upload,
     entries_of,
+    fixed_url_of,
     identity_of,
 )
 from seqrecord.storage.cache import (
@@ -50,6 +51,7 @@ __all__ = [
     "clear_cache",
     "copy_on_server",
     "entries_of",
+    "fixed_url_of",
     "identity_of",
     "local_path",
     "map_files",

@@ -28,6 +28,7 @@ __all__ = [
     "check_path",
     "check_rewind",
     "entries_of",
+    "fixed_url_of",
     "identity_of",
     "short_read",
     "tag_of",
@@ -227,6 +228,12 @@ def identity_of(storage: Storage, path: str) -> tuple[int, str | None]:
     return (storage.size(path), None) if identity is None else identity(path)
 
 
+def fixed_url_of(storage: Storage) -> str:
+    """The root's URL; where that is of a branch, the URL of the commit that is read."""
+    found: str | None = getattr(storage, "fixed_url", None)
+    return storage.url if found is None else found
+
+
 def check_path(path: str) -> str:
     """`path` if it is a clean relative POSIX path, else `LocationError`."""
     parts = path.split("/")
@@ -325,6 +332,11 @@ class StorageWrapper:
     def identity(self, path: str) -> tuple[int, str | None]:
         """See `identity_of`."""
         return identity_of(self.inner, path)
+
+    @property
+    def fixed_url(self) -> str:
+        """See `fixed_url_of`."""
+        return fixed_url_of(self.inner)
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Browsable`; `LocationError` where the inner storage lists no folders."""

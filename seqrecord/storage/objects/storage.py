@@ -51,6 +51,7 @@ class ObjectStorage(WholeFileStorage):
     others are for a `RetryingStorage` around this one. Pickles hold the store's credential.
     """
 
+    refusal = "a web server does not list its files, and cannot be written to"
     piece_bytes = 16 << 20  # one request
     most_pieces = 10_000  # S3 takes no more; Azure 50,000
 
@@ -207,10 +208,7 @@ class ObjectStorage(WholeFileStorage):
         if path != ".":
             check_path(path)
         if not self.bucket.is_writable:
-            raise DestinationError(
-                "a web server does not list its files, and cannot be written to",
-                file=self.shown(path),
-            )
+            raise DestinationError(self.refusal, file=self.shown(path))
 
 
 _logger = logging.getLogger("seqrecord")
