@@ -64,6 +64,7 @@ class HubStub(LocalServer):
 
         counts          requests by kind: `api`, `resolve` (files of the Hub), `store` (of LFS)
         asked           what was asked of the Hub, METHOD and path
+        of_file         requests by the file's path, at the Hub and in LFS
         sent            bytes of files that were sent
         leaked          credentials that came to the store, which must get none
         limit           (n, s): 429 after n requests in s seconds, with Retry-After and RateLimit
@@ -80,6 +81,7 @@ class HubStub(LocalServer):
         self.folder, self.repo, self.token = folder, repo, token
         self.counts: Counter[str] = Counter()
         self.asked: list[str] = []
+        self.of_file: Counter[str] = Counter()
         self.leaked: list[str] = []
         self.sent = self.busy = self.early = 0
         self.limit: tuple[int, float] | None = None
@@ -111,6 +113,7 @@ class HubStub(LocalServer):
         sha = hashlib.sha1(text.encode()).hexdigest()
         self.commits[sha], self.branches[branch] = files, sha
         self._blobs |= {file.oid: file for file in files.values() if file.is_large}
+        self.names = {file.oid: name for name, file in files.items()}
         return sha
 
     def _file(self, path: Path) -> _File:
@@ -207,6 +210,8 @@ class _StoreHandler(_Sending):
             if any(self.headers.get(name) for name in ("Authorization", "Cookie")):
                 hub.leaked.append(self.path)
         oid = parts.path.rpartition("/")[2]
+        with hub.guard:
+            hub.of_file[hub.names.get(oid, oid)] += 1
         file = hub.blob(oid, parse_qs(parts.query)) if self.command == "GET" else None
         if file is None:
             self.send(403, b"<Error><Code>AccessDenied</Code></Error>")
@@ -297,6 +302,8 @@ class _Handler(_Sending):
         if (sha := self._commit(revision)) is None:
             return
         hub, file = self.server, self.server.commits[sha].get(path)
+        with hub.guard:
+            hub.of_file[path] += 1
         headers = {"X-Repo-Commit": sha}
         if file is None:
             self.send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"})

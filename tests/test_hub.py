@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import EngineOptions
@@ -28,6 +30,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.storage import Storage, fixed_url_of, open_storage
+from tests.command_line import main
 from tests.datasets import write_small
 from tests.hub_stub import HubStub
 from tests.lerobot_video_data import unpack
@@ -325,6 +328,49 @@ def test_a_lerobot_dataset_is_read_where_it_lies(name: str, tmp_path: Path) -> N
         assert summary.originals == (f"{hub.url}@{hub.branches['main']}",)
 
 
+@pytest.mark.slow
+def test_whatever_reads_originals(tmp_path: Path) -> None:
+    """Loaders in workers, `index`, `doctor`, `write`, and folders of video."""
+    root = unpack(tmp_path, "lerobot_video_v21")
+    with HubStub(root) as there, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", there.endpoint)
+        frames = _frames(there.url)
+        for context in ("fork", "forkserver"):
+            there.of_file.clear()
+            loader = torch.utils.data.DataLoader(
+                seqrecord.SeqRecordStream(there.url, clip_len=2, batch_size=4),
+                batch_size=None,
+                num_workers=2,
+                multiprocessing_context=context,
+            )
+            found = {c for b in loader for c in zip(b["episode"], b["start"].tolist(), strict=True)}
+            assert len(found) == 13
+            heads = Counter(x for x in there.asked if x.startswith("HEAD") and "mp4" in x)
+            assert len(heads) == 6
+            assert max(heads.values()) <= (1 if context == "fork" else 3), "once a process"
+        for words in (
+            ["doctor", there.url],
+            ["index", there.url, "-o", str(tmp_path / "index")],
+            ["write", "--src", there.url, "--dst", str(tmp_path / "packed"), "--workers", "1"],
+        ):
+            done = CliRunner().invoke(main, words)
+            assert done.exit_code == 0, done.output
+        for name in ("index", "packed"):
+            np.testing.assert_equal(_frames(tmp_path / name), frames)
+    folder = tmp_path / "clips"
+    (folder / "more").mkdir(parents=True)
+    for number, path in enumerate(sorted(root.rglob("*front/*.mp4"))):
+        path.rename(folder / ("more" if number else ".") / path.name)
+    with HubStub(folder) as there:
+        options: dict[str, Any] = {"storage_options": {"endpoint": there.endpoint}}
+        local = _frames(folder)
+        np.testing.assert_equal(_frames(there.url, **options), local)
+        inner = _frames(f"{there.url}/more", **options)
+        assert list(inner) == ["episode_000001", "episode_000002"]
+        [alone] = _frames(f"{there.url}/more/episode_000001.mp4", **options).values()
+        np.testing.assert_equal(alone, inner["episode_000001"])
+
+
 def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     with HubStub(root) as hub:
@@ -366,3 +412,60 @@ def test_no_secret_is_in_an_error(hub: HubStub) -> None:
         assert "Signature" not in repr(error)
         assert "S3CRET" not in repr(error)
         error = error.__cause__ or error.__context__
+
+
+def _most(size: int) -> float:
+    """Requests that a file may take, over listing, index and an epoch."""
+    return 1.25 * size / (8 << 20) + 3
+
+
+def _epoch(hub: HubStub, options: dict[str, Any], **loading: Any) -> int:
+    with seqrecord.open(hub.url, **options) as dataset:
+        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=4, **loading)
+        return sum(len(batch["start"]) for batch in pipe)
+
+
+@pytest.mark.parametrize("name", ["lerobot_video_v3", "lerobot_video_v21"])
+def test_requests_of_index_and_epoch(name: str, tmp_path: Path) -> None:
+    root = unpack(tmp_path, name)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "1GiB"}
+    with HubStub(root) as hub:
+        options["storage_options"] = {"endpoint": hub.endpoint}
+        assert _epoch(hub, options) == 13
+        for path, count in hub.of_file.items():
+            assert count <= 3, path
+        assert hub.counts["api"] <= 5, "no file is listed alone"
+        before = hub.counts["store"]
+        assert _epoch(hub, options) == 13
+        assert hub.counts["store"] == before, "another epoch reads nothing"
+
+
+@pytest.mark.slow
+def test_requests_of_large_files(tmp_path: Path) -> None:
+    """Pages in any order, of files of 128 MiB."""
+    (tmp_path / "repo").mkdir()
+    size = 128 << 20
+    for name in "ab":
+        with (tmp_path / "repo" / f"{name}.mp4").open("wb") as file:
+            file.truncate(size - 100)
+            file.seek(0, os.SEEK_END)
+            file.write(name.encode() * 100)
+    order = np.random.default_rng(0).permutation(size >> 18).tolist()
+    with HubStub(tmp_path / "repo") as hub:
+        url = f"{hub.url}@{hub.branches['main']}"
+        storage = open_storage(
+            *(url, {"endpoint": hub.endpoint}), cache_dir=tmp_path / "cache", cache_limit="1GiB"
+        )
+        for name in "ab":
+            for number in order:
+                stop = (number + 1) << 18
+                last = name.encode() if stop == size else b"\0"
+                assert get(storage, f"{name}.mp4", stop - (1 << 18), stop)[-100:] == last * 100
+        assert hub.sent == 2 * size
+        for count in hub.of_file.values():
+            assert count <= _most(size) - 2
+        whole = open_storage(url, {"endpoint": hub.endpoint})
+        begin = hub.of_file["a.mp4"]
+        get(whole, "a.mp4", 0, size)
+        assert hub.of_file["a.mp4"] - begin == 8, "in ranges of 16 MiB"
+        storage.close()

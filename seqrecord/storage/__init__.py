@@ -11,6 +11,7 @@ from seqrecord.storage.base import (
     Unfinished,
     Upload,
     entries_of,
+    expect_pages,
     fixed_url_of,
     identity_of,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "clear_cache",
     "copy_on_server",
     "entries_of",
+    "expect_pages",
     "fixed_url_of",
     "identity_of",
     "local_path",

@@ -183,6 +183,9 @@ class HubReader(RequestReader):
             self.read(path, (ByteRange(0, size), [memoryview(data)]))
         return bytes(data)
 
+    def expect_pages(self) -> None:
+        self._signed.expect_pages()
+
     def close(self) -> None:
         self._signed.close()
         self._plain.close()
@@ -202,6 +205,10 @@ class HubStorage(ObjectStorage):
     def fixed_url(self) -> str:
         """The URL of what is read now, whatever becomes of a branch."""
         return self.bucket.hub.fixed_url
+
+    @property
+    def has_fixed_files(self) -> bool:
+        return self.bucket.hub.is_fixed
 
     def identity(self, path: str) -> tuple[int, str | None]:
         file = self.bucket.hub.file(check_path(path))

@@ -134,7 +134,7 @@ class Hub:
     ) -> None:
         self.endpoint, self.repo, self.revision, self.folder = endpoint, repo, revision, folder
         self._token, self._retrier = token, retrier
-        self._commit = revision if _COMMIT.fullmatch(revision) else commit
+        self._commit = revision if self.is_fixed else commit
         self._shown = f"hf://datasets/{repo}@{revision}"
         self._lock = PerProcess(threading.Lock)
         self._told: _Known | None = None
@@ -162,6 +162,11 @@ class Hub:
         """The folder's URL with its commit."""
         folder = f"/{self.folder}" if self.folder else ""
         return f"hf://datasets/{self.repo}@{self.commit}{folder}"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the revision is a commit itself, as that of external files."""
+        return _COMMIT.fullmatch(self.revision) is not None
 
     def listing(self) -> Listing:
         """All files of the folder; empty where there is none."""

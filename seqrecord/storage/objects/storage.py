@@ -105,6 +105,10 @@ class ObjectStorage(WholeFileStorage):
         meta = self._ask(path, lambda store: store.head(key))
         return int(meta["size"]), meta.get("e_tag")
 
+    def expect_pages(self) -> None:
+        """See `seqrecord.storage.base.expect_pages`."""
+        self._reader.expect_pages()
+
     def create(self, path: str) -> Upload:
         self._check_writable(path)
         return super().create(path)
