@@ -124,6 +124,13 @@ class FeatureSpec:
         return bool(self.codec) and self.codec[0]["id"] == "video"
 
     @property
+    def may_be_referred_to(self) -> bool:
+        """Whether frames may stay in files that are not ours: packets of video, and images that
+        are kept as they were encoded, all of one shape."""
+        is_kept = bool(self.codec) and self.codec[0]["id"] == "seqrecord.image"
+        return self.is_video or (is_kept and self.is_fixed)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one decoded frame; a variable dimension counts as one."""
         return self.dtype.itemsize * math.prod(n for n in self.shape if n is not None)

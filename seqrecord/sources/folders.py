@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
@@ -33,6 +34,7 @@ from seqrecord.sources.images import (
     passthrough_of_both,
 )
 from seqrecord.sources.originals import Originals, key_of
+from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
@@ -64,7 +66,8 @@ class Folders(Originals):
     [H, W, 4] RGBA; `.flo`, PFM and OpenEXR files floating-point numbers, see
     docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
     in which the first frames of two episodes differ is variable. `features` are the names to read,
-    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
+    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG, and with
+    `reference` where they are.
 
     An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
     features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
@@ -75,6 +78,7 @@ class Folders(Originals):
 
     sparse: Sequence[str] = ()
     allow_gaps: bool = False
+    reference: bool = False
 
     unpickled = ("_found",)
 
@@ -84,7 +88,22 @@ class Folders(Originals):
         object.__setattr__(self, "sparse", tuple(sparse))
 
     def schema(self) -> Schema:
-        return self._schema
+        return referring_schema(self._schema) if self.reference else self._schema
+
+    def referring(self) -> Folders:
+        """The same source, whose images stay where they are."""
+        return replace(self, keep_encoded=True, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The folders of files that its frames may refer to, see `external_folders`."""
+        kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        folders = {
+            episode.path / each.folder
+            for episode in self._episodes
+            for name, each in episode.folders.items()
+            if name in kept
+        }
+        return external_folders(self.path, sorted(folders))
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(episode) for episode in self._episodes]
@@ -95,6 +114,7 @@ class Folders(Originals):
                 *(self._folder(info.key), self.schema()),
                 sparse=self.sparse,
                 allow_gaps=self.allow_gaps,
+                reference=self.reference,
             )
 
     def exists(self) -> bool:

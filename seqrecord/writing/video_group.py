@@ -22,11 +22,9 @@ from seqrecord.format.pages import Blob
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import ChunkLength, StoredChunk
+from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
 
 __all__ = ["VideoGroup"]
-
-_MOST_EXTERNAL = 1 << 28  # bytes of a file that a page refers to, with what lies between
 
 
 class VideoGroup:
@@ -131,7 +129,7 @@ class VideoGroup:
         self._end_chunk_if(self._held >= self._most)
 
     def _refer(self, gops: ReferencedGops) -> None:
-        for page in gops.pages(self._most, _MOST_EXTERNAL):
+        for page in gops.pages(self._most, MOST_EXTERNAL):
             reference = Reference.of(page, *self._externals[page.file])
             if self._checksum is not None:
                 stop = reference.start + reference.length

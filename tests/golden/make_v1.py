@@ -39,7 +39,6 @@ from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
-from seqrecord.sources.references import checksum_of
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_tables import read_references, read_table
 from seqrecord.storage import LocalStorage
@@ -493,7 +492,7 @@ def _referring() -> None:
                 writer=new_writer_id(),
                 record_bytes=1 << 20,
                 externals={str(original): (files.id, 0)},
-                checksum=checksum_of,
+                checksums=True,
             ) as writer,
         ):
             writer.begin("e", ordinal=0, chunk_frames=6, metadata="{}")
