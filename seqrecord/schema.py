@@ -48,7 +48,7 @@ MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A PNG or JPEG file's bytes, to be stored as they are by the codec `seqrecord.image`."""
+    """A PNG, JPEG or npy file's bytes, to be stored as they are by the codec `seqrecord.image`."""
 
     data: bytes
 
@@ -125,8 +125,8 @@ class FeatureSpec:
 
     @property
     def may_be_referred_to(self) -> bool:
-        """Whether frames may stay in files that are not ours: packets of video, and images that
-        are kept as they were encoded, all of one shape."""
+        """Whether frames may stay in files that are not ours: packets of video, and files that are
+        kept as they were encoded, all of one shape."""
         is_kept = bool(self.codec) and self.codec[0]["id"] == "seqrecord.image"
         return self.is_video or (is_kept and self.is_fixed)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import seqrecord
+from seqrecord.codecs import FrameCodec
 from seqrecord.errors import (
     ChecksumError,
     CodecError,
@@ -27,6 +30,7 @@ from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.indexing.originals import index_source
 from seqrecord.reading.dataset import open_packed
 from seqrecord.reading.externals import ExternalFiles, trust
+from seqrecord.schema import EncodedImage
 from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
@@ -43,9 +47,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def _image(path: Path) -> None:
+def _image(path: Path, shape: tuple[int, ...] = (8, 12, 3)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(_RNG.integers(0, 256, (8, 12, 3), np.uint8)).save(path)
+    Image.fromarray(_RNG.integers(0, 256, shape, np.uint8)).save(path)
+
+
+def _array(path: Path, *shape: int, dtype: Any = np.float32) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, (_RNG.random(shape) * 9).astype(dtype))
 
 
 def tartanair(root: Path, num_frames: int = 5) -> Path:
@@ -54,6 +63,11 @@ def tartanair(root: Path, num_frames: int = 5) -> Path:
         for number in range(num_frames):
             for side in ("left", "right"):
                 _image(folder / f"image_{side}" / f"{number:06d}_{side}.png")
+            _array(folder / "depth_left" / f"{number:06d}_left_depth.npy", 8, 12)
+            if number < num_frames - 1:
+                name = f"{number:06d}_{number + 1:06d}"
+                _array(folder / "flow" / f"{name}_flow.npy", 8, 12, 2)
+                _array(folder / "flow" / f"{name}_mask.npy", 8, 12, dtype=np.uint8)
         np.savetxt(folder / "pose_left.txt", _RNG.random((num_frames, 7)))
     return root
 
@@ -63,13 +77,54 @@ def folders(root: Path, num_frames: int = 5) -> Path:
         for name in ("a", "b"):
             _image(root / name / "rgb" / f"{number}.jpg")
             if number != 2:  # which lacks it
-                _image(root / name / "mask" / f"{number}.png")
+                _image(root / name / "mask" / f"{number}.png", (8, 12))
+            _array(root / name / "depth" / f"{number}.npy", 40, 50, dtype=">f4")
+            _array(root / name / "state" / f"{number}.npy", 3)  # so small that it is copied
     for name in ("a", "b"):
         np.save(root / name / "action.npy", _RNG.random((num_frames, 3), np.float32))
     return root
 
 
-_TREES = {"tartanair": (tartanair, {}), "folders": (folders, {"sparse": "mask"})}
+def webdataset(root: Path, num_frames: int = 5) -> Path:
+    """Two shards, each an episode."""
+    folders(root / "loose", num_frames)
+    for shard in "ab":
+        with tarfile.open(root / f"{shard}.tar", "w") as tar:
+            for number in range(num_frames):
+                for path in sorted((root / "loose" / shard).rglob(f"{number}.*")):
+                    tar.add(path, f"{number:04d}.{path.parent.name}{path.suffix}")
+    shutil.rmtree(root / "loose")
+    return root
+
+
+_TREES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "tartanair": (tartanair, {}),
+    "folders": (folders, {"sparse": "mask"}),
+    "webdataset": (webdataset, {"sparse": "mask"}),
+}
+
+
+_REFERRED = {
+    "tartanair": {
+        "image_left": "png",
+        "image_right": "png",
+        "depth_left": "npy",
+        "flow": "npy",
+        "mask": "npy",
+    },
+    "folders": {"depth": "npy", "mask": "png", "rgb": "jpeg"},
+    "webdataset": {"depth": "npy", "mask": "png", "rgb": "jpeg"},
+}
+
+
+def _bytes_of(root: Path, *endings: str) -> int:
+    """Of the files with these endings, in tar files too, that are not copied."""
+    sizes = {path: path.stat().st_size for path in root.rglob("*.*")}
+    for path in root.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            sizes |= {path / member.name: member.size for member in tar.getmembers()}
+    wanted = (path for path in sizes if path.suffix in endings and path.stem != "action")
+    return sum(sizes[path] for path in wanted if "state" not in f"{path.parent.name}.{path.stem}")
 
 
 def _frames(dataset: seqrecord.Dataset) -> dict[str, Any]:
@@ -103,9 +158,12 @@ def test_a_tree_is_read_where_it_lies(name: str, tmp_path: Path) -> None:
         with seqrecord.open(index, verify=verify) as dataset:
             np.testing.assert_equal(_frames(dataset), expected)
     assert seqrecord.verify(index, deep=True).ok
-    images = [p for p in root.rglob("*") if p.suffix in (".png", ".jpg")]
+    with seqrecord.open(index) as dataset:
+        specs = dataset.features.values()
+        kept = {spec.name: spec.codec[0]["format"] for spec in specs if spec.may_be_referred_to}
+    assert kept == _REFERRED[name]
     summary = seqrecord.summarize(index)
-    assert summary.external_bytes == sum(path.stat().st_size for path in images)
+    assert summary.external_bytes == _bytes_of(root, ".png", ".jpg", ".npy")
     assert summary.originals == (str(root),)
     with pytest.raises(NotFoundError) as info:
         seqrecord.open(root)
@@ -122,25 +180,63 @@ def test_loaders_give_the_same_batches(tmp_path: Path) -> None:
         for batch in seqrecord.SeqRecordPipe(place, **options):
             yield {name: np.asarray(value) for name, value in batch.items()}
 
+    names = ("image_left", "depth_left", "flow")
     found, expected = (
         {
-            (key, start): image.tobytes()
+            (key, start): [batch[name][i].tobytes() for name in names]
             for batch in batches(place)
-            for key, start, image in zip(
-                batch["episode"].tolist(), batch["start"].tolist(), batch["image_left"], strict=True
+            for i, (key, start) in enumerate(
+                zip(batch["episode"].tolist(), batch["start"].tolist(), strict=True)
             )
         }
         for place in places
     )
-    assert len(found) == 78
+    assert len(found) == 76
     assert found == expected
 
 
-def test_a_tree_on_a_url(tmp_path: Path, memory_url: str) -> None:
-    root = tartanair(tmp_path / "tree")
-    index = _index(upload(root, memory_url), tmp_path / "index")
+@pytest.mark.parametrize("name", _TREES)
+def test_a_tree_on_a_url(name: str, tmp_path: Path, memory_url: str) -> None:
+    make, options = _TREES[name]
+    root = make(tmp_path / "tree")
+    index = _index(upload(root, memory_url), tmp_path / "index", **options)
     with seqrecord.open(index) as dataset:
-        np.testing.assert_equal(_frames(dataset), _packed(root, tmp_path / "packed"))
+        np.testing.assert_equal(_frames(dataset), _packed(root, tmp_path / "packed", **options))
+
+
+def _npy(array: Any, **changes: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(array, **changes), allow_pickle=True)
+    return file.getvalue()
+
+
+def test_arrays_that_are_kept_as_files() -> None:
+    values = np.arange(6, dtype="<f4").reshape(2, 3)
+    codec = FrameCodec(({"id": "seqrecord.image", "format": "npy"},), "<f4", (2, 3))
+    good = _npy(values)
+    for data in (good, _npy(values, dtype=">f4"), _npy(values, order="F"), codec.encode(values)):
+        out = np.zeros((2, 3), "<f4")
+        codec.decode_into(codec.encode(EncodedImage(data)), out)
+        assert np.array_equal(out, values)
+    wrong = {
+        "no npy": b"x" * 40,
+        "cut header": good[:20],
+        "cut": good[:-1],
+        "more": good + b"x",
+        "dtype": _npy(values, dtype="<f8"),
+        "shape": _npy(values[:1]),
+        "pickle": _npy([[object()] * 3] * 2, dtype=object),
+        "version 3": good[:6] + b"\x03" + good[7:],
+        "a literal that is none": good.replace(b"False", b"exec("),
+        "absurd": good.replace(b"(2, 3)", b"(2,-3)"),
+    }
+    for name, data in wrong.items():
+        with pytest.raises(CodecError) as info:
+            codec.decode_into(data, np.zeros((2, 3), "<f4"))
+        assert info.value.got, name
+    any_image = FrameCodec(({"id": "seqrecord.image", "format": "any"},), "|u1", (2, 3))
+    with pytest.raises(CodecError):
+        any_image.encode(EncodedImage(_npy(values, dtype="u1")))
 
 
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)
@@ -155,7 +251,7 @@ def test_a_tree_of_a_bucket(tmp_path: Path, place: Place) -> None:
         _image(root / name)
         place.put(name, (root / name).read_bytes())
         with pytest.raises(StorageError) as info:
-            dataset.episodes["office/Easy/P000"][:]
+            dataset.episodes["office/Easy/P000"][:4]
         assert str(info.value.file).endswith(name)
 
 
@@ -173,9 +269,20 @@ def test_files_that_are_not_opened(what: str, tmp_path: Path) -> None:
     else:
         os.utime(path, ns=(7, 7))
     with pytest.raises(NotFoundError if what == "gone" else StorageError) as info:
-        seqrecord.open(index).episodes["office/Easy/P000"][:]
+        seqrecord.open(index).episodes["office/Easy/P000"][:4]
     assert info.value.file == str(path)
     assert len(seqrecord.verify(index).problems) == 1
+
+
+def test_a_tar_file_that_has_changed(tmp_path: Path) -> None:
+    root = webdataset(tmp_path / "tree")
+    index = _index(root, tmp_path / "index", sparse="mask")
+    path = root / "a.tar"
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(StorageError) as info:
+        seqrecord.open(index).episodes["a"][:2]
+    assert info.value.file == str(path)
+    assert len(seqrecord.open(index).episodes["b"][:2]["rgb"]) == 2
 
 
 def test_checksums_notice_what_size_and_time_do_not_tell(tmp_path: Path) -> None:
@@ -189,7 +296,7 @@ def test_checksums_notice_what_size_and_time_do_not_tell(tmp_path: Path) -> None
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(ChecksumError) as info:
-        seqrecord.open(tmp_path / "i").episodes["office/Easy/P000"][:]
+        seqrecord.open(tmp_path / "i").episodes["office/Easy/P000"][:4]
     assert str(path.parent) in str(info.value.file)
 
 
@@ -200,7 +307,7 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((9, 12, 3), np.uint8)).save(path)
     index = _index(root, tmp_path / "index")
     with pytest.raises(CodecError) as info:
-        seqrecord.open(index).episodes["office/Easy/P000"][:]
+        seqrecord.open(index).episodes["office/Easy/P000"][:4]
     assert str(info.value.episode).startswith("office/Easy/P000")
     assert info.value.feature == "image_left"
     path.write_bytes(b"")
@@ -218,7 +325,7 @@ def test_only_what_this_user_has_indexed_is_opened(
         expected = _frames(dataset)
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another"))
     with pytest.raises(StorageError) as info:
-        seqrecord.open(index).episodes["office/Easy/P000"][:]
+        seqrecord.open(index).episodes["office/Easy/P000"][:4]
     assert info.value.got == str(root)
     moved = shutil.copytree(root, tmp_path / "moved")
     with seqrecord.open(index, originals=moved) as dataset:

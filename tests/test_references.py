@@ -191,10 +191,9 @@ def test_frames_that_are_files_of_a_folder_or_ranges_of_a_file() -> None:
     assert (found.parts, found.length) == (OF_FOLDER.parts, 5)
     assert found.page(memoryview(b"AAABB"), None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
     ranges = Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2])
-    found = _frames_page(ranges.encode(), 12)
-    assert (found.start, found.length, found.parts) == (100, 12, ())
-    data = memoryview(b"AAA-------BB")
-    assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
+    found = _frames_page(ranges.encode())
+    assert (found.start, found.stop, found.length, found.parts) == (100, 112, 5, ())
+    assert found.page(memoryview(b"AAABB"), None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
 
 
 @pytest.mark.parametrize(

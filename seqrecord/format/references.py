@@ -272,9 +272,19 @@ class Reference:
         return cls(*(*place, starts[0], offsets, length, frames, names), parts=tuple(parts))
 
     @property
+    def is_video(self) -> bool:
+        """Whether its packets are of video, rather than frames that are encoded alone."""
+        return bool(self.frames[0] & BEGINS)
+
+    @property
     def length(self) -> int:
-        """Bytes of the range."""
-        return int(self.offsets[-1] + self.sizes[-1])
+        """Bytes that are read: the range, or of frames that are encoded alone theirs together."""
+        return self.stop - self.start if self.is_video else int(self.sizes.sum())
+
+    @property
+    def stop(self) -> int:
+        """Where in the file the range ends."""
+        return self.start + int(self.offsets[-1] + self.sizes[-1])
 
     def encode(self) -> bytes:
         """The page's bytes."""
@@ -286,8 +296,8 @@ class Reference:
         return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
 
     def page(self, data: memoryview, codec: str | None) -> bytes:
-        """The page that holds these packets, given the bytes of the range: of video of this codec,
-        or of frames that are encoded alone.
+        """The page that holds these packets, given the bytes of the range: of video of this codec;
+        or of frames that are encoded alone, given their bytes one behind the other.
 
         Raises `ChecksumError` for a range that is not as it was read when it was indexed, and
         `FormatError` for extradata that is none.
@@ -302,9 +312,7 @@ class Reference:
         if codec is None:
             table = 4 * (len(self.sizes) + 1)
             offsets = table + np.append(0, np.cumsum(self.sizes))
-            spans = zip(self.offsets.tolist(), self.sizes.tolist(), strict=True)
-            blobs = (data[start : start + size] for start, size in spans)
-            return b"".join((offsets.astype("<u4").tobytes(), *blobs))
+            return b"".join((offsets.astype("<u4").tobytes(), data))
         try:
             form = packet_format(codec, self.extradata)
         except ValueError as error:
@@ -350,18 +358,18 @@ def parse_reference(
     offsets, sizes = table[0].astype(np.int64), table[1].astype(np.int64)
     ends = offsets + sizes
     fits = sizes.min() > 0 and offsets[0] == 0 and bool((offsets[1:] >= ends[:-1]).all())
-    if not fits or ends[-1] != length:
+    if not fits or (ends[-1] if num_frames is None else sizes.sum()) != length:
         expected = f"packets one behind the other, from 0 to {length}"
         raise refuse("whose packets overlap, or lead outside it", _HEAD.size, expected, ends[-1])
-    if start + length >= 2**63:
+    if start + int(ends[-1]) >= 2**63:
         raise refuse("to a place that no file has", 20, "below 2**63", start)
     extradata = bytes(page[_HEAD.size + 12 * count :])
     parts: tuple[PartOfFolder, ...] = ()
     if num_frames is not None:
         if count != num_frames or (table[2] != np.arange(count)).any():
             raise refuse("that is not of its frames in order", 0, num_frames, count)
-        if ends[-1] + 4 * (count + 1) >= 2**32:
-            raise refuse("to too many bytes", _HEAD.size, "below 2**32", ends[-1])
+        if length + 4 * (count + 1) >= 2**32:
+            raise refuse("to too many bytes", _HEAD.size, "below 2**32", length)
         if extradata:
             parts = _parts(extradata, count)
             if start or (offsets[1:] != ends[:-1]).any() or len(parts) != count:

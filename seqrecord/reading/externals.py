@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class ExternalFiles:
         if reference.parts:
             self._read_parts(reference, file, data)
             return data
-        item = ByteRange(reference.start, reference.start + reference.length)
+        item = ByteRange(reference.start, reference.stop)
         if item.stop > file.size:
             raise FormatError(
                 "a page that refers to bytes behind the end of a file",
@@ -98,7 +99,13 @@ class ExternalFiles:
                 got=item.stop,
             )
         self._check(reference.list_id, file)
-        self._store(file.root).read_ranges(file.path, [item], [data])
+        ranges, buffers = [item], [data]
+        if not reference.is_video:
+            sizes = reference.sizes.tolist()
+            starts = (reference.start + reference.offsets).tolist()
+            ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
+            buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+        self._store(file.root).read_ranges(file.path, ranges, buffers)
         return data
 
     def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:

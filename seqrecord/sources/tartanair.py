@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
@@ -42,8 +42,6 @@ from seqrecord.sources.tartanair_layout import (
 
 __all__ = ["FORMAT", "TartanAir"]
 
-_PNG: tuple[CodecConfig, ...] = ({"id": "seqrecord.image", "format": "png"},)
-
 
 @dataclass(frozen=True)
 class TartanAir(Originals):
@@ -52,7 +50,7 @@ class TartanAir(Originals):
     `root` is a folder of environments, one environment, one difficulty or one trajectory.
     `features` are the names to read, in that order; by default all that the tree has for
     `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG, and with
-    `reference` where they are.
+    `reference` where they are; so do npy files, and PNG files of segmentations.
 
     Features of version 1 (those of version 2 end in `_lcam_front` and `_rcam_front` instead):
     `image_left` uint8 [H, W, 3], RGB; `depth_left` float32 [H, W], metres along the optical axis;
@@ -102,7 +100,7 @@ class TartanAir(Originals):
             trajectory.path / files.folder
             for trajectory in self._trajectories
             for files in trajectory.pixels
-            if files.is_image and files.features[0].name in self.schema()
+            if files.kept and files.features[0].name in self.schema()
         }
         return external_folders(self.path, sorted(folders))
 
@@ -174,7 +172,8 @@ class TartanAir(Originals):
         entries = frozenset[str]().union(*(t.entries for t in trajectories))
         for files in layout.pixels:
             if files.camera in self.cameras and size and _some_has(trajectories, files):
-                codec = _PNG if self.keep_encoded and files.is_image else ()
+                is_kept = self.reference or (self.keep_encoded and files.is_image)
+                codec = files.kept if is_kept else ()
                 for spec in files.features:
                     yield replace(spec, shape=(*size, *spec.shape[2:]), codec=codec)
         for spec, camera, file in layout.poses:

@@ -57,7 +57,7 @@ def read_frames(
         for files, names in pixels.items():
             if frame_id in names:
                 path = trajectory.path / files.folder / names[frame_id]
-                if reference and files.is_image:
+                if reference and files.kept:
                     frame[files.features[0].name] = ReferencedFile(str(path))
                     continue
                 with located(SourceError, feature=files.features[0].name, frame=index):

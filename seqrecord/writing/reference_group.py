@@ -15,6 +15,8 @@ from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
 
 __all__ = ["ReferenceGroup"]
 
+_MOST_SPAN = 1 << 32  # bytes of a file from the first frame of a chunk to the last one
+
 
 class ReferenceGroup:
     """A feature's frames that are in no chunk yet, of one episode after the other.
@@ -92,7 +94,7 @@ class ReferenceGroup:
             return True
         if file.stop is None or last.stop is None:
             return file.stop != last.stop
-        return file.start < last.stop or file.stop - first.start > MOST_EXTERNAL
+        return file.start < last.stop or file.stop - first.start >= _MOST_SPAN
 
     def _chunk(self, frames: Sequence[tuple[ReferencedFile, str, str] | None]) -> StoredChunk:
         there = [frame for frame in frames if frame is not None]
@@ -116,6 +118,8 @@ class ReferenceGroup:
         else:
             starts = [file.start for file in files]
             sizes = [file.stop - file.start for file in files]
+            if min(sizes) < 1:
+                raise SourceError("an empty file", file=files[0].file, offset=min(starts))
             found = Reference.of_frames(number, starts, sizes)
         if found.length > MOST_EXTERNAL or len(found.extradata) > MAX_NAMES:
             raise FrameError(

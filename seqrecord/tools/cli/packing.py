@@ -236,11 +236,11 @@ def index(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Index a LeRobot dataset, a folder of video, or a tree of images, which is then read where it
-    lies.
+    """Index a LeRobot dataset, a folder of video, or a tree of images and arrays, which is then
+    read where it lies.
 
-    Video and images are not copied, other features are. Loaders and commands that are given SRC
-    itself do this by themselves, but for trees of images: these need --dst.
+    Video, images and arrays are not copied, small features are. Loaders and commands that are given
+    SRC itself do this by themselves, but for trees of images: these need --dst.
     """
     # Here, for `write` does without it.
     from seqrecord.indexing.originals import find_index, index_source
