@@ -49,7 +49,7 @@ MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A PNG or JPEG file's bytes, to be stored as they are by the codec `seqrecord.image`."""
+    """A PNG, JPEG or npy file's bytes, to be stored as they are by the codec `seqrecord.image`."""
 
     data: bytes
 
@@ -143,6 +143,13 @@ class FeatureSpec:
     def is_video(self) -> bool:
         """Whether pages hold groups of pictures, rather than a blob for each frame."""
         return bool(self.codec) and self.codec[0]["id"] == "video"
+
+    @property
+    def may_be_referred_to(self) -> bool:
+        """Whether frames may stay in files that are not ours: packets of video, and files that are
+        kept as they were encoded, all of one shape."""
+        is_kept = bool(self.codec) and self.codec[0]["id"] == "seqrecord.image"
+        return self.is_video or (is_kept and self.is_fixed)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,8 @@
-"""Change several bytes of an index, a footer or a manifest at a time, mend every checksum, read.
+"""Change several bytes of a file at a time, mend every checksum, read.
 
-`python -m tests.fuzz_files index|footer|manifest --seed 1 --seconds 600` prints how many cases
-ended how. Each case is opened, read and verified in a child process, which is replaced when it dies
+`python -m tests.fuzz_files index --seed 1 --seconds 600` prints how many cases ended how. Other
+kinds than `index` are `footer`, `manifest`, `reference` (pages that refer to another file) and
+`original` (the file that they refer to: read by an index that is there, or by one that is made). Each case is opened, read and verified in a child process, which is replaced when it dies
 or hangs, so a crash of a C library is one outcome among others. A case depends on nothing but its
 kind, the seed and its number: `--first N --cases 1` runs case N again.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import random
 import resource
 import select
@@ -28,7 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqrecord import SeqRecordError, reindex, verify
+from seqrecord import SeqRecordError, convert, reindex, verify
+from seqrecord.checksum import crc32c
+from seqrecord.sources import open_source
 from tests.tiny import (
     Frames,
     change_manifest,
@@ -44,11 +48,13 @@ from tests.tiny import (
 
 __all__ = ["KINDS", "Outcomes", "fuzz"]
 
-KINDS = ("index", "footer", "manifest")
+KINDS = ("index", "footer", "manifest", "reference", "original")
 ALLOWED = ("refused", "as before", "other values")
 
 _GOLDEN = Path(__file__).parent / "golden" / "v1"
 _HANG_SECONDS = 60.0
+_INDEXED = 1_700_000_000  # when originals were changed last, as far as their files say
+_HEADER = 64  # bytes of a record file, before its pages
 _MEMORY = 1 << 30  # bytes that a case may take beyond what the child has at its start
 _NUMBERS = (
     *(0, 1, 2, 3, 7, 8, 63, 64, 65, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF),
@@ -128,14 +134,23 @@ def _follow(child: subprocess.Popen[str], outcomes: Outcomes, end: float) -> int
 
 
 def _run_child(kind: str, seed: int, first: int, stop: int, folder: Path) -> None:
+    os.environ["SEQRECORD_HOME"] = str(folder / "home")
     seeds = _datasets(folder)
+    if kind in ("reference", "original"):
+        seeds = [root for root in seeds if root.parent == folder / "referring"]
     right = [read_all(root) for root in seeds]
     for root in seeds:  # whatever is imported late is imported now
         assert verify(root, deep=True, num_threads=1).ok, root
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    change = {"index": _change_index, "footer": _change_footer, "manifest": _change_manifest}[kind]
+    change: Callable[[Path, random.Random], object] = {
+        "index": _change_index,
+        "footer": _change_footer,
+        "manifest": _change_manifest,
+        "reference": _change_reference,
+        "original": _change_original,
+    }[kind]
     for number in range(first, stop):
         print(f"begin {number}", flush=True)  # noqa: T201
         rng = random.Random(f"{kind}/{seed}/{number}")
@@ -143,10 +158,15 @@ def _run_child(kind: str, seed: int, first: int, stop: int, folder: Path) -> Non
         root = folder / "case"
         shutil.rmtree(root, ignore_errors=True)
         copy_dataset(seeds[which], root)
+        _put_original(folder)
+        if kind == "original" and rng.random() < 0.5:
+            root = folder / "videos"  # an index of it is made
+            os.environ["SEQRECORD_HOME"] = str(folder / "case" / "home")
         try:
             outcome = _outcome(partial(change, root, rng), root, right[which])
         except BaseException:
             outcome = ("another exception", traceback.format_exc()[-3000:])
+        os.environ["SEQRECORD_HOME"] = str(folder / "home")
         print("end " + json.dumps(outcome), flush=True)  # noqa: T201
 
 
@@ -155,7 +175,22 @@ def _datasets(folder: Path) -> list[Path]:
     tiny = folder / "tiny"
     if not tiny.exists():
         write_tiny(tiny)
-    return [tiny, *(_GOLDEN / name for name in ("variable", "spanning", "fast", "groups"))]
+    _put_original(folder)
+    referring = [folder / "referring" / name for name in ("plain", "summed")]
+    for root in referring:
+        if not root.exists():
+            source = open_source(folder / "videos")
+            convert(source, root, reference=True, checksums=root.name == "summed", workers=1)
+    names = ("variable", "spanning", "fast", "groups")
+    return [tiny, *(_GOLDEN / name for name in names), *referring]
+
+
+def _put_original(folder: Path) -> None:
+    """The video as it was when it was indexed."""
+    path = folder / "videos" / "a.mp4"
+    path.parent.mkdir(exist_ok=True)
+    shutil.copy(_GOLDEN / "referring" / "original" / "a.mp4", path)
+    os.utime(path, (_INDEXED, _INDEXED))
 
 
 def _outcome(change: Callable[[], object], root: Path, right: Frames) -> tuple[str, str]:
@@ -171,7 +206,7 @@ def _outcome(change: Callable[[], object], root: Path, right: Frames) -> tuple[s
         return "refused", str(error)
     if refused is None:
         return ("as before" if same else "other values"), ""
-    if report.ok and (root / "manifest.json").exists():
+    if report.ok and (root.name == "videos" or (root / "manifest.json").exists()):
         return "verify has missed it", str(refused)
     return "refused", str(refused)
 
@@ -229,6 +264,35 @@ def _set_size(manifest: dict[str, Any], path: Path) -> None:
 
 def _like(array: Any, data: bytes) -> Any:
     return type(array)(array.shape, array.dtype, data) if array.size else array
+
+
+def _change_reference(root: Path, rng: random.Random) -> None:
+    [path] = (root / "records").glob("*.seqrec")
+    parts = split_record(path.read_bytes())
+    rows = next(rows for rows in parts.groups if rows["external"].any())
+    row = rows[rng.randrange(len(rows))]
+    start = int(row["offset"]) - _HEADER
+    page = slice(start, start + int(row["pages"]["length"][0]))
+    spans = [(0, page.stop - page.start)]
+    changed = _changed(parts.pages[page], rng, spans, same_length=True)
+    parts.pages[page] = changed
+    row["pages"]["crc32c"][0] = crc32c(changed)
+    if rng.random() < 0.1:
+        row["external"] = rng.choice(_NUMBERS) & 0xFFFFFFFF
+    path.write_bytes(parts.joined())
+    reindex(root, created_by="test")
+
+
+def _change_original(root: Path, rng: random.Random) -> None:
+    path = root.parent / "videos" / "a.mp4"
+    data = bytearray(path.read_bytes())
+    moov = data.index(b"moov")
+    spans = [(0, len(data)), (moov, len(data)), (0, moov)]
+    keeps_length = rng.random() < 0.8
+    path.write_bytes(_changed(data, rng, spans, same_length=keeps_length))
+    if rng.random() < 0.1:
+        os.truncate(path, rng.randrange(len(data)))
+    os.utime(path, (_INDEXED, _INDEXED))
 
 
 def _change_manifest(root: Path, rng: random.Random) -> None:

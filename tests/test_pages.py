@@ -91,7 +91,7 @@ def test_encoded_page_has_offsets() -> None:
 
 
 def page_blob(codec: PageCodec, values: list[int]) -> bytes:
-    return codec.encode_frame(np.array(values, "u1")).data
+    return bytes(codec.encode_frame(np.array(values, "u1")).data)
 
 
 def test_variable_page_has_shapes() -> None:

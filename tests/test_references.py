@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from seqrecord.errors import ChecksumError, FormatError
 from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
+    PartOfFolder,
     Reference,
     ReferencedGops,
     least_reference_bytes,
@@ -123,7 +125,8 @@ def test_references_that_cannot_be_true(page: bytes, length: int) -> None:
 
 def test_a_list() -> None:
     files = (ExternalFile("/a", "b/c.mp4", 5, "mtime 7"), ExternalFile("s3://x", "c.mp4", 6))
-    made = ExternalList((*files, ExternalFile("/a", "d.mp4", 1)))
+    folders = ExternalFile("/a", "", 0), ExternalFile("/a", "e/f", 0)
+    made = ExternalList((*files, ExternalFile("/a", "d.mp4", 1), *folders))
     data = made.encode()
     assert ExternalList.parse(data, made.id) == made
     assert json.loads(data)["files"][1] == [1, "c.mp4", 6, None]
@@ -148,7 +151,9 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
         "root true": _changed(lambda v: v["files"][0].__setitem__(0, False)),
         "path ..": _changed(lambda v: v["files"][0].__setitem__(1, "../b.mp4")),
         "path /": _changed(lambda v: v["files"][0].__setitem__(1, "/etc/passwd")),
-        "size 0": _changed(lambda v: v["files"][0].__setitem__(2, 0)),
+        "size -1": _changed(lambda v: v["files"][0].__setitem__(2, -1)),
+        "folder that tells a time": _changed(lambda v: v.update(files=[[0, "b", 0, "mtime 7"]])),
+        "file without a name": _changed(lambda v: v["files"][0].__setitem__(1, "")),
         "size 2**63": _changed(lambda v: v["files"][0].__setitem__(2, 2**63)),
         "identity 7": _changed(lambda v: v["files"][0].__setitem__(3, 7)),
     }.values(),
@@ -167,3 +172,59 @@ def test_the_golden_list_is_named_by_its_bytes() -> None:
     golden = Path(__file__).parent / "golden" / "v1" / "referring" / "externals"
     [path] = golden.glob("*.json")
     assert ExternalList.parse(path.read_bytes(), path.stem).files[0].path == "a.mp4"
+
+
+OF_FOLDER = Reference.of_frames(
+    ("0" * 16, 3), [], [3, 2], [PartOfFolder("a.png", "mtime 7"), PartOfFolder("b.png", None)]
+)
+
+
+def _frames_page(page: bytes, length: int = 5, count: int = 2) -> Reference:
+    return parse_reference(memoryview(page), length, "image", count)
+
+
+def test_frames_that_are_files_of_a_folder_or_ranges_of_a_file() -> None:
+    page = OF_FOLDER.encode()
+    names = b'[["a.png","mtime 7"],["b.png",null]]'
+    assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
+    found = _frames_page(page)
+    assert (found.parts, found.length) == (OF_FOLDER.parts, 5)
+    assert found.page(memoryview(b"AAABB"), None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
+    ranges = Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2])
+    found = _frames_page(ranges.encode())
+    assert (found.start, found.stop, found.length, found.parts) == (100, 112, 5, ())
+    assert found.page(memoryview(b"AAABB"), None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        b"x",
+        b"{}",
+        b"[]",
+        b'[["a.png",null]]',
+        b'[["a.png",null],["a.png",null]]',
+        b'[["a.png",null],["../b.png",null]]',
+        b'[["a.png",null],["",null]]',
+        b'[["a.png",null],["c/b.png",null]]',
+        b'[["a.png",null],["b.png",7]]',
+        b'[["a.png",null],["b.png"]]',
+    ],
+)
+def test_names_that_are_refused(names: bytes) -> None:
+    with pytest.raises(FormatError):
+        _frames_page(replace(OF_FOLDER, extradata=names).encode())
+
+
+def test_frames_that_cannot_be_true() -> None:
+    wrong = {
+        "another order": replace(OF_FOLDER, frames=np.array([1, 0])),
+        "files that do not begin": replace(OF_FOLDER, start=1),
+        "a gap": replace(OF_FOLDER, offsets=np.array([0, 4])),
+    }
+    for name, reference in wrong.items():
+        with pytest.raises(FormatError) as info:
+            _frames_page(reference.encode(), reference.length)
+        assert info.value.feature == "image", name
+    with pytest.raises(FormatError):
+        _frames_page(OF_FOLDER.encode(), count=3)

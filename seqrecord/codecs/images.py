@@ -1,4 +1,4 @@
-"""PNG and JPEG images that a record keeps as they were encoded.
+"""Files of one frame that a record keeps as they were encoded: PNG and JPEG images, npy arrays.
 
 Nothing here trusts the bytes. Dimensions are compared with what the caller expects before any
 pixel is decoded, Pillow is told the one format to try, and its many exceptions become `ValueError`.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -34,8 +36,8 @@ __all__ = [
 IMAGE = "seqrecord.image"
 """The id of their codec configuration."""
 
-FORMATS = ("png", "jpeg", "any")
-"""What images may be; of `any`, each is a PNG or a JPEG."""
+FORMATS = ("png", "jpeg", "any", "npy")
+"""What files may be; of `any`, each is a PNG or a JPEG."""
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 """Format by first bytes."""
@@ -70,8 +72,12 @@ def probe(data: bytes | memoryview) -> ImageHeader:
     """Read an image's header without decoding its pixels.
 
     uint8 [H, W], [H, W, 3] or [H, W, 4] (PNG only), or uint16 [H, W] (PNG only). Raises
-    `ValueError` for anything else, palettes, 16-bit colour and CMYK among it.
+    `ValueError` for anything else, palettes, 16-bit colour and CMYK among it. An npy file is of
+    any dtype and shape.
     """
+    if data[: len(MAGIC)] == MAGIC:
+        dtype, shape, _ = npy_header(io.BytesIO(data))
+        return ImageHeader("npy", "npy", dtype, shape)
     name = image_format(data)
     with _open(data, name) as image:
         return _header(image, data, name)
@@ -87,6 +93,9 @@ def image_format(data: bytes | memoryview) -> str:
 
 def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]) -> None:
     """Decode an image of format `name` into `out`; `ValueError` if it does not fit exactly."""
+    if name == "npy":
+        decode_npy_into(data, out)
+        return
     name = image_format(data) if name == "any" else name
     with _open(data, name) as image:
         header = _header(image, data, name)
@@ -115,6 +124,8 @@ def encode_image(
     Raises `ValueError` for a dtype or shape that the format does not hold.
     """
     check_storable(frame.dtype, frame.shape, name)
+    if name == "npy":
+        return encode_npy(frame)
     if name == "jpeg" and quality is None:
         raise ValueError("encoding an array as JPEG loses data: name a quality, as jpeg:quality=90")
     level = 1 if fast else 6
@@ -131,6 +142,8 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: st
     """Raise `ValueError` unless frames of `dtype` and `shape` can be images of format `name`."""
     grey, colour = len(shape) == 2, len(shape) == 3 and shape[-1] == 3
     rgba = len(shape) == 3 and shape[-1] == 4 and name != "jpeg"
+    if name == "npy":
+        return
     if (dtype == np.uint8 and (grey or colour or rgba)) or (
         dtype == np.uint16 and grey and name != "jpeg"
     ):

@@ -160,7 +160,7 @@ def _write_episode(
         for f in described.features
         if f.is_array
     }
-    source = DatasetSource(dataset, frozenset(name for name in features if features[name].is_video))
+    source = DatasetSource(dataset, frozenset(n for n, s in features.items() if _is_decoded(s)))
     groups = {spec.group: features.group(spec.group) for spec in features.values()}
     largest = max(groups, key=lambda group: groups[group].frame_nbytes)
     for group in groups:
@@ -194,6 +194,11 @@ def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> None:
         Image.fromarray(value).save(stem.with_suffix(".png"), compress_level=1)
     else:
         np.save(stem.with_suffix(".npy"), value, allow_pickle=False)
+
+
+def _is_decoded(spec: FeatureSpec) -> bool:
+    """Whether frames are decoded: those of all features but images that are kept as they were."""
+    return spec.is_video or any(config.get("format") == "npy" for config in spec.codec)
 
 
 def _is_image(array: npt.NDArray[Any]) -> bool:

@@ -251,10 +251,10 @@ class LeRobotMeta:
         pq.write_table(self._task_table(), folder / "tasks.parquet")
         own = {each.name: known[each.feature] for each in self._columns if each.feature in known}
         every = Statistics(self._statistics.num_frames, {**self._statistics, **own})
-        said = self._stats(every)
+        stats = self._stats(every)
         for name in (name for name, one in own.items() if not one.num_drawn.all()):
-            said[name] = {key: value for key, value in said[name].items() if key[0] != "q"}
-        _write_json(folder / "stats.json", said)
+            stats[name] = {key: value for key, value in stats[name].items() if key[0] != "q"}
+        _write_json(folder / "stats.json", stats)
         keys = [episode.key for episode in self._episodes]
         _write_json(folder / "seqrecord.json", {"keys": keys})
         _write_json(folder / "info.json", self._info())

@@ -249,6 +249,6 @@ def _array(types: Any, kind: str, dtype: np.dtype[Any], value: npt.NDArray[Any],
 
 def _require_rosbags() -> tuple[Any, Any]:
     """The package's rosbag2, and the types of ROS 2."""
-    said = "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
-    typesys = required("rosbags.typesys", said)
-    return required("rosbags.rosbag2", said), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
+    why = "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
+    typesys = required("rosbags.typesys", why)
+    return required("rosbags.rosbag2", why), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)

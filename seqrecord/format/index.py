@@ -72,7 +72,7 @@ class GroupIndex:
     page_length: npt.NDArray[np.uint32]  # [C, F]
     page_crc32c: npt.NDArray[np.uint32]  # [C, F]
     largest_frame: npt.NDArray[np.uint32]  # [C, V]
-    external: npt.NDArray[np.uint32]  # [C], bytes of other files that pages of video refer to
+    external: npt.NDArray[np.uint32]  # [C], bytes of other files that pages refer to
     gaps: npt.NDArray[Any]  # of GAP_ROW
 
     @cached_property

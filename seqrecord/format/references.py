@@ -1,4 +1,4 @@
-"""References: pages of video whose packets lie in files that are not ours, and lists of these
+"""References: pages whose packets or frames lie in files that are not ours, and lists of these
 files. The normative text is docs/format.md.
 
 A list never changes, and its name says what it holds, so pages name it and the manifest need not.
@@ -11,6 +11,10 @@ A list never changes, and its name says what it holds, so pages name it and the 
 
 `start` is where in the file the range of the page begins. Packet i of the page is the bytes
 `[start + offsets[i], start + offsets[i] + sizes[i])` of the file, as its container has it.
+
+Of a feature that is no video a packet is a frame, encoded alone, such as a PNG file. `file` may
+then be a folder: each frame is a whole file in it, the range is these files one behind the other,
+and in the place of `extradata` is JSON: the files' names and what tells that they are the same.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +45,9 @@ __all__ = [
     "MAX_LIST_FILES",
     "ExternalFile",
     "ExternalList",
+    "PartOfFolder",
     "Reference",
+    "ReferencedFile",
     "ReferencedGops",
     "least_reference_bytes",
     "list_path",
@@ -50,11 +58,24 @@ EXTERNALS = "externals"  # the folder of the lists
 MAX_LIST_FILES = 100_000
 MAX_LIST_BYTES = 1 << 25
 MAX_EXTRADATA = 1 << 16
+MAX_NAMES = 1 << 20  # bytes
 
 _MARK = 1 << 31  # in the number of packets
 _HEAD = struct.Struct("<IQIIQI")
 _TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
 _VERSION = 1
+
+
+@dataclass(frozen=True)
+class ReferencedFile:
+    """A frame that is encoded alone and stays where it is: the bytes `[start, stop)` of a file.
+
+    Where `stop` is `None` it is the whole file, whose size is not known yet.
+    """
+
+    file: str
+    start: int = 0
+    stop: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +129,8 @@ class ExternalFile:
     """A file that is not ours: its path below a root, and what it was like when it was indexed.
 
     `identity` is text that changes with the file, such as its e-tag or the time of its change;
-    `None` where the store tells nothing but the size.
+    `None` where the store tells nothing but the size. One of size 0 is a folder: pages say which
+    files in it they refer to. Its path may be empty: the root itself.
     """
 
     root: str
@@ -172,15 +194,28 @@ def _file(item: object, roots: Sequence[str]) -> ExternalFile:
         or not 0 <= root < len(roots)
         or not isinstance(path, str)
         or type(size) is not int
-        or not 0 < size < 2**63
-        or not (identity is None or (isinstance(identity, str) and _TEXT.fullmatch(identity)))
+        or not 0 <= size < 2**63
+        or not _is_identity(identity)
+        or (size == 0 and identity is not None)
     ):
         raise FormatError("an external file that cannot be", got=repr(item)[:100])
     try:
-        check_path(path)
+        if path or size:
+            check_path(path)
     except LocationError as error:
         raise FormatError("an external file outside its root", got=error.got) from error
     return ExternalFile(roots[root], path, size, identity)
+
+
+def _is_identity(value: object) -> bool:
+    return value is None or (isinstance(value, str) and _TEXT.fullmatch(value) is not None)
+
+
+class PartOfFolder(NamedTuple):
+    """A file of an external folder to which a page refers: its name, and see `ExternalFile`."""
+
+    name: str
+    identity: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +226,9 @@ class Reference:
     `offsets` from its start and their `sizes`. `frames` are as in a page that holds its packets.
     `crc32c` is that of the range, 1 where it would be 0; 0 where it was not read. `extradata`
     is what the container says of the codec.
+
+    Of a feature that is no video, packet i is its frame i. `parts` are the files that `frames` are
+    whole files of, if `file` is a folder; `extradata` tells them.
     """
 
     list_id: str
@@ -201,6 +239,7 @@ class Reference:
     frames: npt.NDArray[np.uint32]  # [p], as they are stored
     extradata: bytes = b""
     crc32c: int = 0
+    parts: tuple[PartOfFolder, ...] = ()
 
     @classmethod
     def of(cls, gops: ReferencedGops, list_id: str, file: int) -> Reference:
@@ -214,10 +253,38 @@ class Reference:
         offsets = gops.starts - start
         return cls(list_id, file, start, offsets, gops.sizes, frames, gops.extradata)
 
+    @classmethod
+    def of_frames(
+        cls,
+        place: tuple[str, int],
+        starts: Sequence[int],
+        sizes: Sequence[int],
+        parts: Sequence[PartOfFolder] = (),
+    ) -> Reference:
+        """The page of frames that are encoded alone, at these places of a file, or that are these
+        `parts` of a folder: number `place[1]` of the list `place[0]`."""
+        if parts:
+            starts = [0, *accumulate(sizes[:-1])]
+        offsets = np.array(starts, np.int64) - starts[0]
+        names = json.dumps(parts, separators=(",", ":")).encode() if parts else b""
+        frames = np.arange(len(sizes), dtype=np.uint32)
+        length = np.array(sizes, np.int64)
+        return cls(*(*place, starts[0], offsets, length, frames, names), parts=tuple(parts))
+
+    @property
+    def is_video(self) -> bool:
+        """Whether its packets are of video, rather than frames that are encoded alone."""
+        return bool(self.frames[0] & BEGINS)
+
     @property
     def length(self) -> int:
-        """Bytes of the range."""
-        return int(self.offsets[-1] + self.sizes[-1])
+        """Bytes that are read: the range, or of frames that are encoded alone theirs together."""
+        return self.stop - self.start if self.is_video else int(self.sizes.sum())
+
+    @property
+    def stop(self) -> int:
+        """Where in the file the range ends."""
+        return self.start + int(self.offsets[-1] + self.sizes[-1])
 
     def encode(self) -> bytes:
         """The page's bytes."""
@@ -228,8 +295,9 @@ class Reference:
         tables = (np.asarray(t).astype("<u4").tobytes() for t in (self.offsets, self.sizes))
         return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
 
-    def page(self, data: memoryview, codec: str) -> bytes:
-        """The page of video that holds these packets, given the bytes of the range.
+    def page(self, data: memoryview, codec: str | None) -> bytes:
+        """The page that holds these packets, given the bytes of the range: of video of this codec;
+        or of frames that are encoded alone, given their bytes one behind the other.
 
         Raises `ChecksumError` for a range that is not as it was read when it was indexed, and
         `FormatError` for extradata that is none.
@@ -241,6 +309,10 @@ class Reference:
                 expected=f"CRC32C {self.crc32c:08x}",
                 got=f"{actual:08x}",
             )
+        if codec is None:
+            table = 4 * (len(self.sizes) + 1)
+            offsets = table + np.append(0, np.cumsum(self.sizes))
+            return b"".join((offsets.astype("<u4").tobytes(), data))
         try:
             form = packet_format(codec, self.extradata)
         except ValueError as error:
@@ -259,11 +331,14 @@ def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
     return _HEAD.size + 12 * count
 
 
-def parse_reference(page: memoryview, length: int, feature: str) -> Reference:
+def parse_reference(
+    page: memoryview, length: int, feature: str, num_frames: int | None = None
+) -> Reference:
     """The reference that a page is, to a range of `length` bytes. Trusts nothing.
 
-    Raises `FormatError` with the offset in the page. That each frame is given once is checked where
-    its packets are read, see `parse_video_page`.
+    `num_frames` is how many frames a page has that is no video. Raises `FormatError` with the
+    offset in the page. That each frame of video is given once is checked where its packets are
+    read, see `parse_video_page`.
     """
 
     def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
@@ -275,18 +350,49 @@ def parse_reference(page: memoryview, length: int, feature: str) -> Reference:
         raise refuse("without its head", 0, f"{_HEAD.size} bytes or more", len(page))
     marked, list_id, file, stored, start, extra = _HEAD.unpack_from(page)
     count = marked & ~_MARK
-    if not count or extra > MAX_EXTRADATA or len(page) != _HEAD.size + 12 * count + extra:
+    most = MAX_EXTRADATA if num_frames is None else MAX_NAMES
+    if not count or extra > most or len(page) != _HEAD.size + 12 * count + extra:
         expected = f"tables of {count} packets and {extra} bytes"
         raise refuse("of another length than its head says", 0, expected, len(page))
     table = np.frombuffer(page[_HEAD.size : _HEAD.size + 12 * count], "<u4").reshape(3, count)
     offsets, sizes = table[0].astype(np.int64), table[1].astype(np.int64)
     ends = offsets + sizes
     fits = sizes.min() > 0 and offsets[0] == 0 and bool((offsets[1:] >= ends[:-1]).all())
-    if not fits or ends[-1] != length:
+    if not fits or (ends[-1] if num_frames is None else sizes.sum()) != length:
         expected = f"packets one behind the other, from 0 to {length}"
         raise refuse("whose packets overlap, or lead outside it", _HEAD.size, expected, ends[-1])
-    if start + length >= 2**63:
+    if start + int(ends[-1]) >= 2**63:
         raise refuse("to a place that no file has", 20, "below 2**63", start)
     extradata = bytes(page[_HEAD.size + 12 * count :])
-    form = f"{list_id:016x}", file, start, offsets, sizes, table[2], extradata, stored
+    parts: tuple[PartOfFolder, ...] = ()
+    if num_frames is not None:
+        if count != num_frames or (table[2] != np.arange(count)).any():
+            raise refuse("that is not of its frames in order", 0, num_frames, count)
+        if length + 4 * (count + 1) >= 2**32:
+            raise refuse("to too many bytes", _HEAD.size, "below 2**32", length)
+        if extradata:
+            parts = _parts(extradata, count)
+            if start or (offsets[1:] != ends[:-1]).any() or len(parts) != count:
+                at = len(page) - extra
+                raise refuse("whose files are not one behind the other", at, count, len(parts))
+    form = f"{list_id:016x}", file, start, offsets, sizes, table[2], extradata, stored, parts
     return Reference(*form)
+
+
+def _parts(names: bytes, count: int) -> tuple[PartOfFolder, ...]:
+    """The files of a folder that a page names, checked; none where these are no such names."""
+    value = parse_json(names)
+    if not isinstance(value, list) or len(value) != count:
+        return ()
+    parts: dict[str, PartOfFolder] = {}
+    for item in value:
+        if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
+            return ()
+        name, identity = item
+        if "/" in name or not _is_identity(identity):
+            return ()
+        try:
+            parts[check_path(name)] = PartOfFolder(name, identity)
+        except LocationError:
+            return ()
+    return tuple(parts.values())

@@ -75,7 +75,7 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
 
     `pages` are those of the group's features in schema order, and `largest` is of those with a
     variable dimension: the bytes of the page's largest frame when it is decoded. `external` are the
-    bytes of another file that a page of video refers to, 0 where it holds its packets itself.
+    bytes of other files that the page refers to, 0 where it holds its packets or frames itself.
     """
     page = np.dtype([("length", "<u4"), ("crc32c", "<u4")])
     return np.dtype(
@@ -89,6 +89,12 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
             ("largest", "<u8", (num_variable,)),
         ]
     )
+
+
+def may_refer(group: Schema) -> bool:
+    """Whether pages of a group may be references: one that has but one feature, see
+    `FeatureSpec.may_be_referred_to`."""
+    return len(group) == 1 and all(spec.may_be_referred_to for spec in group.values())
 
 
 def features_of(schema: Schema) -> list[npt.NDArray[np.int64]]:
@@ -235,8 +241,8 @@ def check_pages(
     """
     count = count_present(num_frames, gaps, features)
     variable = {spec.name: column for column, spec in enumerate(schema.variable)}
-    if not any(spec.is_video for spec in schema.values()):
-        check_rows(external == 0, "a reference that is no video", offset, first=first)
+    if not may_refer(schema):
+        check_rows(external == 0, "a reference of no video and no kept image", offset, first=first)
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
         if spec.is_raw:
@@ -246,7 +252,8 @@ def check_pages(
             fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
             fits &= num_frames <= MAX_GOP_FRAMES
         else:
-            fits = np.where(n == 0, length == 0, length >= table_bytes(spec, n))
+            least = np.where(external, least_reference_bytes(n), table_bytes(spec, n))
+            fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
         check_rows(fits, f"a page of {spec.name} of an impossible length", offset, first=first)
         if spec.name in variable:
             fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
@@ -335,7 +342,7 @@ def chunks_schema(group: Schema) -> pa.Schema:
     }
     if variable := len(group.variable):
         columns["largest_frame"] = _numbers(variable)
-    if any(spec.is_video for spec in group.values()):
+    if may_refer(group):
         columns["external"] = pa.uint32()
     return _table(**columns)
 

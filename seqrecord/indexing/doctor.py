@@ -94,8 +94,8 @@ class _Examination:
             name: Camera(self._root, info.features[name], info.fps, findings)
             for name in info.videos
         }
-        said = json.loads(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
-        episodes = self._episodes(said)
+        document = json.loads(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
+        episodes = self._episodes(document)
         good = [each for each in episodes if each.error is None]
 
         tables: dict[str, list[LeRobotEpisode]] = {}
@@ -131,10 +131,10 @@ class _Examination:
             tell()
         counts = tuple(camera.count() for camera in cameras.values())
         with findings.caught("statistics", severity="warning"):
-            check_statistics(self._root, info, rows.moments, findings)
+            check_statistics(self._root, info, rows.statistics, findings)
         return DoctorReport(
             location=location,
-            version=str(said["codebase_version"]),
+            version=str(document["codebase_version"]),
             fps=info.fps,
             num_episodes=len(episodes),
             num_frames=sum(each.length for each in episodes),
@@ -145,7 +145,7 @@ class _Examination:
             counts=dict(findings.counts),
         )
 
-    def _episodes(self, said: Mapping[str, Any]) -> list[LeRobotEpisode]:
+    def _episodes(self, document: Mapping[str, Any]) -> list[LeRobotEpisode]:
         """Those that `meta` lists, each once, by number; says what is wrong with the list."""
         found: dict[int, LeRobotEpisode] = {}
         tables: list[Path] = []
@@ -168,13 +168,13 @@ class _Examination:
             "total_frames": sum(each.length for each in found.values()),
         }
         for name, count in sums.items():
-            if name in said and said[name] != count:
+            if name in document and document[name] != count:
                 self._findings.add(
                     "metadata",
                     f"{name} is not what the list of episodes has",
                     file=INFO,
                     expected=count,
-                    got=str(said[name])[:100],
+                    got=str(document[name])[:100],
                 )
         return [found[index] for index in sorted(found)]
 

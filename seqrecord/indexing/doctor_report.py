@@ -163,7 +163,7 @@ class Findings:
         """A finding of what an error says."""
         if not isinstance(error, SeqRecordError):
             error = SeqRecordError("a file that cannot be read", got=str(error)[:200])
-        said = {**facts, **{n: v for n, v in error.facts().items() if n != "offset"}}
+        known = {**facts, **{n: v for n, v in error.facts().items() if n != "offset"}}
         root = f"{self._root}/"
-        said = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in said.items()}
-        self.add(kind, error.message, **said)
+        known = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in known.items()}
+        self.add(kind, error.message, **known)

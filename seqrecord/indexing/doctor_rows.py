@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from seqrecord.errors import SchemaError
 from seqrecord.indexing.doctor_report import Findings
-from seqrecord.indexing.doctor_statistics import Moments
+from seqrecord.indexing.doctor_statistics import RowStatistics
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import (
     LeRobotEpisode,
@@ -47,14 +47,14 @@ class Rows:
         self.sizes: dict[str, int] = {}  # rows of each file
         self.firsts: dict[int, tuple[str, int]] = {}  # file and row of each episode's first
         self.times: dict[int, FloatArray] = {}
-        self._moments: dict[str, Moments] = {}
+        self._statistics: dict[str, RowStatistics] = {}
         self._unknown: set[str] = set()  # features whose numbers could not all be read
         self.are_all_read = True
 
     @property
-    def moments(self) -> dict[str, Moments]:
+    def statistics(self) -> dict[str, RowStatistics]:
         """By feature, what all rows have for statistics; without features that are not known."""
-        known = self._moments if self.are_all_read else {}
+        known = self._statistics if self.are_all_read else {}
         return {name: each for name, each in known.items() if name not in self._unknown}
 
     def lack(self) -> None:
@@ -149,7 +149,7 @@ class Rows:
                     expected=f"one of {len(self._texts[name])} texts",
                     got=f"{name} {min(others)}",
                 )
-        self._moments[name] = Moments.of(values).merged(self._moments.get(name))
+        self._statistics[name] = RowStatistics.of(values).merged(self._statistics.get(name))
         return True
 
     def _check(

@@ -14,7 +14,7 @@ from seqrecord.errors import SourceError
 from seqrecord.indexing.doctor_report import Findings
 from seqrecord.sources.lerobot_layout import LeRobotInfo, read_stats
 
-__all__ = ["Moments", "check_statistics"]
+__all__ = ["RowStatistics", "check_statistics"]
 
 _NAMES = ("min", "max", "mean", "std")
 _EXTREMES, _MEANS = 1e-3, 0.05  # of the range, of the deviation: what may differ
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class RowStatistics:
     """Count, mean, sum of squared differences from it, and extremes: of each element [elements]."""
 
     count: int
@@ -32,14 +32,14 @@ class Moments:
     high: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, values: npt.NDArray[Any]) -> Moments:
+    def of(cls, values: npt.NDArray[Any]) -> RowStatistics:
         """Of one row or more: [rows, …]."""
         rows = values.reshape(len(values), -1).astype(np.float64)
         mean = rows.mean(0)
         return cls(len(rows), mean, ((rows - mean) ** 2).sum(0), rows.min(0), rows.max(0))
 
     @classmethod
-    def said(cls, entry: Mapping[str, Any], count: int) -> Moments:
+    def of_entry(cls, entry: Mapping[str, Any], count: int) -> RowStatistics:
         """What LeRobot says; raises `SourceError`. `count` is that of an entry without one."""
         try:
             low, high, mean, std = (np.array(entry[n], np.float64).ravel() for n in _NAMES)
@@ -54,7 +54,7 @@ class Moments:
             ) from error
         return cls(count, mean, std**2 * count, low, high)
 
-    def merged(self, other: Moments | None) -> Moments:
+    def merged(self, other: RowStatistics | None) -> RowStatistics:
         """Those of both; `SourceError` where they have other elements."""
         if other is None:
             return self
@@ -62,7 +62,7 @@ class Moments:
             raise SourceError("statistics of other sizes", expected=len(other.mean))
         count = self.count + other.count
         apart = self.mean - other.mean
-        return Moments(
+        return RowStatistics(
             count,
             self.mean - apart * (other.count / count),
             self.squares + other.squares + apart**2 * (self.count * other.count / count),
@@ -76,10 +76,10 @@ class Moments:
 
 
 def check_statistics(
-    root: Path, info: LeRobotInfo, found: Mapping[str, Moments], findings: Findings
+    root: Path, info: LeRobotInfo, found: Mapping[str, RowStatistics], findings: Findings
 ) -> None:
     """Compare what the dataset says with `found`, which the rows have, by feature."""
-    said: dict[str, Moments] = {}
+    stored: dict[str, RowStatistics] = {}
     named: set[str] = set()
     scaled: set[str] = set()  # pictures whose statistics are not from 0 to 1
     place, records = read_stats(root, info)
@@ -92,33 +92,33 @@ def check_statistics(
             feature = info.features[name]
             if feature.dtype in ("image", "video") and feature.depth is None:
                 with findings.caught("statistics", file=file, feature=name):
-                    if _is_scaled(Moments.said(entry, 1)) and name not in scaled:
+                    if _is_scaled(RowStatistics.of_entry(entry, 1)) and name not in scaled:
                         scaled.add(name)
                         message = "statistics of pictures that are not from 0 to 1"
                         findings.add("statistics", message, file=file, feature=name)
             if name in found:
                 with findings.caught("statistics", file=file, feature=name):
                     rows = found[name].count
-                    said[name] = Moments.said(entry, rows).merged(said.get(name))
+                    stored[name] = RowStatistics.of_entry(entry, rows).merged(stored.get(name))
     for name, feature in info.features.items():
         if name not in named and feature.dtype != "string":
             findings.add("statistics", "a feature without statistics", file=file, feature=name)
-        elif name in said:
-            _compare(said[name], found[name], findings, file=file, feature=name)
+        elif name in stored:
+            _compare(stored[name], found[name], findings, file=file, feature=name)
 
 
-def _is_scaled(said: Moments) -> bool:
-    return not (said.low.min() >= 0 and said.high.max() <= 1)
+def _is_scaled(stored: RowStatistics) -> bool:
+    return not (stored.low.min() >= 0 and stored.high.max() <= 1)
 
 
-def _compare(said: Moments, found: Moments, findings: Findings, **facts: str) -> None:
+def _compare(stored: RowStatistics, found: RowStatistics, findings: Findings, **facts: str) -> None:
     """One finding at most: the first number that does not fit."""
     message = "statistics that are not those of the rows"
-    if said.mean.shape != found.mean.shape:
-        expected, got = (f"{len(each.mean)} elements" for each in (found, said))
+    if stored.mean.shape != found.mean.shape:
+        expected, got = (f"{len(each.mean)} elements" for each in (found, stored))
         findings.add("statistics", message, expected=expected, got=got, **facts)
         return
-    theirs, ours = said.numbers(), found.numbers()
+    theirs, ours = stored.numbers(), found.numbers()
     span = found.high - found.low
     rounding = _ROUNDING * np.maximum(np.abs(found.low), np.abs(found.high))
     allowed = _EXTREMES * span + rounding
@@ -132,6 +132,6 @@ def _compare(said: Moments, found: Moments, findings: Findings, **facts: str) ->
             expected, got = (f"{where}{each[name][at]:.6g}" for each in (ours, theirs))
             findings.add("statistics", message, expected=expected, got=got, **facts)
             return
-    if said.count != found.count:
-        expected, got = (f"{each.count} rows" for each in (found, said))
+    if stored.count != found.count:
+        expected, got = (f"{each.count} rows" for each in (found, stored))
         findings.add("statistics", message, expected=expected, got=got, **facts)

@@ -42,7 +42,7 @@ from seqrecord.format.references import (
 from seqrecord.reading.externals import home
 from seqrecord.sources import Source
 from seqrecord.sources.registry import open_source
-from seqrecord.storage import LocalStorage, StorageLike, open_storage
+from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.units import format_size
 from seqrecord.writing.convert import ConvertReport, Progress, convert
@@ -64,11 +64,14 @@ def index_source(
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Make a dataset of a source whose video stays where it is; other features are copied.
+    """Make a dataset of a source whose video, or files, stay where they are; other features are
+    copied.
 
     `workers` are processes, as for `convert`. Raises `SourceError` for a source that cannot be
     referred to, and as `convert` does.
     """
+    if hasattr(source, "referring"):
+        source = source.referring()
     _check_small(source)
     return convert(
         source,
@@ -94,6 +97,7 @@ def find_index(
     One that the original has outgrown gets the new episodes, and one of an original that has
     changed otherwise is made anew. Of several processes one makes it, and the others wait. `None`
     where no original lies that is indexed by itself: a LeRobot dataset, or a folder of video.
+    `NotFoundError` where one lies that is indexed only if somebody asks for it.
 
     By default no process is started: scripts that open a dataset need not be ready for that.
     """
@@ -117,7 +121,15 @@ def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None)
         return None
     # A tree of other files, among which there is video, may be anything.
     is_whole = getattr(source, "is_whole", None)
-    return source if is_whole is not None and is_whole() else None
+    if is_whole is not None and is_whole():
+        return source
+    if hasattr(source, "referring"):
+        raise NotFoundError(
+            "no dataset, but originals that may be read in place through an index; make one, and "
+            "open that: `seqrecord index SRC -o DST`",
+            file=location.url if isinstance(location, Storage) else parse_location(location).shown,
+        )
+    return None
 
 
 def _check_small(source: Source) -> None:
@@ -126,15 +138,16 @@ def _check_small(source: Source) -> None:
     large = [
         spec.name
         for spec in schema.values()
-        if not spec.is_video
+        if not spec.may_be_referred_to
         and (spec.nbytes > _MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
     ]
-    if large or not any(spec.is_video for spec in schema.values()):
+    if large or not any(spec.may_be_referred_to for spec in schema.values()):
         raise SourceError(
-            "this original cannot be read in place, for it has large features that are no video; "
-            "`seqrecord write --src` makes a dataset of it",
-            expected="video, and other features of at most 64 KiB a frame",
-            got=", ".join(large) or "no video",
+            "this original cannot be read in place, for it has large features that are neither "
+            "video nor files of images; choose others (--features), or make a dataset of it with "
+            "`seqrecord write --src`",
+            expected="video or images, and other features of at most 64 KiB a frame",
+            got=", ".join(large) or "neither",
         )
 
 

@@ -215,12 +215,14 @@ class ChunkReader:
     def _resolved(self, page: Page, data: memoryview) -> memoryview:
         """The bytes of a page that refers to others as they would be if it held them itself."""
         try:
-            reference = parse_reference(data, page.external, page.feature)
+            count = None if page.feature in self._video else page.num_present
+            reference = parse_reference(data, page.external, page.feature, count)
         except FormatError as error:
             raise self._located(page, error) from error.__cause__
         packets = self._externals.read(reference)
-        codec = self._video[page.feature].config.codec
+        video = self._video.get(page.feature)
         try:
+            codec = None if video is None else video.config.codec
             return memoryview(reference.page(packets, codec))
         except (ChecksumError, FormatError) as error:
             file = self._externals.file_of(reference)

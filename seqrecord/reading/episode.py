@@ -158,7 +158,7 @@ class Episode:
         reader, whole, runs = self._reader, [], followed(inside, places)
         for page in pages:
             spec = reader.features[page.feature]
-            if len(places) > 1 or reader.verify or spec.is_raw or spec.is_video:
+            if len(places) > 1 or reader.verify or spec.is_raw or spec.is_video or page.external:
                 whole.append(page)
             else:
                 arrays[page.feature][int(places[0])] = reader.read_frame(page, int(inside[0]))

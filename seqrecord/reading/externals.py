@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,14 @@ from seqrecord.format.references import (
     Reference,
     list_path,
 )
-from seqrecord.storage import Storage, StorageLike, expect_pages, identity_of, open_storage
+from seqrecord.storage import (
+    Storage,
+    StorageLike,
+    expect_pages,
+    identity_of,
+    map_files,
+    open_storage,
+)
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["ExternalFiles", "home", "trust"]
@@ -85,7 +93,10 @@ class ExternalFiles:
         """
         file = self.file_of(reference)
         data = np.empty(reference.length, np.uint8).data
-        item = ByteRange(reference.start, reference.start + reference.length)
+        if reference.parts:
+            self._read_parts(reference, file, data)
+            return data
+        item = ByteRange(reference.start, reference.stop)
         if item.stop > file.size:
             raise FormatError(
                 "a page that refers to bytes behind the end of a file",
@@ -95,8 +106,37 @@ class ExternalFiles:
                 got=item.stop,
             )
         self._check(reference.list_id, file)
-        self._store(file.root).read_ranges(file.path, [item], [data])
+        ranges, buffers = [item], [data]
+        if not reference.is_video:
+            sizes = reference.sizes.tolist()
+            starts = (reference.start + reference.offsets).tolist()
+            ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
+            buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+        self._store(file.root).read_ranges(file.path, ranges, buffers)
         return data
+
+    def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
+        """The files of a folder, one behind the other."""
+        if folder.size:
+            raise FormatError(
+                "a page that refers to files in what is no folder",
+                file=f"{folder.root}/{folder.path}",
+            )
+        above, root = f"{folder.path}/" if folder.path else "", folder.root
+        wanted = {}
+        spans = zip(reference.offsets.tolist(), reference.sizes.tolist(), strict=True)
+        for part, (start, size) in zip(reference.parts, spans, strict=True):
+            file = ExternalFile(root, above + part.name, size, part.identity)
+            wanted[file.path] = file, data[start : start + size]
+        self._check_allowed(reference.list_id, folder)
+        store = self._store(root)
+
+        def read(path: str) -> None:
+            file, part = wanted[path]
+            self._check_same(file)
+            store.read_ranges(path, [ByteRange(0, file.size)], [part])
+
+        map_files(store, read, wanted)
 
     def file_of(self, reference: Reference) -> ExternalFile:
         """The file that a page refers to."""
@@ -132,8 +172,13 @@ class ExternalFiles:
 
         It is looked at once.
         """
-        if file in self._seen:
-            return
+        if file not in self._seen:
+            self._check_allowed(list_id, file)
+            self._check_same(file)
+            self._seen.add(file)
+
+    def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
+        """Raise `StorageError` unless what a list names may be opened."""
         if self._originals is None and not _is_trusted(list_id):
             raise StorageError(
                 "this dataset refers to files outside of it, and was not indexed by you on this "
@@ -142,6 +187,9 @@ class ExternalFiles:
                 expected="originals=…, or an index that `seqrecord index` has made",
                 got=file.root,
             )
+
+    def _check_same(self, file: ExternalFile) -> None:
+        """Raise `StorageError` unless a file is as it was indexed. Looks anew."""
         store = self._store(file.root)
         shown = f"{store.url}/{file.path}"
         try:
@@ -159,7 +207,6 @@ class ExternalFiles:
                 expected=f"{file.size} bytes, {file.identity}",
                 got=f"{size} bytes, {identity}",
             )
-        self._seen.add(file)
 
     def close(self) -> None:
         """Close the files; using them again opens them again."""

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy_format
 
+from seqrecord.codecs.npy import npy_header
 from seqrecord.errors import SourceError, StorageError, located
 from seqrecord.lazy import required
 from seqrecord.schema import MAX_FRAME_BYTES
@@ -38,7 +38,6 @@ from seqrecord.sources.files import (
 
 __all__ = ["RASTER_ENDINGS", "ArrayHeader", "NpyFile", "array_header", "decode_array", "read_array"]
 
-_NPY_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
 _PFM_HEADER = 128  # bytes that a PFM's header may take
@@ -211,12 +210,8 @@ def _noun(path: Path) -> str:
 
 def _npy_header(stream: BinaryIO) -> ArrayHeader:
     try:
-        version = npy_format.read_magic(stream)
-        # Version 3 exists for structured dtypes with unicode field names: no frame is one.
-        shape, fortran_order, dtype = _NPY_HEADERS[version](stream)
-    except OSError:
-        raise
-    except Exception as error:  # ValueError as a rule, but it parses Python literals
+        dtype, shape, fortran_order = npy_header(stream)
+    except ValueError as error:
         raise SourceError(
             "not an npy file that can be read",
             expected="an npy header of version 1.0 or 2.0",

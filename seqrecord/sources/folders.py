@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
@@ -31,8 +32,11 @@ from seqrecord.sources.images import (
     load_imagecodecs,
     passthrough_codec,
     passthrough_of_both,
+    read_image_file,
+    referable_codec,
 )
 from seqrecord.sources.originals import Originals, key_of
+from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
 __all__ = ["FORMAT", "Folders"]
@@ -64,7 +68,8 @@ class Folders(Originals):
     [H, W, 4] RGBA; `.flo`, PFM and OpenEXR files floating-point numbers, see
     docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
     in which the first frames of two episodes differ is variable. `features` are the names to read,
-    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
+    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG, and with
+    `reference` where they are; so do grayscale and RGBA images, and npy files of one frame.
 
     An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
     features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
@@ -75,6 +80,7 @@ class Folders(Originals):
 
     sparse: Sequence[str] = ()
     allow_gaps: bool = False
+    reference: bool = False
 
     unpickled = ("_found",)
 
@@ -84,7 +90,22 @@ class Folders(Originals):
         object.__setattr__(self, "sparse", tuple(sparse))
 
     def schema(self) -> Schema:
-        return self._schema
+        return referring_schema(self._schema) if self.reference else self._schema
+
+    def referring(self) -> Folders:
+        """The same source, whose images stay where they are."""
+        return replace(self, keep_encoded=True, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The folders of files that its frames may refer to, see `external_folders`."""
+        kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        folders = {
+            episode.path / each.folder
+            for episode in self._episodes
+            for name, each in episode.folders.items()
+            if name in kept
+        }
+        return external_folders(self.path, sorted(folders))
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(episode) for episode in self._episodes]
@@ -95,6 +116,7 @@ class Folders(Originals):
                 *(self._folder(info.key), self.schema()),
                 sparse=self.sparse,
                 allow_gaps=self.allow_gaps,
+                reference=self.reference,
             )
 
     def exists(self) -> bool:
@@ -146,9 +168,9 @@ class Folders(Originals):
             for name in here if self.features is None else here & set(self.features):
                 try:
                     spec, codec = (
-                        _as_exported(episode, described[name], self.keep_encoded)
+                        self._as_exported(episode, described[name])
                         if episode.is_exported
-                        else _from_first_file(episode, name)
+                        else _from_first_file(episode, name, self.reference)
                     )
                 except SourceError as error:
                     error.located(episode=key, feature=name)
@@ -171,7 +193,23 @@ class Folders(Originals):
         names = chosen_names(every, self.features, self.path, "no such feature in this tree")
         if not self.keep_encoded:
             return Schema([specs[name] for name in names])
+        if self.reference:
+            codecs = {name: codec for name, codec in codecs.items() if specs[name].is_fixed}
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
+
+    def _as_exported(
+        self, episode: EpisodeFolder, feature: ExportedFeature
+    ) -> tuple[FeatureSpec, _Codec | None]:
+        """The feature as it is described; no codec where the episode has none of its images."""
+        folder = episode.folders.get(feature.path)
+        if folder is None or not self.keep_encoded:
+            return feature.spec, None
+        path = episode.path / feature.path / folder.first
+        if self.reference:
+            return feature.spec, _referable(path, folder)
+        if not folder.all_images:
+            return feature.spec, ()
+        return feature.spec, passthrough_codec(image_header(path), folder.endings)
 
     def _told(self) -> list[FeatureSpec]:
         """What frames have of their files' names, but for those of exported episodes."""
@@ -249,20 +287,9 @@ _Codec: TypeAlias = tuple[CodecConfig, ...]
 """The codec that keeps a feature's images encoded; empty if they cannot be kept."""
 
 
-def _as_exported(
-    episode: EpisodeFolder, feature: ExportedFeature, keep_encoded: bool
-) -> tuple[FeatureSpec, _Codec | None]:
-    """The feature as it is described; no codec where the episode has none of its images."""
-    folder = episode.folders.get(feature.path)
-    if folder is None or not keep_encoded:
-        return feature.spec, None
-    if not folder.all_images:
-        return feature.spec, ()
-    header = image_header(episode.path / feature.path / folder.first)
-    return feature.spec, passthrough_codec(header, folder.endings)
-
-
-def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
+def _from_first_file(
+    episode: EpisodeFolder, name: str, reference: bool
+) -> tuple[FeatureSpec, _Codec]:
     """The feature as the header of this episode's first file declares it."""
     folder = episode.folders.get(name)
     if folder is not None:
@@ -273,7 +300,7 @@ def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _C
         image = image_header(path)
         if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
-        codec = passthrough_codec(image, folder.endings)
+        codec = _referable(path, folder) if reference else passthrough_codec(image, folder.endings)
         return feature_spec(name, image.dtype, image.shape, path), codec
     header = array_header(path)
     shape = header.shape
@@ -281,4 +308,9 @@ def _from_first_file(episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _C
         check_time_axis(shape, path)
         shape = shape[1:]
     said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
-    return feature_spec(name, header.dtype, shape, path, **said), ()
+    codec = _referable(path, folder) if reference and folder else ()
+    return feature_spec(name, header.dtype, shape, path, **said), codec
+
+
+def _referable(path: Path, folder: FeatureFolder) -> _Codec:
+    return referable_codec(read_image_file(path), folder.endings)

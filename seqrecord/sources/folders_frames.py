@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedFile
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import NpyFile, read_array
 from seqrecord.sources.embedded import embedded_value
@@ -38,9 +39,16 @@ __all__ = ["check_time_axis", "read_frames"]
 
 
 def read_frames(
-    path: Path, schema: Schema, *, sparse: Collection[str], allow_gaps: bool
+    path: Path,
+    schema: Schema,
+    *,
+    sparse: Collection[str],
+    allow_gaps: bool,
+    reference: bool = False,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
+
+    With `reference`, images that are kept are a `ReferencedFile`.
 
     Raises `SourceError` before the first frame if the features' lengths or frame names disagree,
     and for a gap in the frames' numbers.
@@ -65,7 +73,11 @@ def read_frames(
                 frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
             elif name in found.files:
                 folder, files = found.files[name]
-                if key in files.names:
+                if key not in files.names:
+                    continue
+                if reference and spec.may_be_referred_to:
+                    frame[name] = ReferencedFile(str(folder / files.names[key]))
+                else:
                     with located(SourceError, feature=name, frame=index):
                         frame[name] = _read_frame(folder / files.names[key], spec)
             elif spec.kind in told:

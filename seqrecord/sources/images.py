@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.images import IMAGE, ImageHeader
+from seqrecord.codecs.images import IMAGE, ImageHeader, probe
 from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
@@ -38,6 +38,7 @@ __all__ = [
     "passthrough_of_both",
     "pixels",
     "read_image_file",
+    "referable_codec",
 ]
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
 """Image format by file name ending, lower case."""
 
+_SMALL_ARRAY = 4096  # bytes of a file
 _PNG_SIGNATURE_BYTES = 8
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _CHANNELS: dict[str, tuple[int, ...]] = {
@@ -82,6 +84,24 @@ def image_header(path: Path) -> ImageHeader:
         return _header(stream, path)[0]
 
 
+def referable_codec(data: bytes, endings: Collection[str]) -> tuple[CodecConfig, ...]:
+    """The codec of files that stay where they are: like this one, with these endings; empty where
+    none decodes them, and for arrays so small that they are better copied.
+
+    What each file is, is checked when it is read.
+    """
+    try:
+        found = probe(data).format
+    except ValueError:
+        return ()
+    if found == "npy" and len(data) < _SMALL_ARRAY:
+        return ()
+    formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
+    if formats == {found}:
+        return ({"id": IMAGE, "format": found},)
+    return ({"id": IMAGE, "format": "any"},) if formats == {"png", "jpeg"} else ()
+
+
 def passthrough_codec(
     header: ImageHeader, endings: Collection[str] = ()
 ) -> tuple[CodecConfig, ...]:
@@ -100,7 +120,8 @@ def passthrough_of_both(
 ) -> tuple[CodecConfig, ...]:
     """The codec of two features that become one: the first's, or that of images of both formats."""
     if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
-        return ({"id": IMAGE, "format": "any"},)
+        arrays = "npy" in {config["format"] for config in (*one, *other)}
+        return () if arrays else ({"id": IMAGE, "format": "any"},)
     return one
 
 

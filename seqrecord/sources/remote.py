@@ -70,7 +70,7 @@ class RemoteFiles:
         self.failure: StorageError | None = None  # of a request: not of what lies there
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
         self._copy: LocalCopy | None = None
-        self._blocks: OrderedDict[tuple[str, int], Buffer] = OrderedDict()  # of closed files
+        self._blocks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # of closed files
         with _lock.get():
             for root in [*_known]:
                 _known[root] = [each for each in _known[root] if each() is not None]
@@ -297,7 +297,9 @@ def open_remote(
         if files.entry(path) is None:
             raise SourceError("nothing at this URL", file=str(path), expected="a folder or a file")
         source = find(path)
-    return (_RemoteVideos if hasattr(source, "videos") else RemoteSource)(files, source)
+    if hasattr(source, "videos"):
+        return _RemoteVideos(files, source)
+    return (_RemoteReferring if hasattr(source, "referring") else RemoteSource)(files, source)
 
 
 def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
@@ -334,13 +336,22 @@ class RemoteSource:
             yield from self.source.frames(info)
 
 
-class _RemoteVideos(RemoteSource):
-    """Of a source that has video."""
+class _RemoteReferring(RemoteSource):
+    """Of a source whose files can be referred to."""
 
     source: Any
 
-    def referring(self) -> _RemoteVideos:
+    def referring(self) -> _RemoteReferring:
         return replace(self, source=self.source.referring())
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        with _urls_in_errors(self.files):
+            found: dict[str, ExternalFile] = self.source.external_files()
+        return found
+
+
+class _RemoteVideos(_RemoteReferring):
+    """Of a source that has video."""
 
     def is_whole(self) -> bool:
         with _urls_in_errors(self.files):
@@ -349,11 +360,6 @@ class _RemoteVideos(RemoteSource):
     def identity(self) -> str:
         with _urls_in_errors(self.files):
             found: str = self.source.identity()
-        return found
-
-    def external_files(self) -> dict[str, ExternalFile]:
-        with _urls_in_errors(self.files):
-            found: dict[str, ExternalFile] = self.source.external_files()
         return found
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:

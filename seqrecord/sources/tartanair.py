@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
 from seqrecord.sources.images import load_imagecodecs
 from seqrecord.sources.originals import FirstError, Originals
+from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
@@ -40,8 +42,6 @@ from seqrecord.sources.tartanair_layout import (
 
 __all__ = ["FORMAT", "TartanAir"]
 
-_PNG: tuple[CodecConfig, ...] = ({"id": "seqrecord.image", "format": "png"},)
-
 
 @dataclass(frozen=True)
 class TartanAir(Originals):
@@ -49,7 +49,8 @@ class TartanAir(Originals):
 
     `root` is a folder of environments, one environment, one difficulty or one trajectory.
     `features` are the names to read, in that order; by default all that the tree has for
-    `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG.
+    `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG, and with
+    `reference` where they are; so do npy files, and PNG files of segmentations.
 
     Features of version 1 (those of version 2 end in `_lcam_front` and `_rcam_front` instead):
     `image_left` uint8 [H, W, 3], RGB; `depth_left` float32 [H, W], metres along the optical axis;
@@ -69,6 +70,7 @@ class TartanAir(Originals):
 
     cameras: Sequence[str] = CAMERAS
     difficulty: str | None = None
+    reference: bool = False
 
     unpickled = ("_found",)
 
@@ -86,7 +88,21 @@ class TartanAir(Originals):
             object.__setattr__(self, "difficulty", levels[self.difficulty.lower()])
 
     def schema(self) -> Schema:
-        return self._probed[0]
+        return referring_schema(self._probed[0]) if self.reference else self._probed[0]
+
+    def referring(self) -> TartanAir:
+        """The same source, whose images stay where they are."""
+        return replace(self, keep_encoded=True, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The folders of files that its frames may refer to, see `external_folders`."""
+        folders = {
+            trajectory.path / files.folder
+            for trajectory in self._trajectories
+            for files in trajectory.pixels
+            if files.kept and files.features[0].name in self.schema()
+        }
+        return external_folders(self.path, sorted(folders))
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(trajectory) for trajectory in self._trajectories]
@@ -98,9 +114,8 @@ class TartanAir(Originals):
                 raise SourceError("no such trajectory", file=str(self.root))
             trajectory = open_trajectory(folders[info.key])
             size = sizes.get(trajectory.layout.version) if trajectory.layout else None
-            yield from read_frames(
-                trajectory, schema, size or (0, 0), keep_encoded=self.keep_encoded
-            )
+            keep = {"keep_encoded": self.keep_encoded, "reference": self.reference}
+            yield from read_frames(trajectory, schema, size or (0, 0), **keep)
 
     def exists(self) -> bool:
         """Whether `root` is a TartanAir tree: named like one, with files that are named so too.
@@ -157,7 +172,8 @@ class TartanAir(Originals):
         entries = frozenset[str]().union(*(t.entries for t in trajectories))
         for files in layout.pixels:
             if files.camera in self.cameras and size and _some_has(trajectories, files):
-                codec = _PNG if self.keep_encoded and files.is_image else ()
+                is_kept = self.reference or (self.keep_encoded and files.is_image)
+                codec = files.kept if is_kept else ()
                 for spec in files.features:
                     yield replace(spec, shape=(*size, *spec.shape[2:]), codec=codec)
         for spec, camera, file in layout.poses:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedFile
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import read_array
 from seqrecord.sources.files import is_file, list_folder
@@ -22,9 +23,16 @@ __all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames
 
 
 def read_frames(
-    trajectory: Trajectory, schema: Schema, size: Size, *, keep_encoded: bool
+    trajectory: Trajectory,
+    schema: Schema,
+    size: Size,
+    *,
+    keep_encoded: bool,
+    reference: bool = False,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame; pixels are [H, W, ...] of `size`.
+
+    With `reference`, images that are kept are a `ReferencedFile`.
 
     Raises `SourceError` before the first frame if the frame lists disagree.
     """
@@ -45,10 +53,13 @@ def read_frames(
             expected=f"some of {', '.join(schema)}",
         )
     for index, frame_id in enumerate(lists.ids):
-        frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
+        frame: dict[str, Any] = {}
         for files, names in pixels.items():
             if frame_id in names:
                 path = trajectory.path / files.folder / names[frame_id]
+                if reference and files.kept:
+                    frame[files.features[0].name] = ReferencedFile(str(path))
+                    continue
                 with located(SourceError, feature=files.features[0].name, frame=index):
                     frame.update(_read_pixels(files, path, size, keep_encoded))
         for name, values in rows.items():

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import SourceError
-from seqrecord.schema import FeatureSpec
+from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.sources.array_files import array_header, read_array
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import check_array, list_folder
@@ -87,6 +88,12 @@ class PixelFiles:
     @property
     def is_image(self) -> bool:
         return self.read is _read_rgb
+
+    @property
+    def kept(self) -> tuple[CodecConfig, ...]:
+        """The codec of files that can stay where they are; empty for the others."""
+        formats: dict[Reader, str] = {_read_rgb: "png", _read_seg_png: "png", _read_npy: "npy"}
+        return ({"id": IMAGE, "format": formats[self.read]},) if self.read in formats else ()
 
     @property
     def needs_imagecodecs(self) -> bool:

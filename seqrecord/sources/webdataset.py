@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from seqrecord.errors import SourceError, located
-from seqrecord.schema import FeatureSpec, Frame
+from seqrecord.format.references import ExternalFile, ReferencedFile
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import decode_array
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
@@ -29,8 +30,9 @@ from seqrecord.sources.frame_names import (
     name_specs,
     number_of,
 )
-from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.images import IMAGE_FORMATS, referable_codec
 from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
+from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_name, feature_spec, kind_of, text_spec
 from seqrecord.sources.tar_files import Member, members, read_member
 
@@ -64,11 +66,13 @@ class WebDataset(ScannedSource):
     All samples of an episode have the same fields, but for those that are `sparse`. Both, and
     `frame_number`, are as in `Folders`.
 
-    A tar file is read from front to back: once for names and places, once for the frames.
+    A tar file is read from front to back: once for names and places, once for the frames. With
+    `reference` images and npy files of one shape stay in it.
     """
 
     sparse: Sequence[str] = ()
     allow_gaps: bool = False
+    reference: bool = False
 
     takes_files = True
 
@@ -80,6 +84,17 @@ class WebDataset(ScannedSource):
     def exists(self) -> bool:
         """Whether there is a file with the ending `.tar`."""
         return has_file(self.path, _is_tar)
+
+    def schema(self) -> Schema:
+        return referring_schema(super().schema()) if self.reference else super().schema()
+
+    def referring(self) -> WebDataset:
+        """The same source, whose images stay where they are."""
+        return replace(self, keep_encoded=True, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The tar files that its frames may refer to, by the names that these have for them."""
+        return external_files(self.path, find_files(self.path, _is_tar))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -179,13 +194,16 @@ class WebDataset(ScannedSource):
             return text_spec(name, path)
         if ending in _NUMBERS:
             return feature_spec(name, np.dtype("<i8"), (), path)
+        codec = referable_codec(one.data, one.endings) if self.reference else None
         if ending in _ARRAYS:
             array = decode_array(one.data, path)
             kind = kind_of(name, array.dtype, array.shape)
-            return feature_spec(name, array.dtype, array.shape, path, kind=kind)
+            return feature_spec(name, array.dtype, array.shape, path, kind=kind, codec=codec or ())
         spec = embedded_spec(
             name, one.data, path, keep_encoded=self.keep_encoded, endings=one.endings
         )
+        if codec is not None:
+            spec = replace(spec, codec=codec)
         return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
 
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
@@ -230,7 +248,10 @@ class WebDataset(ScannedSource):
             }
             frame: dict[str, Any] = {}
             for name, spec in schema.items():
-                if name in found:
+                if name in found and self.reference and spec.may_be_referred_to:
+                    start, size = found[name].start, found[name].size
+                    frame[name] = ReferencedFile(str(path), start, start + size)
+                elif name in found:
                     with located(SourceError, feature=name, frame=index):
                         data = read_member(stream, found[name], path)
                         frame[name] = _value(data, spec, path / found[name].name)

@@ -28,6 +28,7 @@ from seqrecord.storage.ranges import ByteRange
 __all__ = [
     "CHUNK_BYTES",
     "CHUNK_FRAMES",
+    "MOST_EXTERNAL",
     "SMALL_CHUNK_BYTES",
     "SMALL_CHUNK_FRAMES",
     "SMALL_FRAME_BYTES",
@@ -42,6 +43,8 @@ __all__ = [
 
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
 CHUNK_FRAMES = 32  # at most, however small the frames
+
+MOST_EXTERNAL = 1 << 28  # bytes of files that a page refers to, with what lies between
 
 SMALL_FRAME_BYTES = 4096  # of a feature; from there on it is not small
 SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features

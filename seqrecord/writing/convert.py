@@ -109,9 +109,9 @@ def convert(
             that run. `workers` is then only how many there are; by default those of the cluster.
         skip_bad_episodes: leave out episodes that raise `SourceError`, or that cannot be stored as
             they are listed, and report them.
-        reference: leave packets of video where they are, and only say where that is: nothing but
-            other features is copied, and the originals must stay. You alone can read the dataset
-            then, or who says where the originals lie; see `seqrecord.open`.
+        reference: leave packets of video, or files of images, where they are, and only say where
+            that is: nothing but other features is copied, and the originals must stay. You alone
+            can read the dataset then, or who says where the originals lie; see `seqrecord.open`.
         checksums: with `reference`, read what is referred to, and keep its checksums: then a change
             is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.
@@ -128,7 +128,7 @@ def convert(
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
     if reference:
         if not hasattr(source, "referring"):
-            raise SourceError("a source without video cannot be read in place; convert it")
+            raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
     schema = source.schema()
     episodes = source.episodes()
@@ -147,7 +147,7 @@ def convert(
                 source = dataset.fitted(schema)
                 work = frame_work(source.schema())
             else:
-                work = frame_work(schema)
+                work = frame_work(schema, reference=reference)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema)
                 check_passthrough(kept, schema)
             externals = _put_lists(target.storage, source) if reference else {}

@@ -31,7 +31,6 @@ from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
 from seqrecord.sources.limits import check_frames
-from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -102,14 +101,18 @@ class Job:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def frame_work(schema: Schema) -> int:
-    """The bytes of a frame of a source's schema, in which video that is kept counts little.
+def frame_work(schema: Schema, *, reference: bool = False) -> int:
+    """The bytes of a frame of a source's schema, in which video that is kept counts little, and
+    with `reference` images that are.
 
     Hardly anything is done to that: a process which packs little of it takes longer to start than
     to work.
     """
     return sum(
-        -(-spec.nbytes // KEPT_COST) if spec.is_video else spec.nbytes for spec in schema.values()
+        -(-spec.nbytes // KEPT_COST)
+        if spec.is_video or (reference and spec.may_be_referred_to)
+        else spec.nbytes
+        for spec in schema.values()
     )
 
 
@@ -147,7 +150,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         record_bytes=job.record_bytes,
         statistics=collector,
         externals=job.externals,
-        checksum=checksum_of if job.checksums else None,
+        checksums=job.checksums,
     ) as files:
         for ordinal, info in job.episodes:
             files.begin(

@@ -16,18 +16,21 @@ from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
 from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
+from seqrecord.format.rows import may_refer
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
+from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
+from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.video_group import VideoGroup
 
 __all__ = ["RecordFileWriter", "check_value"]
 
-_Group: TypeAlias = "FrameGroup | VideoGroup"
+_Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
 _Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], Column]"
 """Encodes one feature of a block's frames. Raises `FrameError`, with the number of the block's
@@ -38,7 +41,7 @@ class RecordFileWriter(RecordFiles):
     """Writes episodes, one at a time and block by block, into record files.
 
     With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
-    For `externals` and `checksum` see `VideoGroup`.
+    For `externals` see `VideoGroup`; with `checksums` what pages refer to is read.
     """
 
     def __init__(
@@ -51,23 +54,20 @@ class RecordFileWriter(RecordFiles):
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
         externals: Mapping[str, tuple[str, int]] | None = None,
-        checksum: Callable[[str, int, int], int] | None = None,
+        checksums: bool = False,
     ) -> None:
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
         self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
-        watched = self._statistics.names
-        self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
-        videos = {spec.group for spec in schema.values() if spec.is_video}
-        self._groups: list[_Group] = [
-            VideoGroup(schema, number, externals, checksum)
-            if number in videos
-            else FrameGroup(schema, number)
-            for number in (range(schema.num_groups) if only is None else only)
-        ]
+        numbers = range(schema.num_groups) if only is None else only
+        self._groups = [_group(schema, number, externals or {}, checksums) for number in numbers]
         self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
+        self._referred = {g.name for g in self._groups if isinstance(g, ReferenceGroup)}
+        self._encoders |= dict.fromkeys(self._referred, list)  # what says where frames lie
+        watched = self._statistics.names - self._referred
+        self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._num_frames = 0  # of the episode
 
@@ -93,6 +93,8 @@ class RecordFileWriter(RecordFiles):
         for lags in self._lags.values():
             lags.begin()
         self._statistics.begin(episode.key)
+        for name in self._referred:
+            self._statistics.leave_out(name)
 
     def append(self, block: Block, *, fast: bool = False) -> None:
         """Encode the episode's next frames, if need be `fast`. They may lack every feature.
@@ -278,6 +280,18 @@ class RecordFileWriter(RecordFiles):
         """By the timestamps that all frames of the episode have."""
         found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
         return tuple((name, lags) for name, lags in found if lags is not None)
+
+
+def _group(
+    schema: Schema, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
+) -> _Group:
+    own = schema.group(number)
+    if any(spec.is_video for spec in own.values()):
+        return VideoGroup(schema, number, externals, checksum_of if checksums else None)
+    # A source of video refers to that alone.
+    if externals and may_refer(own) and not any(spec.is_video for spec in schema.values()):
+        return ReferenceGroup(schema, number, externals, checksums=checksums)
+    return FrameGroup(schema, number)
 
 
 def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:

@@ -21,11 +21,9 @@ from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import ChunkLength, Column, StoredChunk
+from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
 
 __all__ = ["VideoGroup"]
-
-_MOST_EXTERNAL = 1 << 28  # bytes of a file that a page refers to, with what lies between
 
 
 class VideoGroup:
@@ -138,7 +136,7 @@ class VideoGroup:
         self._end_chunk_if(self._held >= self._most)
 
     def _refer(self, gops: ReferencedGops) -> None:
-        for page in gops.pages(self._most, _MOST_EXTERNAL):
+        for page in gops.pages(self._most, MOST_EXTERNAL):
             reference = Reference.of(page, *self._externals[page.file])
             if self._checksum is not None:
                 stop = reference.start + reference.length

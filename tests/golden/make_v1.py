@@ -38,8 +38,7 @@ from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.format.rows import chunk_row, gap_rows
-from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Schema
-from seqrecord.sources.references import checksum_of
+from seqrecord.schema import Block, CodecConfig, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_tables import read_references, read_table
 from seqrecord.storage import LocalStorage
@@ -493,12 +492,12 @@ def _referring() -> None:
                 writer=new_writer_id(),
                 record_bytes=1 << 20,
                 externals={str(original): (files.id, 0)},
-                checksum=checksum_of,
+                checksums=True,
             ) as writer,
         ):
             writer.begin("e", ordinal=0, chunk_frames=6, metadata="{}")
             for n in range(count):
-                writer.append({"number": np.array([n], "u1")})
+                writer.append(Block.of({"number": np.array([n], "u1")}))
             writer.append_video("image", read_references(video, read_table(video)))
             writer.end()
     reindex(root)

@@ -222,7 +222,7 @@ def write(
 )
 @click.option("--append", is_flag=True, help="Add the episodes that the index does not have yet.")
 @click.option(
-    "--checksums", is_flag=True, help="Read all video, and keep checksums of what is referred to."
+    "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
 )
 @feature_names("Names of the features to index.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -236,10 +236,11 @@ def index(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Index a LeRobot dataset, or a folder of video, which is then read where it lies.
+    """Index a LeRobot dataset, a folder of video, or a tree of images and arrays, which is then
+    read where it lies.
 
-    Video is not copied, other features are. Loaders and commands that are given SRC itself do this
-    by themselves.
+    Video, images and arrays are not copied, small features are. Loaders and commands that are given
+    SRC itself do this by themselves, but for trees of images: these need --dst.
     """
     # Here, for `write` does without it.
     from seqrecord.indexing.originals import find_index, index_source
@@ -251,7 +252,8 @@ def index(
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
                 file=parse_location(src).shown,
-                expected="a LeRobot dataset, or a folder of nothing but video",
+                expected="a LeRobot dataset, or a folder of nothing but video; or --dst, for the "
+                "index of a tree of images",
             )
         click.echo(str(folder))
         return

@@ -1,0 +1,63 @@
+"""npy files: NumPy's own format, whose header is a Python literal; nothing is unpickled.
+
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy_format
+
+__all__ = ["MAGIC", "decode_npy_into", "encode_npy", "npy_header"]
+
+MAGIC = b"\x93NUMPY"
+
+# Version 3 exists for structured dtypes with unicode field names: no frame is one.
+_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+
+
+def npy_header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """dtype, shape, and whether values are in Fortran order; the stream is then at the first value.
+
+    Raises `ValueError` for what is no npy file of numbers, and `OSError`.
+    """
+    try:
+        shape, fortran_order, dtype = _HEADERS[npy_format.read_magic(stream)](stream)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # ValueError as a rule, but it parses Python literals
+        raise ValueError(str(error)) from error
+    return dtype, shape, fortran_order
+
+
+def decode_npy_into(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
+    """The array of an npy file, in either byte order; `ValueError` if it does not fit exactly."""
+    view = memoryview(data)
+    stream = io.BytesIO(view[:_MOST_HEADER])
+    dtype, shape, fortran_order = npy_header(stream)
+    if dtype.hasobject or dtype.newbyteorder("<") != out.dtype or shape != out.shape:
+        raise ValueError(
+            f"the array is {dtype} {list(shape)}, expected {out.dtype} {list(out.shape)}"[:200]
+        )
+    begin = stream.tell()
+    if len(view) - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an npy file of {len(view)} bytes, whose header declares others")
+    values = np.frombuffer(view, dtype, offset=begin).reshape(
+        shape, order="F" if fortran_order else "C"
+    )
+    np.copyto(out, values)
+
+
+def encode_npy(frame: npt.NDArray[Any]) -> bytes:
+    """The npy file of an array."""
+    file = io.BytesIO()
+    npy_format.write_array(file, frame, allow_pickle=False)
+    return file.getvalue()
+
+
+_MOST_HEADER = 1 << 16
