@@ -70,7 +70,7 @@ class RemoteFiles:
         self.failure: StorageError | None = None  # of a request: not of what lies there
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
         self._copy: LocalCopy | None = None
-        self._blocks: OrderedDict[tuple[str, int], Buffer] = OrderedDict()  # of closed files
+        self._blocks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # of closed files
         with _lock.get():
             for root in [*_known]:
                 _known[root] = [each for each in _known[root] if each() is not None]

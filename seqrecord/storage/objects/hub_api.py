@@ -27,6 +27,7 @@ from seqrecord.errors import (
 from seqrecord.lazy import required
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Entry
+from seqrecord.storage.clients import redact_logs
 from seqrecord.storage.failures import classify
 from seqrecord.storage.objects.bucket import check_token_endpoint
 from seqrecord.storage.requests import TIMEOUT_SECONDS
@@ -224,6 +225,7 @@ class Hub:
 
         `kind` is what it limits: `api` or `resolvers`.
         """
+        redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
         while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
             self._retrier.sleep(left, file=file)
