@@ -75,6 +75,7 @@ class HubStub(LocalServer):
         gated           refuse, since the terms were not accepted
         page            entries in one answer of a listing
         signed_seconds  after which an address of the store ends
+        mirrors         files in LFS come from the Hub itself, as from some mirrors of it
         cached          small files are redirected to another path of the Hub, as the real one does
     """
 
@@ -87,7 +88,7 @@ class HubStub(LocalServer):
         self.sent = self.busy = self.early = 0
         self.limit: tuple[int, float] | None = None
         self.limit_headers: tuple[str, ...] = ("RateLimit", "Retry-After")
-        self.html = self.gated = self.cached = False
+        self.html = self.gated = self.cached = self.mirrors = False
         self.page, self.signed_seconds = 1000, 3600.0
         self.guard = threading.Lock()
         self.branches: dict[str, str] = {}
@@ -310,7 +311,7 @@ class _Handler(_Sending):
         headers = {"X-Repo-Commit": sha}
         if file is None:
             self.send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"})
-        elif file.is_large:
+        elif file.is_large and not hub.mirrors:
             headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.oid}"'}
             self.send(302, b"", {**headers, "Location": hub.signed(file.oid)})
         elif hub.cached and not is_cached:

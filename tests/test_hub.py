@@ -117,6 +117,19 @@ def test_each_file_is_asked_for_once(hub: HubStub, backend: str, cached: bool) -
     assert not hub.leaked
 
 
+def test_a_mirror_that_sends_all_files_itself(hub: HubStub) -> None:
+    hub.mirrors = True
+    for is_listed in (False, True):
+        storage = _opened(hub, token="hf_S3CRET")
+        assert not is_listed or storage.files("videos")
+        assert get(storage, "videos/a.mp4", 5, 9) == DATA[5:9]
+        assert get(storage, "videos/a.mp4", 9, 20) == DATA[9:20]
+    assert (
+        Counter(hub.asked)[f"HEAD /datasets/org/name/resolve/{hub.branches['main']}/videos/a.mp4"]
+        == 1
+    )
+
+
 def test_a_revision_stays_at_its_commit(hub: HubStub) -> None:
     first = hub.branches["main"]
     storage = _opened(hub)
