@@ -67,13 +67,15 @@ class HubStub(LocalServer):
         of_file         requests by the file's path, at the Hub and in LFS
         sent            bytes of files that were sent
         leaked          credentials that came to the store, which must get none
-        limit           (n, s): 429 after n requests in s seconds, with Retry-After and RateLimit
+        limit           (n, s): 429 after n requests in s seconds, with Retry-After and RateLimit,
+                        or those alone that `limit_headers` has
         early           requests that came while it had asked to wait, but for the first of each
         busy            so many of the next reads of files are answered by 503
         html            answer a page to all requests, with status 200
         gated           refuse, since the terms were not accepted
         page            entries in one answer of a listing
         signed_seconds  after which an address of the store ends
+        mirrors         files in LFS come from the Hub itself, as from some mirrors of it
         cached          small files are redirected to another path of the Hub, as the real one does
     """
 
@@ -85,7 +87,8 @@ class HubStub(LocalServer):
         self.leaked: list[str] = []
         self.sent = self.busy = self.early = 0
         self.limit: tuple[int, float] | None = None
-        self.html = self.gated = self.cached = False
+        self.limit_headers: tuple[str, ...] = ("RateLimit", "Retry-After")
+        self.html = self.gated = self.cached = self.mirrors = False
         self.page, self.signed_seconds = 1000, 3600.0
         self.guard = threading.Lock()
         self.branches: dict[str, str] = {}
@@ -232,6 +235,7 @@ class _Handler(_Sending):
         if (seconds := hub.refused_for()) > 0:
             kind, left = "resolvers" if is_file else "api", max(1, round(seconds + 0.5))
             limits = {"RateLimit": f'"{kind}";r=0;t={left}', "Retry-After": str(left)}
+            limits = {name: limits[name] for name in hub.limit_headers}
             self.send(429, b"too many requests", limits)
         elif hub.html:
             self.send(200, _PAGE.encode(), {"Content-Type": "text/html"})
@@ -307,7 +311,7 @@ class _Handler(_Sending):
         headers = {"X-Repo-Commit": sha}
         if file is None:
             self.send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"})
-        elif file.is_large:
+        elif file.is_large and not hub.mirrors:
             headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.oid}"'}
             self.send(302, b"", {**headers, "Location": hub.signed(file.oid)})
         elif hub.cached and not is_cached:

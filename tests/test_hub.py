@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import re
@@ -51,7 +52,9 @@ CLIPS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a login and caches of the machine's user."""
+    """Without a login and caches of the machine's user; its client asks nobody who runs this."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: None)
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
@@ -114,6 +117,19 @@ def test_each_file_is_asked_for_once(hub: HubStub, backend: str, cached: bool) -
     assert not hub.leaked
 
 
+def test_a_mirror_that_sends_all_files_itself(hub: HubStub) -> None:
+    hub.mirrors = True
+    for is_listed in (False, True):
+        storage = _opened(hub, token="hf_S3CRET")
+        assert not is_listed or storage.files("videos")
+        assert get(storage, "videos/a.mp4", 5, 9) == DATA[5:9]
+        assert get(storage, "videos/a.mp4", 9, 20) == DATA[9:20]
+    assert (
+        Counter(hub.asked)[f"HEAD /datasets/org/name/resolve/{hub.branches['main']}/videos/a.mp4"]
+        == 1
+    )
+
+
 def test_a_revision_stays_at_its_commit(hub: HubStub) -> None:
     first = hub.branches["main"]
     storage = _opened(hub)
@@ -144,7 +160,11 @@ def test_an_address_that_ends_is_renewed(hub: HubStub, backend: str) -> None:
     assert hub.counts["resolve"] == 3
 
 
-def test_all_threads_wait_where_the_hub_asks_for_it(hub: HubStub) -> None:
+@pytest.mark.parametrize(
+    "header", ["RateLimit", pytest.param("Retry-After", marks=pytest.mark.slow)]
+)
+def test_all_threads_wait_where_the_hub_asks_for_it(hub: HubStub, header: str) -> None:
+    hub.limit_headers = (header,)
     for number in range(12):
         (hub.folder / "videos" / f"{number}.mp4").write_bytes(DATA[number:1000])
     hub.commit()
@@ -402,11 +422,17 @@ def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> Non
         opened.close()
 
 
-def test_no_secret_is_in_an_error(hub: HubStub) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_secret_is_shown(hub: HubStub, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    get(_opened(hub, token="hf_S3CRET", backend=backend), "videos/a.mp4", 0, 9)
+    assert not re.search(r"S3CRET|Signature=[0-9a-f]{8}", caplog.text)
     hub.signed_seconds = -1.0
-    storage = _opened(hub, token="hf_S3CRET")
+    (hub.folder / "b.mp4").write_bytes(b"b")
+    hub.commit()
+    storage = _opened(hub, token="hf_S3CRET", backend=backend)
     with pytest.raises(SeqRecordError) as info:
-        get(storage, "videos/a.mp4", 0, 9)
+        get(storage, "b.mp4", 0, 1)
     error: BaseException | None = info.value
     while error is not None:
         assert "Signature" not in repr(error)
@@ -438,6 +464,23 @@ def test_requests_of_index_and_epoch(name: str, tmp_path: Path) -> None:
         before = hub.counts["store"]
         assert _epoch(hub, options) == 13
         assert hub.counts["store"] == before, "another epoch reads nothing"
+
+
+def test_a_cache_that_is_too_small_reads_no_more_than_asked_for(hub: HubStub) -> None:
+    size = 40 << 20
+    with (hub.folder / "big.mp4").open("wb") as file:
+        file.truncate(size)
+    url = f"{hub.url}@{hub.commit()}"
+    folder = hub.folder.parent / "cache"
+    options = {"endpoint": hub.endpoint}
+    storage = open_storage(url, options, cache_dir=folder, cache_limit="20MiB")
+    for start in range(0, size, 8 << 20):
+        get(storage, "big.mp4", start, start + 9)
+    before = hub.sent
+    for start in range(0, size, 8 << 20):
+        get(storage, "big.mp4", start + 99, start + 109)
+    assert hub.sent - before <= 50
+    storage.close()
 
 
 @pytest.mark.slow

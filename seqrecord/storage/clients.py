@@ -74,6 +74,8 @@ aiobotocore aiobotocore.endpoint aiohttp.client asyncio
 azure.core.pipeline.policies.http_logging_policy azure.storage.blob._shared.policies
 boto3 botocore botocore.auth botocore.endpoint botocore.hooks botocore.parsers botocore.regions
 fsspec fsspec.http gcsfs google.auth google.auth.transport.requests google.oauth2
+httpcore.connection httpcore.http11 httpcore.http2 httpcore.proxy
+httpcore2.connection httpcore2.http11 httpcore2.http2 httpcore2.proxy
 httpx httpx2 huggingface_hub.utils._http s3fs
 urllib3.connectionpool urllib3.poolmanager urllib3.util.retry
 """

@@ -288,7 +288,9 @@ def _retry_after(error: BaseException) -> float | None:
     for name, unit in units.items():
         if name in found and (seconds := _seconds(found[name])) is not None:
             return seconds * unit
-    return None
+    # Of a window in which nothing is left (draft-ietf-httpapi-ratelimit-headers-09).
+    left = re.search(r"\br=0\b.*?\bt=(\d{1,9})\b", found.get("ratelimit", ""))
+    return float(left[1]) if left else None
 
 
 def _seconds(text: str) -> float | None:

@@ -27,6 +27,7 @@ from seqrecord.errors import (
 from seqrecord.lazy import required
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Entry
+from seqrecord.storage.clients import redact_logs
 from seqrecord.storage.failures import classify
 from seqrecord.storage.objects.bucket import check_token_endpoint
 from seqrecord.storage.requests import TIMEOUT_SECONDS
@@ -99,7 +100,7 @@ class _Known:
     def __init__(self) -> None:
         self.listings: dict[str, Listing] = {}  # by folder
         self.files: dict[str, HubFile] = {}  # by path in the repository, of those looked up alone
-        self.addresses: dict[str, Address] = {}
+        self.addresses: dict[str, Address | None] = {}  # none: the Hub sends it itself
         self._locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
 
     def lock(self, path: str) -> threading.Lock:
@@ -192,13 +193,14 @@ class Hub:
     def address(self, path: str) -> Address:
         """Where a file is read: signed for those in LFS, asked for once."""
         known, full = self._of_commit(), self._full(path)
-        if not self.file(path).is_large:
-            return Address(self._url(full), self.headers(), is_signed=False)
-        if full not in known.addresses:
-            with known.lock(full):
-                if full not in known.addresses:
-                    self._resolve(path)
-        return known.addresses[full]
+        if self.file(path).is_large:
+            if full not in known.addresses:
+                with known.lock(full):
+                    if full not in known.addresses:
+                        self._resolve(path)
+            if (found := known.addresses[full]) is not None:
+                return found
+        return Address(self._url(full), self.headers(), is_signed=False)
 
     def renew(self, path: str, refused: Address) -> None:
         """Ask for another address, unless another thread has done that."""
@@ -224,6 +226,7 @@ class Hub:
 
         `kind` is what it limits: `api` or `resolvers`.
         """
+        redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
         while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
             self._retrier.sleep(left, file=file)
@@ -251,12 +254,13 @@ class Hub:
         )
         if found.commit_hash != self.commit or found.size is None or not found.etag:
             raise self._strange(path)
-        is_large = urlsplit(found.location).netloc != urlsplit(self.endpoint).netloc
-        known.files[full] = HubFile(int(found.size), str(found.etag), is_large)
-        if is_large:
-            if urlsplit(found.location).scheme != urlsplit(self.endpoint).scheme:
-                raise self._strange(path)
-            known.addresses[full] = Address(found.location, {}, is_signed=True)
+        to, here = urlsplit(found.location), urlsplit(self.endpoint)
+        is_signed = to.netloc != here.netloc
+        if is_signed and to.scheme != here.scheme:
+            raise self._strange(path)
+        address = Address(found.location, {}, is_signed=True)
+        known.addresses[full] = address if is_signed else None
+        known.files[full] = HubFile(int(found.size), str(found.etag), is_signed)
 
     def _listed(self) -> dict[str, HubFile]:
         below = f"/{quote(self.folder, safe='')}" if self.folder else ""
