@@ -52,6 +52,7 @@ def test_the_map_shows_every_room() -> None:
         assert re.search(rf"│ {room} ", ARCHITECTURE), room
 
 
+@pytest.mark.slow
 def test_the_modules_on_the_two_ways_run_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.modules_that_run", str(tmp_path / "records")]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)

@@ -206,7 +206,7 @@ def test_memory_is_that_of_the_limit(path: Path) -> None:
 
     low, high = 0, 1 << 20
     assert not read_again(high)
-    while high - low > 64:
+    while high - low > 4096:
         limit = (low + high) // 2
         try:
             low, high = (limit, high) if read_again(limit) else (low, limit)

@@ -159,6 +159,7 @@ def test_damage_is_named_where_a_clip_has_it_and_is_not_kept(tmp_path: Path) -> 
         check(clips, [0, *range(damaged - 3, damaged + 2)])
 
 
+@pytest.mark.slow
 def test_what_fits_is_kept(root: Path) -> None:
     """Of the smallest features, as many as fit."""
     names = ["flag", "small", "mid", "big"]

@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from seqrecord.codecs.video.packages import packet_of
 from seqrecord.codecs.video.packets import Start, packet_format
 from seqrecord.errors import SourceError
 from seqrecord.sources import Videos
@@ -144,6 +146,21 @@ def test_what_cannot_be_cut_is_encoded_anew(
         # 200 frames fit a GOP, whatever is in it.
         np.testing.assert_array_equal(of_file(path, times[10:210]), images[10:210])
         assert caplog.text == ""
+
+
+@pytest.mark.parametrize("behind", ["", "0000", "0080", "ffff"])
+def test_what_lies_behind_a_packet_does_not_count(tmp_path: Path, behind: str) -> None:
+    """Decoders read there: that of MPEG-4 looks for a marker."""
+    options = {"g": "5", "qscale": "2"}
+    path = write_video(tmp_path / "a.avi", pictures(12), "mpeg4", options=options)
+    context = av.CodecContext.create("mpeg4", "r")
+    frames: list[Any] = []
+    with av.open(str(path)) as file:
+        for data in [bytes(packet) for packet in file.demux()]:
+            more = np.frombuffer(data + bytes.fromhex(behind * 32), np.uint8)
+            frames += context.decode(packet_of(more[: len(data)]))
+    images = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+    np.testing.assert_array_equal(images, decoded(path)[1])
 
 
 def test_other_codecs_are_encoded_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from seqrecord.errors import SourceError
 from seqrecord.format.references import ExternalFile
 from seqrecord.sources.files import opened
 from seqrecord.sources.remote import remote_files
-from seqrecord.storage import LocalStorage, Storage, identity_of, map_files
+from seqrecord.storage import LocalStorage, Storage, fixed_url_of, identity_of, map_files
 
 __all__ = ["checksum_of", "external_files", "identity_of_files"]
 
@@ -41,9 +41,10 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
 
 
 def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
-    """Text that changes when one of these files does, or is not among them any more."""
+    """Text that changes when one of these files does, or is not among them any more; and with the
+    commit, of what lies on the Hub."""
     files = external_files(root, paths)
-    facts = sorted((path, file.size, file.identity or "") for path, file in files.items())
+    facts = sorted((p, file.root, file.size, file.identity or "") for p, file in files.items())
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -63,4 +64,5 @@ def checksum_of(file: str, start: int, stop: int) -> int:
 
 def _listed(storage: Storage, names: dict[str, str]) -> dict[str, ExternalFile]:
     told = map_files(storage, lambda name: identity_of(storage, name), set(names.values()))
-    return {path: ExternalFile(storage.url, name, *told[name]) for path, name in names.items()}
+    root = fixed_url_of(storage)
+    return {path: ExternalFile(root, name, *told[name]) for path, name in names.items()}

@@ -25,7 +25,7 @@ from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import describe
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
-from seqrecord.codecs.video.packages import colours, pyav, video_errors
+from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.schema import FeatureSpec
@@ -339,7 +339,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
         if each is not None:
             packet, is_wanted = each
             is_start = is_first or packet.is_cut or packet.is_key
-            coded, is_first = pyav().Packet(file.bare_packet(packet.data, is_start)), False
+            coded, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
             # The decoder hands the numbers on to the frames.
             coded.pts = len(ticks) if is_wanted else _HIDDEN
             if is_wanted:

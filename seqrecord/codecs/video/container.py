@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from seqrecord.codecs.base import Bytes
-from seqrecord.codecs.video.packages import pyav, video_errors
+from seqrecord.codecs.video.packages import packet_of, pyav, video_errors
 from seqrecord.errors import CodecError
 
 __all__ = ["CONTAINED", "TimedPacket", "mux_mp4"]
@@ -66,7 +66,7 @@ def mux_mp4(
             stream = out.add_stream_from_template(bare.streams.video[0], opaque=True)
             stream.time_base = tick
             for item in packets:
-                packet = av.Packet(item.data)
+                packet = packet_of(item.data)
                 packet.stream = stream
                 packet.time_base = tick
                 packet.pts, packet.dts, packet.duration = item.pts, item.dts, duration

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from seqrecord.codecs.base import Bytes
 from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.codecs.video.packages import colours, one_thread, pyav, video_errors
+from seqrecord.codecs.video.packages import colours, one_thread, packet_of, pyav, video_errors
 from seqrecord.errors import CodecError
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 
@@ -63,14 +63,14 @@ class VideoDecoder:
         They are decoded as they are taken. `ValueError`, or another of `video_errors()`, for
         packets that do not give them.
         """
-        av, context = pyav(), self._context
+        context = self._context
         shown = sum(number >= 0 for number in order)
         due = 0
         try:
             for place, data in enumerate((*packets, None)):
                 packet = None
                 if data is not None:
-                    packet = av.Packet(data)
+                    packet = packet_of(data)
                     number = order[place]
                     packet.pts = packet.dts = None
                     packet.pts = number if number >= 0 else _HIDDEN + place
@@ -236,7 +236,7 @@ def describe(
 
 def _first_frame(context: Any, gop: Gop) -> Any:
     for data in (*gop.packets, None):
-        packet = None if data is None else pyav().Packet(data)
+        packet = None if data is None else packet_of(data)
         for frame in context.decode(packet):
             return frame
     raise ValueError("the packets give no frame")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from seqrecord.codecs.base import Bytes
 from seqrecord.errors import MissingPackageError
 
-__all__ = ["SWS_BT601", "colours", "one_thread", "pyav", "video_errors"]
+__all__ = ["SWS_BT601", "colours", "one_thread", "packet_of", "pyav", "video_errors"]
 
 SWS_BT601 = 5  # as swscale numbers it
 _OTHERS = (1, 4, 7, 9, 10)  # of H.273: the matrices that are no BT.601, which swscale numbers alike
@@ -24,6 +25,18 @@ def pyav() -> Any:
             "video is read and written by PyAV, the extra `video`: pip install av"
         ) from error
     return av
+
+
+def packet_of(data: Bytes | bytes) -> Any:
+    """A packet of PyAV with a copy of these bytes, and zeros behind it.
+
+    Decoders read up to 64 bytes behind a packet (FFmpeg's `AV_INPUT_BUFFER_PADDING_SIZE`), and what
+    lies there may change frames. PyAV 16 and later do not copy bytes that they are given.
+    """
+    packet = pyav().Packet(len(data))
+    if len(data):
+        packet.update(data)
+    return packet
 
 
 def video_errors() -> tuple[type[Exception], ...]:
