@@ -41,7 +41,6 @@ CELLS = {"warm": (16, 2), "cold": (2,), "s3": (2,), "hub": (2,)}
 WAYS = ("in place", "packed")
 CLASSES = {"LeRobotDataset": "pyav", "LeRobotDataset, torchcodec": "torchcodec"}
 CLASSES |= {"StreamingLeRobotDataset": "streaming"}
-_REPO = "org/name"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,17 +94,18 @@ class _Runs:
         *,
         home: Path | None = None,
         python: Path | None = None,
-        **environment: str,
     ) -> None:
         """One run of a row, in a process whose user's indexes lie in `home`."""
         if not self.is_wanted(name):
             return
-        own = {**python_environment(self.folder), "SEQRECORD_HOME": str(home or self.home)}
+        own = {**os.environ, "SEQRECORD_HOME": str(home or self.home)}
+        if module == "theirs":
+            own |= python_environment(self.folder)
         result = run_job(
             [str(python or sys.executable), "-m", f"benchmarks.lerobot.{module}"],
             json.dumps(job),
             900 + 8 * self.options.seconds,
-            environment={**own, **environment},
+            environment=own,
         )
         self.results.setdefault(name, []).append(result)
         print(f"{name}: {result}", file=sys.stderr, flush=True)
@@ -144,7 +144,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                         job = {**reading, **asdict(cell), "cold": place == "cold", **at[way]["job"]}
                         before = _counts(at[way])
                         name = f"{way}/{cell}/{place}"
-                        runs.take(name, "ours", job, **at[way].get("environment", {}))
+                        runs.take(name, "ours", job)
                         if before and name in runs.results:
                             counts = {n: v - before[n] for n, v in _counts(at[way]).items()}
                             runs.results[name][-1].update(counts)
@@ -216,11 +216,10 @@ def _hub(_folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
     """The stub of the Hub, one for each of both."""
     from tests.hub_stub import HubStub
 
-    with HubStub(root, _REPO) as one, HubStub(records, _REPO) as other:
+    with HubStub(root, "a/original") as one, HubStub(records, "a/packed") as other:
         yield {
             way: {
-                "job": {"location": f"hf://datasets/{_REPO}", "options": None},
-                "environment": {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"},
+                "job": {"location": hub.url, "options": {"endpoint": hub.endpoint}},
                 "hub": hub,
             }
             for way, hub in zip(WAYS, (one, other), strict=True)
@@ -235,8 +234,7 @@ def _counts(at: Mapping[str, Any]) -> dict[str, int]:
     if "proxy" in at:
         return {"requests": at["proxy"].requests}
     if "hub" in at:
-        counts = getattr(at["hub"], "counts", {})
-        return {"requests": sum(counts.values()), "sent": at["hub"].sent}
+        return {"requests": sum(at["hub"].counts.values()), "sent": at["hub"].sent}
     return {}
 
 

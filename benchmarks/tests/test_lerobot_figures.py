@@ -30,7 +30,14 @@ def test_one_command_makes_the_page(tmp_path: Path) -> None:
     command += ["--root", str(root), "--to", str(tmp_path / "to"), "--linked", "6", "2", "4"]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1"]
     command += ["--lerobot", "none", "--memory", "256MiB", "--rows"]
-    rows = ["index/linked", "first/nothing", "first/*LeRobot*", "*/2+16 uint8/warm", "*/s3"]
+    rows = [
+        "index/linked",
+        "first/nothing",
+        "first/*LeRobot*",
+        "*/2+16 uint8/warm",
+        "*/s3",
+        "*/hub",
+    ]
     done = subprocess.run([*command, *rows], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     text = (tmp_path / "to" / "IN_PLACE.md").read_text()
     assert done.stdout.decode() == f"{text}\n"
@@ -40,12 +47,12 @@ def test_one_command_makes_the_page(tmp_path: Path) -> None:
     assert len(skipped) == 3, "LeRobot's classes"
     assert not [runs for runs in found.values() if "error" in runs[0]]
     assert found["index/linked"][0]["episodes"] == 6
-    for place in ("warm", "s3"):
+    for place in ("warm", "s3", "hub"):
         for way in ("in place", "packed"):
             [run] = found[f"{way}/2+16 uint8/{place}"]
             assert run["clips"] == 15
             assert run["video_frames_decoded"] == 30
-            assert ("requests" in run) == (place == "s3")
+            assert ("requests" in run) == (place != "warm")
     assert "| 2+16 uint8 | warm | " in text
     assert "| 2.000 | 2.000 | 1.000 |" in text
     again = [*command[:4], "--report"]
