@@ -151,6 +151,22 @@ def test_an_original_on_a_url(tmp_path: Path, memory_url: str, home: Path) -> No
     assert seqrecord.summarize(url).originals == (url,)
 
 
+def test_packets_that_are_elsewhere_are_read_ahead(tmp_path: Path, memory_url: str) -> None:
+    """As those of a packed dataset there, though the index lies on a disk."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    loaders = []
+    for location in (root, upload(root, memory_url)):
+        pipe = seqrecord.SeqRecordPipe(
+            location,
+            clip_len=2,
+            memory_limit="64MiB",
+            engine=seqrecord.EngineOptions(num_threads=1),
+        )
+        next(iter(pipe))
+        loaders.append(pipe.stats()["num_loaders"])
+    assert loaders[0] == 1 < loaders[1]
+
+
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)
 def test_an_original_of_a_bucket(tmp_path: Path, place: Place, home: Path) -> None:
     """Its credential goes with the call, and is in no file; a file that is replaced is noticed."""

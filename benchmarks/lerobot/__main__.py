@@ -35,7 +35,7 @@ from benchmarks.tartanair.compare.report import commit
 from benchmarks.tartanair.compare.row import warm
 from benchmarks.tartanair.timing import Results, machine
 
-__all__ = ["main"]
+__all__ = ["LEROBOT", "dataset_at", "main", "python_environment"]
 
 LEROBOT = Path(sys.prefix) / "lerobot" / "bin" / "python"
 TO = Path(__file__).parent
@@ -77,12 +77,8 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The document of a run, which is also saved after each row."""
     folder.mkdir(parents=True, exist_ok=True)
     python = options.lerobot if options.lerobot.exists() else None
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    environment |= {"SVT_LOG": "0", "TOKENIZERS_PARALLELISM": "false"}
-    root = (options.root or _generated(folder, python, environment)).resolve()
-    records = folder / "records"
-    if not (records / "manifest.json").exists():
-        convert(root, records)
+    environment = python_environment(folder)
+    root, records = dataset_at(options, folder)
     info = json.loads((root / "meta" / "info.json").read_text())
     cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
     shape = info["features"][cameras[0]]["shape"]
@@ -163,6 +159,22 @@ def _kept(folder: Path, document: dict[str, Any], is_wanted: Callable[[str], boo
 
 
 _SAID = ("clips_per_second", "frames_per_second", "rate_to_copying", "skipped", "error")
+
+
+def python_environment(folder: Path) -> dict[str, str]:
+    """Of processes that read: lerobot asks nobody on the network."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    return environment | {"SVT_LOG": "0", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def dataset_at(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
+    """The dataset that `options` mean, and that packed; each is made if it is not there."""
+    python = options.lerobot if options.lerobot.exists() else None
+    root = (options.root or _generated(folder, python, python_environment(folder))).resolve()
+    records = folder / "records"
+    if not (records / "manifest.json").exists():
+        convert(root, records)
+    return root, records
 
 
 def _generated(folder: Path, python: Path | None, environment: Mapping[str, str]) -> Path:

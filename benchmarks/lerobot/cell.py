@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tartanair.compare.meters import usage
 from benchmarks.tartanair.compare.prepared import files_of
 from benchmarks.tartanair.timing import drop_page_cache
 
@@ -43,15 +45,27 @@ def measure(
 ) -> dict[str, Any]:
     """Clips a second of an endless iterator of (clips, a number of them).
 
-    The first `warm_batches` are not counted; `before` is called after them.
+    The first `warm_batches` are not counted; `before` is called after them. `first_batch_seconds`
+    is from the call to the first batch; `bytes_requested` is what was asked of files after those.
     """
+    begin = time.perf_counter()
     iterator = batches()
-    for _ in range(warm_batches):
+    next(iterator)
+    first = time.perf_counter() - begin
+    for _ in range(warm_batches - 1):
         next(iterator)
     before()
+    read = usage(os.getpid())
     begin = time.perf_counter()
     clips, check = 0, 0.0
     while (took := time.perf_counter() - begin) < seconds:
         count, number = next(iterator)
         clips, check = clips + count, check + float(number)
-    return {"clips_per_second": clips / took, "clips": clips, "seconds": took, "check": check}
+    return {
+        "clips_per_second": clips / took,
+        "clips": clips,
+        "seconds": took,
+        "first_batch_seconds": first,
+        "bytes_requested": usage(os.getpid()).since(read)["bytes_requested"],
+        "check": check,
+    }

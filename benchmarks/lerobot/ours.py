@@ -2,12 +2,14 @@
 
 The first epoch, which touches memory for the first time, warms up for `seconds`. The second is
 timed from its beginning, with the filling of its window, for up to three times as long. A cold
-epoch is one before which the files were dropped from the page cache.
+epoch is one before which the files were dropped from the page cache. `opening_seconds` are those
+from opening the dataset, which may have no index, to the first batch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import torch
 
 import seqrecord
 from benchmarks.lerobot.cell import Cell, drop
+from benchmarks.tartanair.compare.meters import usage
 from seqrecord import EngineOptions
 
 _KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "resident_bytes")
@@ -63,6 +66,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     cell = Cell(job["images"], job["actions"], job["numbers"])
     torch.set_num_threads(job["threads"])
+    begin = time.perf_counter()
     pipe = seqrecord.SeqRecordPipe(
         seqrecord.open(job["location"], storage_options=job["options"]),
         features=[*job["cameras"], "observation.state", "action"],
@@ -77,12 +81,16 @@ def main() -> None:
         memory_limit=job["memory"],
     )
     floats: dict[str, torch.Tensor] = {}
-    run(epoch(pipe, cell, job["cameras"], floats), job["seconds"])
+    opened = time.perf_counter() - begin
+    first = run(epoch(pipe, cell, job["cameras"], floats), job["seconds"])
+    opened += first["first_batch_seconds"]
     if job["cold"]:
         drop(job["location"])
+    read = usage(os.getpid())
     made = run(epoch(pipe, cell, job["cameras"], floats), 3 * job["seconds"])
-    stats = pipe.stats()
-    print(json.dumps(made | {name: stats[name] for name in _KEPT}), flush=True)
+    made |= {name: value for name, value in pipe.stats().items() if name in _KEPT}
+    made |= usage(os.getpid()).since(read)
+    print(json.dumps({**made, "opening_seconds": opened}), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,31 +15,42 @@ import torch
 
 from benchmarks.lerobot.cell import Cell, drop, measure
 
+BUFFER = 100  # its default, 1000, is 15 GB of 2 images of two cameras
+
 
 def batches(
     root: str, cameras: list[str], cell: Cell, decoder: str, workers: int, batch: int
 ) -> Iterator[tuple[int, Any]]:
-    """Batches without end: whole epochs, each in a new order."""
+    """Batches without end: whole epochs, each in a new order. The decoder `streaming` stands for
+    LeRobot's class of that name, which decodes with torchcodec, gives floats, and keeps `BUFFER`
+    samples for its shuffle.
+    """
     from lerobot.datasets import lerobot_dataset, video_utils
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    if cell.numbers == "uint8":
+    is_streaming = decoder == "streaming"
+    if cell.numbers == "uint8" and not is_streaming:
         lerobot_dataset.decode_video_frames = _undivided(video_utils)
-    fps = LeRobotDataset("seqrecord/benchmark", root=root).fps
+    name = "seqrecord/benchmark"
+    fps = lerobot_dataset.LeRobotDatasetMetadata(name, root).fps
     times = [i / fps for i in range(1 - cell.images, 1)]
-    dataset = LeRobotDataset(
-        "seqrecord/benchmark",
-        root=root,
-        video_backend=decoder,
-        delta_timestamps={
-            **dict.fromkeys(cameras, times),
-            "action": [i / fps for i in range(cell.actions)],
-        },
-    )
+    windows = {
+        **dict.fromkeys(cameras, times),
+        "action": [i / fps for i in range(cell.actions)],
+    }
+    if is_streaming:
+        from lerobot.datasets.streaming_dataset import StreamingLeRobotDataset
+
+        dataset = StreamingLeRobotDataset(
+            name, root=root, delta_timestamps=windows, buffer_size=BUFFER
+        )
+    else:
+        dataset = lerobot_dataset.LeRobotDataset(
+            name, root=root, video_backend=decoder, delta_timestamps=windows
+        )
     loader = torch.utils.data.DataLoader(
         dataset,
         batch,
-        shuffle=True,
+        shuffle=None if is_streaming else True,
         drop_last=True,
         num_workers=workers,
         multiprocessing_context="spawn" if workers else None,
@@ -50,7 +61,7 @@ def batches(
         for found in loader:
             images = found[cameras[0]]
             assert images.shape[:3] == (batch, cell.images, 3), images.shape
-            assert (images.dtype == torch.uint8) == (cell.numbers == "uint8")
+            assert (images.dtype == torch.uint8) == (cell.numbers == "uint8" and not is_streaming)
             yield batch, images[0, -1, 0, 0, 0]
 
 

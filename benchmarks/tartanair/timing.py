@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "Result",
     "Results",
     "drop_page_cache",
     "machine",

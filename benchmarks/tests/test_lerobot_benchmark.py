@@ -26,6 +26,10 @@ import torch
 from lerobot.datasets import video_utils
 decode_video_frames = video_utils.decode_video_frames
 
+class LeRobotDatasetMetadata:
+    def __init__(self, _name, root):
+        self.fps = json.loads(open(f"{root}/meta/info.json").read())["fps"]
+
 class LeRobotDataset(torch.utils.data.Dataset):
     def __init__(self, _name, root, video_backend=None, delta_timestamps=None):
         info = json.loads(open(f"{root}/meta/info.json").read())

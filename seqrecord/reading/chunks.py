@@ -123,16 +123,22 @@ class ChunkReader:
         self._externals = externals or ExternalFiles(storage)
         self.features = features
         self._storage, self._index = storage, index
-        self.is_local = storage.local_path(MANIFEST) is not None  # or else requests are slow
+        self._has_path = storage.local_path(MANIFEST) is not None
         self._paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
         self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
         self.raw = [
-            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self.is_local)
+            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self._has_path)
             for n in range(len(index.groups))
         ]
         """What reads frames of the raw features of each group."""
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether all that is read lies on a disk of this machine; elsewhere requests are slow."""
+        refers = any(group.external.any() for group in self._index.groups)
+        return self._has_path and not (refers and self._externals.are_remote())
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """The chunk at a row of a group's chunk table, which is one of `episode`."""

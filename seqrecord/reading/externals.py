@@ -167,6 +167,11 @@ class ExternalFiles:
         found = [self.list(Path(path).stem) for path in paths if path.endswith(".json")]
         return {file for each in found for file in each.files}
 
+    def are_remote(self) -> bool:
+        """Whether any of them lies elsewhere than on a disk of this machine."""
+        files = {file.root: file for file in self.all_files()}
+        return any(self._store(root).local_path(file.path) is None for root, file in files.items())
+
     def _check(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless a file may be opened, and is as it was indexed.
 
