@@ -79,16 +79,17 @@ class ExternalFiles:
         return ExternalFiles, (self._storage, self._originals, self._options)
 
     def read(self, reference: Reference) -> memoryview:
-        """The bytes of the range that a page refers to.
+        """The bytes of the range that a page refers to, with `Reference.room` in front of them.
 
         Raises `FormatError` for a list or a file that is not there, `StorageError` for an external
         file that may not be opened or has changed, and `NotFoundError` for one that is gone.
         """
         file = self.file_of(reference)
-        data = np.empty(reference.length, np.uint8).data
+        whole = np.empty(reference.room + reference.length, np.uint8).data
+        data = whole[reference.room :]
         if reference.parts:
             self._read_parts(reference, file, data)
-            return data
+            return whole
         item = ByteRange(reference.start, reference.stop)
         if item.stop > file.size:
             raise FormatError(
@@ -106,7 +107,7 @@ class ExternalFiles:
             ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
             buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
         self._store(file.root).read_ranges(file.path, ranges, buffers)
-        return data
+        return whole
 
     def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
         """The files of a folder, one behind the other."""
