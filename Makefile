@@ -60,9 +60,10 @@ install-ffcv: install-bench ## Install FFCV, which is compiled; needs libopencv-
 lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark; needs make install-bench
 
 # Its own packages come first, then the stand-in for torchvision, then those of .venv, with torch.
-$(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt $(INSTALLED)
+$(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt benchmarks/lerobot/no-deps-v2.txt $(INSTALLED)
 	$(PYTHON) -m venv --clear $(LEROBOT)
 	$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(LEROBOT)/v2 -r $(word 2,$^)
 	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/benchmarks/lerobot/stand_in", sysconfig.get_path("purelib"), sep="\n")' \
 		> $$($(LEROBOT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-seqrecord.pth
 	@touch $@

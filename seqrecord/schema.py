@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ __all__ = [
     "MAX_GROUPS",
     "MAX_NAME_LENGTH",
     "UNIT",
+    "Block",
     "CodecConfig",
     "EncodedImage",
     "FeatureSpec",
@@ -58,6 +59,26 @@ Frame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
 
 A feature that the frame lacks is left out.
 """
+
+
+class Block(NamedTuple):
+    """Consecutive frames of an episode, all of which have the same features.
+
+    `columns` has the frames' items by feature: an array [num_frames, …], or a sequence.
+    """
+
+    num_frames: int
+    columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]
+
+    @classmethod
+    def of(cls, frame: Frame) -> Block:
+        """One frame."""
+        return cls(1, {name: (item,) for name, item in frame.items()})
+
+    def frames(self) -> Iterator[Frame]:
+        """One by one; arrays are views."""
+        for row in range(self.num_frames):
+            yield {name: column[row] for name, column in self.columns.items()}
 
 
 @dataclass(frozen=True)

@@ -1,92 +1,330 @@
-"""A stub of the Hugging Face Hub: the few requests of its API that its filesystem makes to read."""
+"""A stub of the Hugging Face Hub: what it answers to those who read a dataset's repository.
+
+::
+
+    with HubStub(folder) as hub:            # serves the files of a folder as they are now
+        seqrecord.open(hub.url, storage_options={"endpoint": hub.endpoint})
+        # or with HF_ENDPOINT=hub.endpoint in the environment
+        hub.counts                          # requests by kind: api, resolve, store
+        hub.commit()                        # the files as they are now are the next commit of main
+
+Files in LFS, which `LARGE` says by their endings, lie on another server with a port of its own
+(`hub.store`): the Hub redirects there, to an address that ends after `signed_seconds`. Headers are
+those that huggingface_hub 2.4.0 reads. That the real Hub does the same was not tried.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
+import threading
+import time
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from tests.local_server import Handler, LocalServer
 
-__all__ = ["HubStub"]
+__all__ = ["LARGE", "HubStub"]
+
+LARGE = (".mp4", ".mkv", ".parquet", ".arrow", ".seqrec")
+"""Endings of files in LFS, as in the `.gitattributes` of LeRobot's datasets."""
+
+_HELD = 8 << 20  # bytes of a file that is kept in memory, so that a commit stays as it was
+_PAGE = "<!DOCTYPE html><html><body>Log in</body></html>"
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a commit; `oid` is the SHA-256 of one in LFS, and git's id of another."""
+
+    path: Path
+    size: int
+    oid: str
+    is_large: bool
+    data: bytes | None
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self.data is not None:
+            return self.data[start:stop]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
 
 
 class HubStub(LocalServer):
     """Serves `folder` as the dataset repository `repo`; with `token` to those alone who send it.
 
-    `sent` is how many bytes of files it has sent. Of the next `busy` reads of files each is
-    answered by 503.
+    ::
+
+        counts          requests by kind: `api`, `resolve` (files of the Hub), `store` (of LFS)
+        asked           what was asked of the Hub, METHOD and path
+        of_file         requests by the file's path, at the Hub and in LFS
+        sent            bytes of files that were sent
+        leaked          credentials that came to the store, which must get none
+        limit           (n, s): 429 after n requests in s seconds, with Retry-After and RateLimit
+        early           requests that came while it had asked to wait, but for the first of each
+        busy            so many of the next reads of files are answered by 503
+        html            answer a page to all requests, with status 200
+        gated           refuse, since the terms were not accepted
+        page            entries in one answer of a listing
+        signed_seconds  after which an address of the store ends
+        cached          small files are redirected to another path of the Hub, as the real one does
     """
 
     def __init__(self, folder: Path, repo: str = "org/name", *, token: str | None = None) -> None:
         self.folder, self.repo, self.token = folder, repo, token
-        self.sent = self.busy = 0
+        self.counts: Counter[str] = Counter()
+        self.asked: list[str] = []
+        self.of_file: Counter[str] = Counter()
+        self.leaked: list[str] = []
+        self.sent = self.busy = self.early = 0
+        self.limit: tuple[int, float] | None = None
+        self.html = self.gated = self.cached = False
+        self.page, self.signed_seconds = 1000, 3600.0
+        self.guard = threading.Lock()
+        self.branches: dict[str, str] = {}
+        self.commits: dict[str, dict[str, _File]] = {}
+        self._blobs: dict[str, _File] = {}
+        self._window = 0.0, 0  # when it began, requests in it
+        self.commit()
+        self.store = _Store(self)
         super().__init__(_Handler)
 
     @property
     def endpoint(self) -> str:
         return f"http://{self.host}"
 
+    @property
+    def url(self) -> str:
+        return f"hf://datasets/{self.repo}"
 
-class _Handler(Handler):
-    server: HubStub
+    def commit(self, branch: str = "main") -> str:
+        """The folder's files as they are now are the branch's next commit, whose id this is."""
+        files = {}
+        for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
+            files[path.relative_to(self.folder).as_posix()] = self._file(path)
+        text = repr((len(self.commits), [(name, file.oid) for name, file in files.items()]))
+        sha = hashlib.sha1(text.encode()).hexdigest()
+        self.commits[sha], self.branches[branch] = files, sha
+        self._blobs |= {file.oid: file for file in files.values() if file.is_large}
+        self.names = {file.oid: name for name, file in files.items()}
+        return sha
 
-    def _paths(self) -> None:
-        """What huggingface_hub before 1 asks of a path."""
-        path, repo = unquote(urlsplit(self.path).path), self.server.repo
-        asked = parse_qs(self.body().decode())
-        if path != f"/api/datasets/{repo}/paths-info/main":
-            self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
+    def _file(self, path: Path) -> _File:
+        size, is_large = path.stat().st_size, path.suffix in LARGE
+        data = path.read_bytes() if size <= _HELD or not is_large else None
+        if not is_large:
+            assert data is not None
+            oid = hashlib.sha1(b"blob %d\0" % size + data).hexdigest()
+        else:
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while part := file.read(1 << 20):
+                    digest.update(part)
+            oid = digest.hexdigest()
+        return _File(path, size, oid, is_large, data)
+
+    def close(self) -> None:
+        self.store.close()
+        super().close()
+
+    def signed(self, oid: str) -> str:
+        """An address of a file in LFS."""
+        expires = time.time() + self.signed_seconds
+        said = f"{expires:.3f}"
+        return f"{self.store.endpoint}/blobs/{oid}?Expires={said}&Signature={_sign(oid, said)}"
+
+    def blob(self, oid: str, query: Mapping[str, list[str]]) -> _File | None:
+        """The file of a signed address that has not ended."""
+        [expires], [signature] = (query.get(name, ["0"]) for name in ("Expires", "Signature"))
+        is_good = hmac.compare_digest(signature, _sign(oid, expires))
+        return self._blobs.get(oid) if is_good and time.time() < float(expires) else None
+
+    def refused_for(self) -> float:
+        """Counts a request; for how many seconds the Hub answers no more of them."""
+        with self.guard:
+            if self.limit is None:
+                return 0.0
+            most, seconds = self.limit
+            now = time.monotonic()
+            begin, count = self._window
+            if now >= begin + seconds:
+                begin, count = now, 0
+            self._window = begin, count + 1
+            self.early += count > most
+            return begin + seconds - now if count >= most else 0.0
+
+
+def _sign(oid: str, expires: str) -> str:
+    return hmac.new(b"stub", f"{oid} {expires}".encode(), "sha256").hexdigest()
+
+
+class _Store(LocalServer):
+    """Where files in LFS lie."""
+
+    def __init__(self, hub: HubStub) -> None:
+        self.hub = hub
+        super().__init__(_StoreHandler)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host}"
+
+
+class _Sending(Handler):
+    """Sends ranges of files."""
+
+    def send_file(self, hub: HubStub, file: _File, headers: Mapping[str, str]) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start, stop = 0, file.size
+        if asked is not None:
+            start, stop = int(asked[1]), min(int(asked[2] or file.size) + 1, file.size)
+            if start >= file.size:
+                self.send(416, b"", {"Content-Range": f"bytes */{file.size}"})
+                return
+            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{file.size}"}
+        if self.command == "HEAD":
+            self.send(200, b"", {**headers, "Content-Length": str(file.size)})
             return
-        found = (self.server.folder / each for each in asked["paths"])
-        self._json([self._about(item) for item in found if item.exists()])
+        if hub.busy > 0:
+            hub.busy -= 1
+            self.send(503)
+            return
+        hub.sent += stop - start
+        self.send(200 if asked is None else 206, file.read(start, stop), headers)
+
+
+class _StoreHandler(_Sending):
+    server: _Store
 
     def serve(self) -> None:
-        path, repo, token = unquote(urlsplit(self.path).path), self.server.repo, self.server.token
-        if token is not None and self.headers.get("Authorization") != f"Bearer {token}":
+        hub, parts = self.server.hub, urlsplit(self.path)
+        with hub.guard:
+            hub.counts["store"] += 1
+            if any(self.headers.get(name) for name in ("Authorization", "Cookie")):
+                hub.leaked.append(self.path)
+        oid = parts.path.rpartition("/")[2]
+        with hub.guard:
+            hub.of_file[hub.names.get(oid, oid)] += 1
+        file = hub.blob(oid, parse_qs(parts.query)) if self.command == "GET" else None
+        if file is None:
+            self.send(403, b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        self.send_file(hub, file, {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"})
+
+
+class _Handler(_Sending):
+    server: HubStub
+
+    def serve(self) -> None:
+        hub, parts, body = self.server, urlsplit(self.path), self.body()
+        path, repo = unquote(parts.path), hub.repo
+        is_file = path.startswith((f"/datasets/{repo}/resolve/", "/api/resolve-cache/"))
+        with hub.guard:
+            hub.counts["resolve" if is_file else "api"] += 1
+            hub.asked.append(f"{self.command} {path}")
+        if (seconds := hub.refused_for()) > 0:
+            kind, left = "resolvers" if is_file else "api", max(1, round(seconds + 0.5))
+            limits = {"RateLimit": f'"{kind}";r=0;t={left}', "Retry-After": str(left)}
+            self.send(429, b"too many requests", limits)
+        elif hub.html:
+            self.send(200, _PAGE.encode(), {"Content-Type": "text/html"})
+        elif hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
-        elif self.command == "POST":
-            self._paths()
-        elif re.fullmatch(rf"/api/datasets/{repo}(/revision/main)?", path):
-            self._json({"id": repo, "sha": "0" * 40, "siblings": []})
-        elif found := re.fullmatch(rf"/api/datasets/{repo}/tree/main/?(.*)", path):
-            self._tree(found[1])
-        elif found := re.fullmatch(rf"/datasets/{repo}/resolve/main/(.+)", path):
-            self._file(self.server.folder / found[1])
+        elif hub.gated:
+            self.send(403, b"", {"X-Error-Code": "GatedRepo"})
+        elif found := re.fullmatch(rf"/api/datasets/{repo}(?:/revision/(.+))?", path):
+            if (sha := self._commit(found[1] or "main")) is not None:
+                self._json({"id": repo, "sha": sha, "siblings": []})
+        elif found := re.fullmatch(rf"/api/datasets/{repo}/tree/(.+)", parts.path):
+            revision, _, below = found[1].partition("/")
+            self._tree(unquote(revision), unquote(below), parse_qs(parts.query))
+        elif found := re.fullmatch(rf"/api/datasets/{repo}/paths-info/(.+)", path):
+            self._paths(found[1], parse_qs(body.decode())["paths"])
+        elif found := re.fullmatch(rf"/datasets/{repo}/resolve/([^/]+)/(.+)", path):
+            self._resolve(found[1], found[2])
+        elif found := re.fullmatch(rf"/api/resolve-cache/datasets/{repo}/([^/]+)/(.+)", path):
+            self._resolve(found[1], found[2], is_cached=True)
         else:
             self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
-    def _tree(self, path: str) -> None:
-        folder = self.server.folder / path
-        if not folder.is_dir():
+    def _commit(self, revision: str) -> str | None:
+        """The commit of a revision; where there is none, that is the answer."""
+        sha = self.server.branches.get(revision, revision)
+        if sha in self.server.commits:
+            return sha
+        self.send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        return None
+
+    def _tree(self, revision: str, below: str, query: Mapping[str, list[str]]) -> None:
+        if (sha := self._commit(revision)) is None:
+            return
+        start = f"{below}/" if below else ""
+        inside = {n: f for n, f in self.server.commits[sha].items() if n.startswith(start)}
+        if not inside:
             self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
-        self._json([self._about(item) for item in sorted(folder.iterdir())])
+        is_deep = query.get("recursive", ["False"])[0].lower() in ("true", "1")
+        entries: dict[str, dict[str, Any]] = {}
+        for name, file in inside.items():
+            parts = name[len(start) :].split("/")
+            for depth in range(1, len(parts) if is_deep else min(2, len(parts))):
+                path = start + "/".join(parts[:depth])
+                entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+            if is_deep or len(parts) == 1:
+                entries[name] = _about(name, file)
+        at, page = int(query.get("cursor", ["0"])[0]), self.server.page
+        more = {}
+        if at + page < len(entries):
+            words = f"recursive={is_deep}&cursor={at + page}"
+            url = f"{self.server.endpoint}{urlsplit(self.path).path}?{words}"
+            more = {"Link": f'<{url}>; rel="next"'}
+        self._json([entries[name] for name in sorted(entries)][at : at + page], more)
 
-    def _about(self, item: Path) -> dict[str, Any]:
-        return {
-            "type": "directory" if item.is_dir() else "file",
-            "path": item.relative_to(self.server.folder).as_posix(),
-            "size": 0 if item.is_dir() else item.stat().st_size,
-            "oid": "0" * 40,
-        }
+    def _paths(self, revision: str, paths: list[str]) -> None:
+        """What huggingface_hub before 1 asks of a path."""
+        if (sha := self._commit(revision)) is not None:
+            files, found = self.server.commits[sha], []
+            for path in paths:
+                if path in files:
+                    found.append(_about(path, files[path]))
+                elif any(name.startswith(f"{path}/") for name in files):
+                    found.append({"type": "directory", "path": path, "size": 0, "oid": "0" * 40})
+            self._json(found)
 
-    def _file(self, file: Path) -> None:
-        if not file.is_file():
-            self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+    def _resolve(self, revision: str, path: str, *, is_cached: bool = False) -> None:
+        if (sha := self._commit(revision)) is None:
             return
-        if self.server.busy > 0:
-            self.server.busy -= 1
-            self.send(503)
-            return
-        self.send_range(file.read_bytes())
+        hub, file = self.server, self.server.commits[sha].get(path)
+        with hub.guard:
+            hub.of_file[path] += 1
+        headers = {"X-Repo-Commit": sha}
+        if file is None:
+            self.send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"})
+        elif file.is_large:
+            headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.oid}"'}
+            self.send(302, b"", {**headers, "Location": hub.signed(file.oid)})
+        elif hub.cached and not is_cached:
+            headers |= {"X-Linked-Size": str(file.size), "ETag": f'"{file.oid}"'}
+            to = f"/api/resolve-cache/datasets/{hub.repo}/{sha}/{quote(path)}"
+            self.send(307, b"", {**headers, "Location": to})
+        else:
+            self.send_file(hub, file, {**headers, "ETag": f'"{file.oid}"'})
 
-    def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
-        self.server.sent += len(body) if (self.command, status) == ("GET", 206) else 0
-        super().send(status, body, headers)
+    def _json(self, value: object, headers: Mapping[str, str] = {}) -> None:
+        body = json.dumps(value).encode()
+        self.send(200, body, {"Content-Type": "application/json", **headers})
 
-    def _json(self, value: object) -> None:
-        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+def _about(name: str, file: _File) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "file", "path": name, "size": file.size, "oid": file.oid}
+    if file.is_large:
+        found["oid"] = hashlib.sha1(file.oid.encode()).hexdigest()  # of the pointer
+        found["lfs"] = {"oid": file.oid, "size": file.size, "pointerSize": 134}
+    return found

@@ -63,12 +63,16 @@ def write_dataset(
     root: Path,
     features: dict[str, dict[str, Any]],
     recorded: Iterable[Iterable[dict[str, Any]]],
+    *,
+    file_sizes: dict[str, float] | None = None,
     **options: Any,
 ) -> None:
-    """By lerobot itself, of any of the versions above."""
+    """By lerobot itself, of any of the versions above; `file_sizes` are settings of v3.0."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     dataset = LeRobotDataset.create("a/test", fps=FPS, root=root, features=features, **options)
+    if file_sizes and hasattr(dataset.meta, "update_chunk_settings"):
+        dataset.meta.update_chunk_settings(**file_sizes)
     takes_task = "task" in inspect.signature(dataset.add_frame).parameters  # 0.3
     for frames in recorded:
         for each in frames:

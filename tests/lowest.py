@@ -28,8 +28,6 @@ _NOT_OURS = ("bench", "dev", "docs")
 _NOT_LOWEST = ("torch",)  # old builds are gigabytes
 _TOO_NEW = ("moto", "mypy", "ruff", "s3fs", "types-psutil", "types-tqdm")
 """Of `dev`: those that exclude a lowest version, and those of no test; tests skip these."""
-_LOWERED = ("huggingface-hub",)
-"""Of `dev`: packages that users bring along, whose newest version excludes a lowest one."""
 _FREE = ("aiobotocore", "botocore", "dask", "s3transfer")
 """Pinned in constraints.txt to what goes with a newer version of another."""
 
@@ -43,7 +41,6 @@ def write_lowest(folder: Path) -> None:
     apart = [each for name in APART for each in extras[name]]
 
     lowest = floors([*of_package, *(each for name in ours for each in extras[name])])
-    lowest |= {name: at for name, at in floors(of_tests).items() if name in _LOWERED}
     left_out = {*_TOO_NEW, *floors(apart)} - set(floors(of_package))
     tools = [each.name for each in of_tests if canonicalize_name(each.name) not in left_out]
     _write(folder / "all.txt", [f"-e {ROOT}[{','.join(ours)}]", *tools], lowest)

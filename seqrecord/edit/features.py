@@ -34,7 +34,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id
@@ -252,7 +252,7 @@ def _add(
     for count, value in enumerate(found, start=1):
         if count > len(episode):
             raise _wrong_length(episode, f"more than {len(episode)}", name)
-        files.append({} if value is None else {name: value})
+        files.append(Block.of({} if value is None else {name: value}))
     if count < len(episode):
         raise _wrong_length(episode, count, name)
     files.end()

@@ -54,7 +54,7 @@ SLICE_BYTES = 4096  # the least that a slice of several frames holds
 class Blob(NamedTuple):
     """One frame's bytes in a page, and its shape."""
 
-    data: bytes
+    data: bytes | memoryview
     shape: tuple[int, ...]
 
 

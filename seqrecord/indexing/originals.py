@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,17 @@ from seqrecord.errors import (
     SourceError,
 )
 from seqrecord.format.manifest import read_manifest
-from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES, ExternalList
+from seqrecord.format.references import (
+    EXTERNALS,
+    MAX_LIST_BYTES,
+    ExternalFile,
+    ExternalList,
+)
 from seqrecord.reading.externals import home
 from seqrecord.sources import Source
 from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
+from seqrecord.storage.url import without_commit
 from seqrecord.units import format_size
 from seqrecord.writing.convert import ConvertReport, Progress, convert
 
@@ -145,6 +151,11 @@ def _check_small(source: Source) -> None:
         )
 
 
+def _as_content(file: ExternalFile) -> ExternalFile:
+    """The file, whatever the commit: on the Hub its identity is that of its bytes."""
+    return replace(file, root=without_commit(file.root))
+
+
 @contextmanager
 def _locked(path: Path, shown: str) -> Iterator[None]:
     with path.open("w") as file:
@@ -185,8 +196,9 @@ class _Indexed:
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(value, indent=1))
         temporary.replace(self.base.with_suffix(".json"))
+        kept = [folder] if note is None else [folder, self._folder(note)]  # a job may read that
         for other in self.base.parent.glob(f"{self.base.name}-*"):
-            if other != folder:
+            if other not in kept:
                 shutil.rmtree(other, ignore_errors=True)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         _logger.warning(
@@ -214,11 +226,11 @@ class _Indexed:
 
     def _has_grown(self, folder: Path) -> bool:
         """Whether all files that the index refers to are as they were."""
-        now = set(self.source.external_files().values())
+        now = set(map(_as_content, self.source.external_files().values()))
         for path in (folder / EXTERNALS).glob("*.json"):
             with suppress(OSError, FormatError):
                 known = ExternalList.parse(path.read_bytes()[:MAX_LIST_BYTES], path.stem)
-                if now.issuperset(known.files):
+                if now.issuperset(map(_as_content, known.files)):
                     continue
             return False
         return True

@@ -26,7 +26,14 @@ from seqrecord.format.references import (
     Reference,
     list_path,
 )
-from seqrecord.storage import Storage, StorageLike, identity_of, map_files, open_storage
+from seqrecord.storage import (
+    Storage,
+    StorageLike,
+    expect_pages,
+    identity_of,
+    map_files,
+    open_storage,
+)
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["ExternalFiles", "home", "trust"]
@@ -212,5 +219,6 @@ class ExternalFiles:
         store = self._stores.get(root)
         if store is None:
             store = open_storage(self._originals or root, **self._options)
+            expect_pages(store)
             store = self._stores.setdefault(root, store)
         return store

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from seqrecord.schema import Frame, Schema
+from seqrecord.schema import Block, Frame, Schema
 from seqrecord.statistics.by_feature import Statistics
 
-__all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat", "StoredSource"]
+__all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat", "StoredSource", "blocks_of"]
 
 
 @dataclass(frozen=True)
@@ -137,3 +137,9 @@ class SourceFormat:
     takes_files: bool = False
     is_fallback: bool = False
     takes_urls: bool = False
+
+
+def blocks_of(source: Source, info: EpisodeInfo) -> Iterator[Block]:
+    """One episode's frames, many at a time where the source has a method `blocks` for it."""
+    blocks: Callable[[EpisodeInfo], Iterator[Block]] | None = getattr(source, "blocks", None)
+    return map(Block.of, source.frames(info)) if blocks is None else blocks(info)

@@ -12,7 +12,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
 from seqrecord.sources.files import is_file
@@ -96,6 +96,11 @@ class LeRobot(Originals):
         return [self._info_of(episode) for episode in self._episodes.values()]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        for block in self.blocks(info):
+            yield from block.frames()
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """The same, as many frames at a time as a batch of rows has; with images one by one."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
             depths = {
@@ -103,8 +108,11 @@ class LeRobot(Originals):
                 for name, video in self._videos.items()
                 if video.is_depth
             }
-            for frame in self._rows.frames(episode):
-                yield {**frame, **{name: next(each) for name, each in depths.items()}}
+            for block in self._rows.blocks(episode):
+                for frame in block.frames() if depths else ():
+                    yield Block.of({**frame, **{name: next(each) for name, each in depths.items()}})
+                if not depths:
+                    yield block
 
     def referring(self) -> LeRobot:
         """The same source, whose packets stay where they are."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
-from seqrecord.schema import FeatureSpec, Frame
+from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
 from seqrecord.text import repr_of
@@ -53,18 +53,21 @@ class EpisodeRows:
         self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
         self._row = 0  # the first of them, or the next one to be read
 
-    def frames(self, episode: LeRobotEpisode) -> Iterator[Frame]:
-        """All frames; raises `SourceError` for rows that are missing, twice or out of order."""
+    def blocks(self, episode: LeRobotEpisode) -> Iterator[Block]:
+        """All frames, with images one by one.
+
+        Raises `SourceError` for rows that are missing, twice or out of order.
+        """
         path = self._root / episode.file
         with located(SourceError, file=str(path)):
             begin, times = self._in_file(path).rows_of(episode)
             count = 0
             for batch in self._rows(path, begin, begin + len(times)):
-                yield from self._frames(batch, path, count)
+                yield from self._blocks(batch, path, count)
                 count += batch.num_rows
 
     def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
-        """The timestamps of an episode's rows: seconds [rows]; raises as `frames` does."""
+        """The timestamps of an episode's rows: seconds [rows]; raises as `blocks` does."""
         path = self._root / episode.file
         with located(SourceError, file=str(path)):
             return self._in_file(path).rows_of(episode)[1]
@@ -74,26 +77,31 @@ class EpisodeRows:
             self._episodes = {path: _Episodes(path)}
         return self._episodes[path]
 
-    def _frames(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Frame]:
+    def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
         columns: dict[str, Any] = {}
+        images: dict[str, pa.Array] = {}
         for name, spec in self._schema.items():
             if name in self._numbered:
                 columns[name] = _numbered_texts(batch, name, self._numbered[name])
             elif spec.value == "text":
                 columns[name] = _texts(batch.column(name), spec)
             elif spec.kind == "image":
-                columns[name] = batch.column(name)
+                images[name] = batch.column(name)
             else:
                 columns[name] = array_of(batch.column(name), spec)
-        for row in range(batch.num_rows):
+        block = Block(batch.num_rows, columns)
+        if not images:
+            yield block
+            return
+        for row, others in enumerate(block.frames()):
             frame: dict[str, Any] = {}
-            for name, column in columns.items():
-                if isinstance(column, (np.ndarray, list)):
-                    frame[name] = column[row]
+            for name, spec in self._schema.items():
+                if name not in images:
+                    frame[name] = others[name]
                     continue
                 with located(SourceError, feature=name, frame=first + row):
-                    frame[name] = embedded_value(_image(column, row), self._schema[name], path)
-            yield frame
+                    frame[name] = embedded_value(_image(images[name], row), spec, path)
+            yield Block.of(frame)
 
     def _rows(self, path: Path, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows of a file from `begin` up to `end`, batch by batch."""

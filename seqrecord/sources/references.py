@@ -15,7 +15,7 @@ from seqrecord.format.references import ExternalFile, PartOfFolder, ReferencedFi
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.files import opened
 from seqrecord.sources.remote import remote_files
-from seqrecord.storage import LocalStorage, Storage, identity_of, map_files
+from seqrecord.storage import LocalStorage, Storage, fixed_url_of, identity_of, map_files
 
 __all__ = [
     "checksum_of",
@@ -60,7 +60,8 @@ def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalF
     remote = remote_files(root)
     if remote is not None:
         named = {str(path): remote.name_of(path) for path in folders}
-        return {path: ExternalFile(remote.storage.url, n, 0) for path, n in named.items()}
+        url = fixed_url_of(remote.storage)
+        return {path: ExternalFile(url, name, 0) for path, name in named.items()}
     real_root = os.path.realpath(root)
     found: dict[str, ExternalFile] = {}
     for path in folders:
@@ -130,9 +131,10 @@ def _is_inside(real: str, root: str) -> bool:
 
 
 def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
-    """Text that changes when one of these files does, or is not among them any more."""
+    """Text that changes when one of these files does, or is not among them any more; and with the
+    commit, of what lies on the Hub."""
     files = external_files(root, paths)
-    facts = sorted((path, file.size, file.identity or "") for path, file in files.items())
+    facts = sorted((p, file.root, file.size, file.identity or "") for p, file in files.items())
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -164,4 +166,5 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
 
 def _listed(storage: Storage, names: dict[str, str]) -> dict[str, ExternalFile]:
     told = map_files(storage, lambda name: identity_of(storage, name), set(names.values()))
-    return {path: ExternalFile(storage.url, name, *told[name]) for path, name in names.items()}
+    root = fixed_url_of(storage)
+    return {path: ExternalFile(root, name, *told[name]) for path, name in names.items()}

@@ -46,7 +46,8 @@ __all__ = [
 
 BLOCK_BYTES = 4 << 20
 MAX_BLOCKS = 8
-"""Blocks of a file that are kept while it is open: 32 MiB."""
+"""Blocks of a file that are kept while it is open: 32 MiB. As many are of the last files that were
+closed, where files are never replaced."""
 
 _READ_AT_ONCE = 4  # blocks, where a file is read front to back
 _MAX_LISTINGS = 64  # folders whose names are kept
@@ -69,6 +70,7 @@ class RemoteFiles:
         self.failure: StorageError | None = None  # of a request: not of what lies there
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
         self._copy: LocalCopy | None = None
+        self._blocks: OrderedDict[tuple[str, int], Buffer] = OrderedDict()  # of closed files
         with _lock.get():
             for root in [*_known]:
                 _known[root] = [each for each in _known[root] if each() is not None]
@@ -125,6 +127,18 @@ class RemoteFiles:
     def read(self, name: str, ranges: list[ByteRange], views: list[memoryview]) -> None:
         """As `Storage.read_ranges`."""
         self.asked(lambda: self.storage.read_ranges(name, ranges, views))
+
+    def keep(self, name: str, blocks: Mapping[int, memoryview]) -> None:
+        """Blocks of a file that was closed: headers are read again soon."""
+        if getattr(self.storage, "fixed_url", None) is not None:
+            with _lock.get():
+                self._blocks.update({(name, number): data for number, data in blocks.items()})
+                while len(self._blocks) > MAX_BLOCKS:
+                    self._blocks.popitem(last=False)
+
+    def kept(self, name: str, number: int) -> memoryview | None:
+        """A block of a file that was closed."""
+        return self._blocks.get((name, number))
 
     def asked(self, request: Callable[[], Any]) -> Any:
         """What a request gives. Its failure is kept, for libraries make errors of their own of it.
@@ -189,7 +203,8 @@ class RemoteFile(io.RawIOBase):
         return bytes(memoryview(data)[: self.readinto(data)])
 
     def close(self) -> None:
-        self._blocks.clear()
+        self._files.keep(self._name, self._blocks)
+        self._blocks = OrderedDict()
         super().close()
 
     @property
@@ -198,6 +213,8 @@ class RemoteFile(io.RawIOBase):
         return sum(map(len, self._blocks.values()))
 
     def _block(self, number: int) -> Buffer:
+        if number not in self._blocks and (kept := self._files.kept(self._name, number)):
+            self._blocks[number] = kept
         if number not in self._blocks:
             count = _READ_AT_ONCE if number == self._next and number else 1
             count = min(count, -(-self._size // BLOCK_BYTES) - number)

@@ -42,6 +42,11 @@ class StatisticsCollector:
         self._number = 0  # frames of the episode so far
         self._kept = 0  # of these
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The features that are looked at."""
+        return frozenset(self._all)
+
     def begin(self, key: str) -> None:
         """Start an episode; forget what was not kept of the one before."""
         self._settle()

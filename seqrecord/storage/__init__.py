@@ -11,6 +11,8 @@ from seqrecord.storage.base import (
     Unfinished,
     Upload,
     entries_of,
+    expect_pages,
+    fixed_url_of,
     identity_of,
 )
 from seqrecord.storage.cache import (
@@ -50,6 +52,8 @@ __all__ = [
     "clear_cache",
     "copy_on_server",
     "entries_of",
+    "expect_pages",
+    "fixed_url_of",
     "identity_of",
     "local_path",
     "map_files",

@@ -28,6 +28,9 @@ __all__ = [
     "check_path",
     "check_rewind",
     "entries_of",
+    "expect_pages",
+    "fixed_url_of",
+    "has_fixed_files",
     "identity_of",
     "short_read",
     "tag_of",
@@ -227,6 +230,27 @@ def identity_of(storage: Storage, path: str) -> tuple[int, str | None]:
     return (storage.size(path), None) if identity is None else identity(path)
 
 
+def fixed_url_of(storage: Storage) -> str:
+    """The root's URL; where that is of a branch, the URL of the commit that is read."""
+    found: str | None = getattr(storage, "fixed_url", None)
+    return storage.url if found is None else found
+
+
+def has_fixed_files(storage: Storage) -> bool:
+    """Whether no file below the storage's place is ever replaced: it names a commit."""
+    return getattr(storage, "has_fixed_files", False)
+
+
+def expect_pages(storage: Storage) -> None:
+    """Say that all files of a storage are read for their pages, as record files are.
+
+    Then it may use a client that does not survive a fork; see `ObstoreReader`.
+    """
+    expect = getattr(storage, "expect_pages", None)
+    if expect is not None:
+        expect()
+
+
 def check_path(path: str) -> str:
     """`path` if it is a clean relative POSIX path, else `LocationError`."""
     parts = path.split("/")
@@ -325,6 +349,20 @@ class StorageWrapper:
     def identity(self, path: str) -> tuple[int, str | None]:
         """See `identity_of`."""
         return identity_of(self.inner, path)
+
+    @property
+    def fixed_url(self) -> str | None:
+        """See `fixed_url_of`."""
+        return getattr(self.inner, "fixed_url", None)
+
+    def expect_pages(self) -> None:
+        """See `expect_pages`."""
+        expect_pages(self.inner)
+
+    @property
+    def has_fixed_files(self) -> bool:
+        """See `has_fixed_files`."""
+        return has_fixed_files(self.inner)
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Browsable`; `LocationError` where the inner storage lists no folders."""

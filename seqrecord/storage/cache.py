@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
 from seqrecord.processes.forks import PerProcess
-from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
+from seqrecord.storage.base import Storage, StorageWrapper, check_buffers, has_fixed_files
 from seqrecord.storage.cache_folder import (
     MIN_LIMIT,
     CacheBusyError,
@@ -45,6 +45,8 @@ __all__ = [
 
 # Files that never change under their name, since it holds a unique id. The manifest does.
 _CACHED = (".seqrec", ".arrow")
+_BLOCK_BYTES = 8 << 20  # of other files: their pages are small, and lie in the order of episodes
+_LOCKS = 64
 
 _PATIENCE_SECONDS = 2.0  # for the lock of the cache; all hold it briefly
 _PAUSE_SECONDS = 10.0  # without the cache after its disk has failed, or somebody else had it
@@ -58,11 +60,13 @@ class CachedStorage(StorageWrapper):
 
     Ranges are kept as they are read. Later, any process that uses the folder gets any part of them
     from the cache; missing bytes are read and kept too. All other files, above all the manifest,
-    are not kept. Cache errors never fail a read: they are counted. The cache never blocks a read:
-    reading takes no lock, and if another process has the lock for adding for longer than `patience`
-    seconds (a stopped process, for example), nothing is added for `pause` seconds. A cache on a
-    read-only disk is read. The cache identifies files by where they are, account and endpoint
-    included, and holds no credential.
+    are not kept, unless no file of the storage is ever replaced, as on the Hub at a commit: there
+    blocks of 8 MiB are read and kept, each by one thread, until entries must make room. Cache
+    errors never fail a read: they are counted. The cache never blocks a read: reading takes no
+    lock, and if another process has the lock for adding for longer than `patience` seconds (a
+    stopped process, for example), nothing is added for `pause` seconds. A cache on a read-only disk
+    is read. The cache identifies files by where they are, account and endpoint included, and holds
+    no credential.
 
     `counters` has, beside the inner storage's: `cache_hits` and `cache_misses`, ranges that came
     from the cache alone and those that did not; `cache_bytes` that it has served, `cache_evictions`
@@ -88,6 +92,7 @@ class CachedStorage(StorageWrapper):
         check_folder(folder)
         self._cache = CacheFolder(folder, self._limit, patience=patience)
         self._lock = PerProcess(threading.Lock)
+        self._block_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
         self._counts: Counter[str] = Counter()
         # On the monotonic clock: until when nothing is asked of the cache, and nothing is added.
         self._paused_until = self._adding_paused_until = 0.0
@@ -105,13 +110,18 @@ class CachedStorage(StorageWrapper):
             for item, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
         ]
-        if not wanted or not path.endswith(_CACHED):
+        has_blocks = has_fixed_files(self.inner)
+        if not wanted or not (has_blocks or path.endswith(_CACHED)):
             self.inner.read_ranges(path, ranges, buffers)
             return
         key = CacheKey(self.place, path)
         missing: list[tuple[ByteRange, memoryview]] = []
         for item, out in wanted:
-            gaps, damaged = self._try(partial(self._cache.fill, key, item, out), ([item], 0))
+            gaps, damaged = self._held_of(key, item, out)
+            if gaps and has_blocks and self._is_filling():
+                self._fill_blocks(key, item, out)
+                self._count(cache_misses=1)
+                continue
             missing += [(gap, out[gap.start - item.start :][: gap.length]) for gap in gaps]
             self._count(
                 cache_hits=not gaps,
@@ -124,6 +134,35 @@ class CachedStorage(StorageWrapper):
             self._count(
                 cache_evictions=self._try(partial(self._cache.add, key, missing), 0, is_adding=True)
             )
+
+    def _held_of(
+        self, key: CacheKey, item: ByteRange, out: memoryview
+    ) -> tuple[list[ByteRange], int]:
+        """See `CacheFolder.fill`."""
+        return self._try(partial(self._cache.fill, key, item, out), ([item], 0))
+
+    def _is_filling(self) -> bool:
+        """Whether what is kept stays: else more than is asked for would be read again and again."""
+        held = self._counts
+        return not (held["cache_evictions"] or held["cache_failures"] or held["cache_busy"])
+
+    def _fill_blocks(self, key: CacheKey, item: ByteRange, out: memoryview) -> None:
+        """Read a range by the blocks in which it lies, and keep these."""
+        size = self.inner.size(key.path)
+        for at in range(item.start - item.start % _BLOCK_BYTES, item.stop, _BLOCK_BYTES):
+            # What lies behind the end is asked for too: then that is the error.
+            block = ByteRange(at, min(at + _BLOCK_BYTES, max(size, item.stop)))
+            part = ByteRange(max(at, item.start), min(block.stop, item.stop))
+            target = out[part.start - item.start :][: part.length]
+            with self._block_locks.get()[hash((key, at)) % _LOCKS]:
+                gaps, _ = self._held_of(key, part, target)  # another thread may have read it
+                if not gaps:
+                    continue
+                data = memoryview(bytearray(block.length))
+                self.inner.read_ranges(key.path, [block], [data])
+                target[:] = data[part.start - at :][: part.length]
+                add = partial(self._cache.add, key, [(block, data)])
+                self._count(cache_evictions=self._try(add, 0, is_adding=True))
 
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
         """Drop what is held of ranges of a file; whether there was any."""

@@ -88,23 +88,23 @@ def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
     if settings.mount:
         raise LocationError("storage option mount is of local paths alone", file=where.shown)
     # Here, since what reads URLs takes longer to import than all that a local disk needs.
-    from seqrecord.storage.objects import OBJECTS, open_objects
+    from seqrecord.storage.objects import is_object, open_objects
 
-    is_object = settings.backend in _OBJECT_BACKENDS and where.protocol in OBJECTS
-    if is_object or (where.protocol, settings.backend) == ("az", "blobfile"):
+    is_ours = settings.backend in _OBJECT_BACKENDS and is_object(where)
+    if is_ours or (where.protocol, settings.backend) == ("az", "blobfile"):
         return _layered(open_objects(where, settings, rest), settings)
     storage = _fsspec(where, settings, rest)
     return storage if where.protocol == "memory" else _layered(storage, settings)
 
 
 def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
-    from seqrecord.storage.objects import OBJECTS
+    from seqrecord.storage.objects import is_object
     from seqrecord.storage.remote import FsspecStorage
 
     package = _PACKAGES.get(where.protocol, "fsspec")
     if settings.backend not in (None, "fsspec", package):
         objects = ("obstore", "urllib3", "blobfile")[: 3 if where.protocol == "az" else 2]
-        known = {*(objects if where.protocol in OBJECTS else ()), "fsspec", package}
+        known = {*(objects if is_object(where) else ()), "fsspec", package}
         raise LocationError(
             f"no such backend for {where.protocol}://",
             file=where.shown,

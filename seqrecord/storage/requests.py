@@ -61,6 +61,9 @@ class RequestReader(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def expect_pages(self) -> None:  # noqa: B027 - most readers do nothing else then
+        """All files are read as record files are, from now on."""
+
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:

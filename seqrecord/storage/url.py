@@ -31,6 +31,7 @@ __all__ = [
     "named_place",
     "parse_location",
     "shown_place",
+    "without_commit",
 ]
 
 # The public cloud, the national ones, and accounts that have a DNS zone.
@@ -275,6 +276,11 @@ def shown_place(location: str | os.PathLike[str]) -> str:
     """A location without credentials. Raises `LocationError` for what is none."""
     where, _, said = _parsed(location)
     return where.shown if where.protocol in ("file", "az") else named_place(where.shown, said)
+
+
+def without_commit(url: str) -> str:
+    """The URL of a dataset on the Hub without its commit; any other as it is."""
+    return re.sub(r"^(hf://datasets/[^/]+/[^/@]+)@[0-9a-f]{40}(?=/|$)", r"\1", url)
 
 
 def _parsed(place: str | os.PathLike[str]) -> tuple[Location, str, dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ __all__ = [
     "SMALL_CHUNK_FRAMES",
     "SMALL_FRAME_BYTES",
     "ChunkLength",
+    "Column",
     "FrameGroup",
     "StoredChunk",
     "is_small",
@@ -48,6 +49,9 @@ MOST_EXTERNAL = 1 << 28  # bytes of files that a page refers to, with what lies 
 SMALL_FRAME_BYTES = 4096  # of a feature; from there on it is not small
 SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features
 SMALL_CHUNK_FRAMES = 1024
+
+Column: TypeAlias = "Sequence[Blob] | memoryview"
+"""What a block's frames have of a feature: their blobs, or the bytes of all of one that is raw."""
 
 _LARGE_SLICE = 1 << 16  # bytes; then joining the sums of slices takes less than summing once more
 
@@ -79,18 +83,32 @@ class ChunkLength:
         if given is None and not self._variable:
             self.frames = self._fitting(self._fixed_bytes)
 
-    def add(self, blobs: Mapping[str, Blob]) -> None:
-        """The episode's next frame: what it has of the group's features."""
-        nbytes = self._fixed_bytes + sum(
-            math.prod(blobs[spec.name].shape) * spec.dtype.itemsize
-            for spec in self._variable
-            if spec.name in blobs
-        )
-        self._seen += 1
-        self._bytes += nbytes
-        self._largest = max(self._largest, nbytes)
+    def room(self, columns: Mapping[str, Column], rows: range) -> int:
+        """How many of these rows of a block, the episode's next ones, come up to the one that
+        settles the length, or there are."""
+        seen, sizes = self._seen, self._sizes(columns, rows)
+        enough = self._bytes + np.cumsum(sizes) >= self._max_bytes
+        enough[self._max_frames - seen - 1 :] = True
+        return int(np.argmax(enough)) + 1 if enough.any() else len(rows)
+
+    def add(self, columns: Mapping[str, Column], rows: range) -> None:
+        """These rows of a block are the episode's next frames; at most the last one settles."""
+        sizes = self._sizes(columns, rows)
+        self._seen += len(rows)
+        self._bytes += int(sizes.sum())
+        self._largest = max(self._largest, int(sizes.max()))
         if self._seen == self._max_frames or self._bytes >= self._max_bytes:
             self.settle()
+
+    def _sizes(self, columns: Mapping[str, Column], rows: range) -> npt.NDArray[np.int64]:
+        """The decoded bytes of these rows of a block: int64 [rows]."""
+        sizes = np.full(len(rows), self._fixed_bytes, np.int64)
+        for spec in self._variable:
+            blobs = columns.get(spec.name, ())
+            if not isinstance(blobs, memoryview) and blobs:
+                shapes = (math.prod(blob.shape) for blob in blobs[rows.start : rows.stop])
+                sizes += np.fromiter(shapes, np.int64, len(rows)) * spec.dtype.itemsize
+        return sizes
 
     def settle(self) -> int:
         """No more frames are to be waited for."""
@@ -171,26 +189,43 @@ class FrameGroup:
         self._places = {name: schema.position(name) for name in self.schema}
         self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
         self._length = ChunkLength(self.schema)
-        self._frames: list[dict[str, Blob]] = []
+        self.clear()
         self._written = 0  # frames of the episode in chunks
 
     def begin(self, chunk_frames: int | None) -> None:
         """The next episode; see `ChunkLength` for `None`."""
         self._length = ChunkLength(self.schema, chunk_frames)
-        self._frames, self._written = [], 0
+        self.clear()
+        self._written = 0
 
-    def add(self, blobs: dict[str, Blob]) -> None:
-        """The episode's next frame: what it has of the group's features."""
-        self._frames.append(blobs)
+    def room(self, columns: Mapping[str, Column], rows: range) -> int:
+        """How many of these rows of a block come up to the one that may end a chunk, or there
+        are."""
         if self._length.frames is None:
-            self._length.add(blobs)
+            return self._length.room(columns, rows)
+        return min(self._length.frames - self._num_frames, len(rows))
+
+    def add(self, columns: Mapping[str, Column], rows: range) -> None:
+        """These rows of a block, no more than there is `room` for, are the episode's next frames:
+        what they have of the group's features."""
+        for name, spec in self.schema.items():
+            column = columns.get(name)
+            self._present[name] += [column is not None] * len(rows)
+            if isinstance(column, memoryview):
+                data = column[rows.start * spec.nbytes : rows.stop * spec.nbytes]
+                self._blobs[name].append(Blob(data, ()))
+            elif column is not None:
+                self._blobs[name] += column[rows.start : rows.stop]
+        self._num_frames += len(rows)
+        if self._length.frames is None:
+            self._length.add(columns, rows)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
         """The chunks that are full; with `rest` also one of the frames that are left, if any."""
-        while (length := self._length.frames) is not None and len(self._frames) >= length:
+        while (length := self._length.frames) is not None and self._num_frames >= length:
             yield self._take(length)
-        if rest and self._frames:
-            yield self._take(len(self._frames))
+        if rest and self._num_frames:
+            yield self._take(self._num_frames)
 
     def settle(self) -> None:
         """The episode ends: nothing more tells how long its chunks should be."""
@@ -198,17 +233,20 @@ class FrameGroup:
 
     def clear(self) -> None:
         """Forget the frames that are in no chunk."""
-        self._frames = []
+        self._num_frames = 0
+        self._blobs: dict[str, list[Blob]] = {name: [] for name in self.schema}
+        self._present: dict[str, list[bool]] = {name: [] for name in self.schema}
 
     def _take(self, length: int) -> StoredChunk:
-        frames = self._frames[:length]
-        del self._frames[:length]
-        found = {name: [f[name] for f in frames if name in f] for name in self.schema}
-        gaps = {
-            self._places[name]: np.array([name in frame for frame in frames], bool)
-            for name, blobs in found.items()
-            if len(blobs) < length
-        }
+        found: dict[str, list[Blob]] = {}
+        gaps: dict[int, npt.NDArray[np.bool_]] = {}
+        for name, present in self._present.items():
+            count = sum(present[:length])
+            if count < length:
+                gaps[self._places[name]] = np.array(present[:length], np.bool_)
+            found[name] = self._front(name, count)
+            del present[:length]
+        self._num_frames -= length
         pages = [self._codecs[name].join(blobs) for name, blobs in found.items()]
         largest = [
             max((math.prod(blob.shape) for blob in found[spec.name]), default=0)
@@ -218,6 +256,20 @@ class FrameGroup:
         span = range(self._written, self._written + length)
         self._written = span.stop
         return StoredChunk.of(self.number, self.schema, span, gaps, pages, largest)
+
+    def _front(self, name: str, count: int) -> list[Blob]:
+        """Take the blobs of so many frames; a raw feature's may have several each."""
+        spec, blobs = self.schema[name], self._blobs[name]
+        if spec.is_raw:
+            nbytes, count, of_frames = 0, 0, count * spec.nbytes
+            while nbytes < of_frames:
+                data = memoryview(blobs[count].data)
+                if len(data) > of_frames - nbytes:
+                    cut = of_frames - nbytes
+                    blobs[count : count + 1] = [Blob(data[:cut], ()), Blob(data[cut:], ())]
+                nbytes, count = nbytes + len(blobs[count].data), count + 1
+        self._blobs[name] = blobs[count:]
+        return blobs[:count]
 
 
 def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:

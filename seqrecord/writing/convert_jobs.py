@@ -29,6 +29,7 @@ from seqrecord.format.text import encode_metadata
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.sources.base import blocks_of
 from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -201,16 +202,16 @@ def _write_frames(
                 files.append_video(name, part)
                 advance(0)  # or nothing would stop it
     has_others = len(kept) < len(job.schema.active)
-    for frame in job.source.frames(info):
-        count += 1
+    for block in blocks_of(job.source, info):
+        before, count = count, count + block.num_frames
         if count > info.num_frames:
             break
         with _misfits():
-            if not frame and videos is None:
-                raise FrameError("a frame without any feature", episode=info.key, frame=count - 1)
+            if not block.columns and videos is None:
+                raise FrameError("a frame without any feature", episode=info.key, frame=before)
             if has_others:
-                files.append(frame)
-        advance(1)
+                files.append(block)
+        advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(
             "the source yields another number of frames than it lists",

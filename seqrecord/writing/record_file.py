@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,11 +19,11 @@ from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import may_refer
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import FrameGroup, StoredChunk
+from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.video_group import VideoGroup
@@ -31,12 +32,13 @@ __all__ = ["RecordFileWriter", "check_value"]
 
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
-_Encoder: TypeAlias = "Callable[[Any], Any]"
-"""Encodes one frame of one feature. Raises `FrameError` for what does not fit the feature."""
+_Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], Column]"
+"""Encodes one feature of a block's frames. Raises `FrameError`, with the number of the block's
+frame, for what does not fit the feature."""
 
 
 class RecordFileWriter(RecordFiles):
-    """Writes episodes, one at a time and frame by frame, into record files.
+    """Writes episodes, one at a time and block by block, into record files.
 
     With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
     For `externals` see `VideoGroup`; with `checksums` what pages refer to is read.
@@ -63,8 +65,9 @@ class RecordFileWriter(RecordFiles):
         self._groups = [_group(schema, number, externals or {}, checksums) for number in numbers]
         self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
         self._referred = {g.name for g in self._groups if isinstance(g, ReferenceGroup)}
-        self._encoders |= dict.fromkeys(self._referred, lambda item: item)
-        self._watched = [n for n, s in schema.items() if not (s.is_raw or n in self._referred)]
+        self._encoders |= dict.fromkeys(self._referred, _as_they_are)
+        watched = self._statistics.names - self._referred
+        self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._num_frames = 0  # of the episode
 
@@ -93,43 +96,71 @@ class RecordFileWriter(RecordFiles):
         for name in self._referred:
             self._statistics.leave_out(name)
 
-    def append(self, frame: Frame, *, fast: bool = False) -> None:
-        """Encode the episode's next frame, if need be `fast`. It may lack every feature.
+    def append(self, block: Block, *, fast: bool = False) -> None:
+        """Encode the episode's next frames, if need be `fast`. They may lack every feature.
 
-        Raises `FrameError`, which names episode and frame, for one that does not fit the schema.
+        How frames are shared out to blocks makes no difference to the files. Raises `FrameError`,
+        which names episode and frame, for one that does not fit the schema.
         """
         episode = self._begun()
-        number = self._num_frames
-        if number == MAX_EPISODE_FRAMES:
+        first = self._num_frames
+        if first + block.num_frames > MAX_EPISODE_FRAMES:
             raise FrameError("an episode of too many frames", episode=episode.key)
-        if unknown := [name for name in frame if name not in self._names]:
+        columns = block.columns
+        if unknown := [name for name in columns if name not in self._names]:
             raise FrameError(
                 "a feature that the dataset does not have; pass a schema that names it",
                 episode=episode.key,
-                frame=number,
+                frame=first,
                 expected=f"some of {', '.join(self.schema.active)}",
                 got=", ".join(unknown),
             )
-        if bools := {name: _proper_bools(frame[name]) for name in self._bools if name in frame}:
-            frame = {**frame, **bools}
+        for name in self._bools:
+            if (items := columns.get(name)) is not None:
+                is_array = isinstance(items, np.ndarray)
+                proper = _proper_bools(items) if is_array else [*map(_proper_bools, items)]
+                columns = {**columns, name: proper}
         try:
             encoders = self._fast_encoders if fast else self._encoders
-            blobs = {name: encoders[name](item) for name, item in frame.items()}
+            encoded = {name: encoders[name](column) for name, column in columns.items()}
         except (FrameError, CodecError) as error:
-            raise error.located(episode=episode.key, frame=number) from error.__cause__
+            error.frame = first + (error.frame or 0)
+            raise error.located(episode=episode.key) from error.__cause__
+        start = 0
+        while start < block.num_frames:
+            # A chunk is written when its last frame has come, before there are later ones.
+            rows = range(start, block.num_frames)
+            room = min(group.room(encoded, rows) for group in self._groups)
+            self._add(columns, encoded, rows[:room])
+            start += room
+
+    def _add(
+        self,
+        columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]],
+        encoded: Mapping[str, Column],
+        rows: range,
+    ) -> None:
+        """Take these rows of a block, of which no group has a chunk that ends before the last."""
+        episode, number = self._begun(), self._num_frames
         if self._flushed and self.is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
             self.hold()
         try:
             for group in self._groups:
-                group.add({name: blobs[name] for name in group.schema if name in blobs})
+                group.add(encoded, rows)
         except (FrameError, CodecError) as error:
             raise error.located(episode=episode.key, frame=number) from error.__cause__
+        numbers = number + np.arange(len(rows))
         for name, lags in self._lags.items():
-            if name in frame:
-                lags.add(np.asarray(frame[name]).reshape(1), np.array([number]))
-        self._num_frames += 1
-        self._statistics.add({name: frame[name] for name in self._watched if name in frame})
+            if name in columns:
+                times = np.asarray(columns[name][rows.start : rows.stop])
+                lags.add(times.reshape(len(rows)), numbers)
+        self._num_frames += len(rows)
+        if watched := [name for name in self._watched if name in columns]:
+            for row in rows:
+                self._statistics.add({name: columns[name][row] for name in watched})
+        else:
+            self._statistics.skip(len(rows))
         for group in self._groups:
             self._write_chunks(group)
 
@@ -264,30 +295,54 @@ def _group(
 
 
 def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
-    """Encodes frames of a feature: arrays, `str`, or `bytes` and what is like them."""
+    """Encodes items of a feature: arrays, `str`, or `bytes` and what is like them."""
     if spec.is_video:
-        return _video_encoder(spec)
+        return partial(_each, partial(_pixels, spec))
     codec = PageCodec(spec, fast=fast)
     if spec.value == "array":
-        if spec.is_raw and spec.dtype != np.bool_:
-            return _raw_encoder(codec)
-        return codec.encode_frame
+        return _raw_encoder(codec) if spec.is_raw else partial(_each, codec.encode_frame)
     data_of = _text if spec.value == "text" else _bytes
 
     def encode(item: Any) -> Blob:
         return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
 
-    return encode
+    if spec.value == "text":
+        return lambda items: _each(_once_each(encode), items)
+    return partial(_each, encode)
 
 
-def _video_encoder(spec: FeatureSpec) -> _Encoder:
-    """Checks frames of video; their blobs are the pixels, which are encoded later, many at once."""
+def _as_they_are(items: Any) -> Any:
+    return items
 
-    def check(item: Any) -> Blob:
-        array = _fitting(spec, item)
-        return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
 
-    return check
+def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:
+    blobs: list[Blob] = []
+    for item in items:
+        try:
+            blobs.append(encode(item))
+        except (FrameError, CodecError) as error:
+            raise error.located(frame=len(blobs)) from error.__cause__
+    return blobs
+
+
+def _once_each(encode: Callable[[Any], Blob]) -> Callable[[Any], Blob]:
+    """Encodes texts that are the same once: the task of a block's frames."""
+    known: dict[str, Blob] = {}
+
+    def blob_of(item: Any) -> Blob:
+        if not isinstance(item, str):
+            return encode(item)
+        if item not in known:
+            known[item] = encode(item)
+        return known[item]
+
+    return blob_of
+
+
+def _pixels(spec: FeatureSpec, item: Any) -> Blob:
+    """Frames of video are encoded later, many at once."""
+    array = _fitting(spec, item)
+    return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
 
 
 def check_value(spec: FeatureSpec, item: Any) -> None:
@@ -296,9 +351,10 @@ def check_value(spec: FeatureSpec, item: Any) -> None:
         _fitting(spec, item)
         return
     try:
-        _encoder(spec)(item)
-    except CodecError as error:
-        raise FrameError(error.message, **error.facts()) from error
+        _encoder(spec)((item,))
+    except (FrameError, CodecError) as error:
+        facts = {name: fact for name, fact in error.facts().items() if name != "frame"}
+        raise FrameError(error.message, **facts) from error
 
 
 def _proper_bools(item: Any) -> Any:
@@ -315,14 +371,19 @@ def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
 
 
 def _raw_encoder(codec: PageCodec) -> _Encoder:
-    """As `PageCodec.encode_frame`, but that an array which is as it is stored is copied at once."""
-    dtype = codec.spec.dtype
-    shape = tuple(n or 0 for n in codec.spec.shape)
+    """The bytes of all frames are one array's."""
+    spec = codec.spec
+    shape = tuple(n or 0 for n in spec.shape)
 
-    def encode(item: Any) -> Blob:
-        if type(item) is np.ndarray and item.dtype == dtype and item.shape == shape:
-            return Blob(item.tobytes(), shape)
-        return codec.encode_frame(item)
+    def encode(items: Any) -> memoryview:
+        if isinstance(items, np.ndarray):
+            check_fits(spec, items.dtype, items.shape[1:])
+            return memoryview(items.astype(spec.dtype, order="C", copy=False).tobytes())
+        if len(items) == 1:
+            [item] = items
+            if type(item) is np.ndarray and item.dtype == spec.dtype and item.shape == shape:
+                return memoryview(item.tobytes())  # most arrays are as they are stored
+        return memoryview(b"".join(blob.data for blob in _each(codec.encode_frame, items)))
 
     return encode
 

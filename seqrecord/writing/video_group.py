@@ -18,11 +18,10 @@ from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import FrameError
 from seqrecord.format import MAX_EPISODE_FRAMES
-from seqrecord.format.pages import Blob
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
+from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
 
 __all__ = ["VideoGroup"]
 
@@ -75,10 +74,16 @@ class VideoGroup:
         """Frames of the GOPs that were kept, of the episode so far; `None` where there is none."""
         return self._written + len(self._present) if self._has_gops else None
 
-    def add(self, blobs: dict[str, Blob]) -> None:
-        """The episode's next frame: of the feature its pixels, or nothing."""
-        blob = blobs.get(self.name)
-        if blob is None:
+    def room(self, columns: Mapping[str, Column], rows: range) -> int:
+        """How many of these rows of a block come up to the one that may end a chunk, or there
+        are."""
+        return len(rows) if self._has_gops and self.name not in columns else 1
+
+    def add(self, columns: Mapping[str, Column], rows: range) -> None:
+        """The episode's next frames, no more than there is `room` for: of the feature their pixels,
+        or nothing."""
+        column = columns.get(self.name)
+        if column is None:
             if not self._has_gops:  # which may come later
                 self._present.append(False)
                 self._end_chunk_if(self._has_arrays and len(self._present) >= self._most)
@@ -88,6 +93,8 @@ class VideoGroup:
         if not self._has_arrays:
             self._has_arrays = True
             self._cut_absent()
+        assert not isinstance(column, memoryview), "which only raw features have"
+        blob = column[rows.start]
         self._present.append(True)
         self._arrays.append(np.frombuffer(blob.data, self.codec.config.dtype).reshape(blob.shape))
         assert self.config.gop is not None

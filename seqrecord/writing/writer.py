@@ -19,7 +19,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.schema import EncodedImage, Frame, Schema
+from seqrecord.schema import Block, EncodedImage, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
@@ -296,7 +296,7 @@ class EpisodeWriter:
                     "a frame without any feature", episode=self.key, frame=self.num_frames
                 )
             if self._files is not None or self._writer._schema is not None:
-                self._begun().append(frame, fast=fast)
+                self._begun().append(Block.of(frame), fast=fast)
             else:
                 copy = {name: _copied(item) for name, item in frame.items()}
                 self._pending.append(copy)
@@ -420,7 +420,7 @@ class EpisodeWriter:
         )
         writer._ordinal += 1
         for frame in pending:
-            self._files.append(frame)
+            self._files.append(Block.of(frame))
         return self._files
 
 

@@ -13,6 +13,7 @@ from seqrecord.storage.base import Storage
 from seqrecord.storage.objects.azure import AzureContainer, Blobfiles
 from seqrecord.storage.objects.bucket import Bucket, WebServer
 from seqrecord.storage.objects.gs import GcsBucket
+from seqrecord.storage.objects.hub import is_hub_dataset, open_hub
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
@@ -21,7 +22,7 @@ from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, RequestRea
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location
 
-__all__ = ["OBJECTS", "open_objects"]
+__all__ = ["OBJECTS", "is_object", "open_objects"]
 
 OBJECTS: dict[str, type[Bucket]] = {
     "az": AzureContainer,
@@ -35,12 +36,20 @@ OBJECTS: dict[str, type[Bucket]] = {
 """What is opened here, by the scheme of its URL."""
 
 
+def is_object(where: Location) -> bool:
+    """Whether a location is opened here."""
+    return where.protocol in OBJECTS or is_hub_dataset(where)
+
+
 def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
-    """The storage of an Azure container, a bucket of S3 or GCS, or a web server.
+    """The storage of an Azure container, a bucket of S3 or GCS, a dataset on the Hub, or a web
+    server.
 
     `rest` are the client's options: the account and its credential. Raises `LocationError` for
     what is unclear, and where a package is missing.
     """
+    if is_hub_dataset(where):
+        return open_hub(where, settings, rest)
     timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # one that hangs leaves time for others
     rest = dict(rest)
     pool = rest.pop("get_http_pool", None) if settings.backend == "blobfile" else None

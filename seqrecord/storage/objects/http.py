@@ -20,7 +20,8 @@ __all__ = ["Fetch", "HttpFiles", "Signer", "renewed"]
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
 _MOST_CONNECTIONS = 128  # that are kept open, as many as requests are under way at a time
-_REDIRECTS = urllib3.Retry(0, redirect=5)  # everything else is repeated by `Retrier`
+# Everything else is repeated by `Retrier`.
+_REDIRECTS = urllib3.Retry(5, connect=0, read=0, redirect=5, status=0, other=0)
 _RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*")
 
 Fetch = Callable[[], Any]

@@ -62,6 +62,7 @@ class ObstoreReader(RequestReader):
         self._clients = Clients(partial(bucket.client, timeout), is_reread=bucket.is_reread)
         self._tags: dict[str, str] = {}
         self._looked = 0  # bytes
+        self._pages_below = _RECORDS
 
     def size(self, path: str) -> int:
         self._tags.pop(path, None)
@@ -101,6 +102,9 @@ class ObstoreReader(RequestReader):
             return fallback.read_whole(path, limit)
         return whole_of(self._get(path, {}), f"{self._shown}/{path}", limit)
 
+    def expect_pages(self) -> None:
+        self._pages_below = ""
+
     def close(self) -> None:
         if self._fallback is not None:
             self._fallback.close()
@@ -120,7 +124,7 @@ class ObstoreReader(RequestReader):
                     self._shown,
                 )
             return fallback
-        if path.startswith(_RECORDS):
+        if path.startswith(self._pages_below):
             self._looked += nbytes
             if self._looked >= _SMALL_BYTES:
                 return None

@@ -51,6 +51,7 @@ class ObjectStorage(WholeFileStorage):
     others are for a `RetryingStorage` around this one. Pickles hold the store's credential.
     """
 
+    refusal = "a web server does not list its files, and cannot be written to"
     piece_bytes = 16 << 20  # one request
     most_pieces = 10_000  # S3 takes no more; Azure 50,000
 
@@ -103,6 +104,10 @@ class ObjectStorage(WholeFileStorage):
         key = self.bucket.key(check_path(path))
         meta = self._ask(path, lambda store: store.head(key))
         return int(meta["size"]), meta.get("e_tag")
+
+    def expect_pages(self) -> None:
+        """See `seqrecord.storage.base.expect_pages`."""
+        self._reader.expect_pages()
 
     def create(self, path: str) -> Upload:
         self._check_writable(path)
@@ -207,10 +212,7 @@ class ObjectStorage(WholeFileStorage):
         if path != ".":
             check_path(path)
         if not self.bucket.is_writable:
-            raise DestinationError(
-                "a web server does not list its files, and cannot be written to",
-                file=self.shown(path),
-            )
+            raise DestinationError(self.refusal, file=self.shown(path))
 
 
 _logger = logging.getLogger("seqrecord")

@@ -1,0 +1,362 @@
+"""What the Hugging Face Hub says of a dataset's files: the commit, the listing, signed addresses.
+
+Only the Hub's host gets the token. Files in LFS lie on another host, at addresses that the Hub
+signs for a while: these are kept in memory, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from seqrecord.errors import (
+    AccessError,
+    LocationError,
+    NotFoundError,
+    SeqRecordError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.lazy import required
+from seqrecord.processes.forks import PerProcess
+from seqrecord.storage.base import Entry
+from seqrecord.storage.failures import classify
+from seqrecord.storage.objects.bucket import check_token_endpoint
+from seqrecord.storage.requests import TIMEOUT_SECONDS
+from seqrecord.storage.retrying import Retrier
+
+__all__ = ["Address", "Hub", "HubFile", "Listing"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MOST_PAGES = 10_000  # of a listing: 10 million files
+_MOST_COMMITS = 8  # of which a process keeps what it was told
+_LOCKS = 64
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file's bytes, what tells that it is still the same, and whether it lies in LFS.
+
+    `identity` is the SHA-256 of what lies in LFS, and git's id of the others.
+    """
+
+    size: int
+    identity: str
+    is_large: bool
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a file is read, with which headers. One that is signed ends after a while."""
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    is_signed: bool
+
+
+class Listing:
+    """The files of a folder and below it, by their paths in it, and what each folder holds."""
+
+    def __init__(self, files: Mapping[str, HubFile]) -> None:
+        self.files = files
+        self._folders: dict[str, dict[str, Entry]] = {}
+        for path, file in files.items():
+            above, _, name = path.rpartition("/")
+            entry = Entry(name, is_folder=False, size=file.size)
+            while name not in (inside := self._folders.setdefault(above, {})):
+                inside[name] = entry
+                if not above:
+                    break
+                above, _, name = above.rpartition("/")
+                entry = Entry(name, is_folder=True)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """Files and folders directly in a folder, sorted by name; empty where there is none."""
+        return sorted(self._folders.get(folder, {}).values(), key=lambda entry: entry.name)
+
+    def below(self, folder: str, *, deep: bool) -> Iterator[str]:
+        """The paths of the files directly in a folder; with `deep` also of those below."""
+        for entry in self.entries(folder):
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if not entry.is_folder:
+                yield path
+            elif deep:
+                yield from self.below(path, deep=True)
+
+
+class _Known:
+    """What the Hub has told this process of a commit, which never changes; a fork has it too."""
+
+    def __init__(self) -> None:
+        self.listings: dict[str, Listing] = {}  # by folder
+        self.files: dict[str, HubFile] = {}  # by path in the repository, of those looked up alone
+        self.addresses: dict[str, Address] = {}
+        self._locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
+
+    def lock(self, path: str) -> threading.Lock:
+        """Held by who asks the Hub about a path, so that others need not."""
+        return self._locks.get()[hash(path) % _LOCKS]
+
+
+_known: OrderedDict[tuple[str | None, ...], _Known] = OrderedDict()
+_wait_until: dict[tuple[str, str], float] = {}  # by endpoint and kind of request: a monotonic time
+
+
+class Hub:
+    """A folder of a dataset's repository on the Hub, at one commit.
+
+    `revision` is a branch, tag or commit. Its commit is asked for once, and goes into pickles. What
+    the Hub says of a commit is kept in this process. Where it asks to wait (429), no thread of
+    this process sends it another request of that kind meanwhile.
+
+    Raises `NotFoundError` for a repository, revision or file that is not there, `AccessError` for
+    a refusal, and `StorageError` for an answer that is none of the Hub's.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        repo: str,
+        revision: str,
+        folder: str,
+        token: str | None,
+        retrier: Retrier,
+        commit: str | None = None,
+    ) -> None:
+        self.endpoint, self.repo, self.revision, self.folder = endpoint, repo, revision, folder
+        self._token, self._retrier = token, retrier
+        self._commit = revision if self.is_fixed else commit
+        self._shown = f"hf://datasets/{repo}@{revision}"
+        self._lock = PerProcess(threading.Lock)
+        self._told: _Known | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        place = self.endpoint, self.repo, self.revision, self.folder
+        return Hub, (*place, self._token, self._retrier, self._commit)
+
+    @property
+    def commit(self) -> str:
+        """The commit of the revision, 40 hexadecimal digits."""
+        if self._commit is None:
+            with self._lock.get():
+                if self._commit is None:
+                    url = f"{self._api}/revision/{quote(self.revision, safe='')}"
+                    found = self._asked_json(url, {})[0]
+                    sha = found.get("sha") if isinstance(found, dict) else None
+                    if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
+                        raise self._strange()
+                    self._commit = sha
+        return self._commit
+
+    @property
+    def fixed_url(self) -> str:
+        """The folder's URL with its commit."""
+        folder = f"/{self.folder}" if self.folder else ""
+        return f"hf://datasets/{self.repo}@{self.commit}{folder}"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the revision is a commit itself, as that of external files."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+    def listing(self) -> Listing:
+        """All files of the folder; empty where there is none."""
+        known = self._of_commit()
+        with known.lock(""):
+            if self.folder not in known.listings:
+                known.listings[self.folder] = Listing(self._listed())
+        return known.listings[self.folder]
+
+    def file(self, path: str) -> HubFile:
+        """A file of the folder, as the listing has it or, before anything was listed, the Hub."""
+        known = self._of_commit()
+        if (listing := known.listings.get(self.folder)) is not None:
+            if path not in listing.files:
+                raise NotFoundError("no such file", file=self.shown(path))
+            return listing.files[path]
+        if (full := self._full(path)) not in known.files:
+            with known.lock(full):
+                if full not in known.files:
+                    self._resolve(path)
+        return known.files[full]
+
+    def address(self, path: str) -> Address:
+        """Where a file is read: signed for those in LFS, asked for once."""
+        known, full = self._of_commit(), self._full(path)
+        if not self.file(path).is_large:
+            return Address(self._url(full), self.headers(), is_signed=False)
+        if full not in known.addresses:
+            with known.lock(full):
+                if full not in known.addresses:
+                    self._resolve(path)
+        return known.addresses[full]
+
+    def renew(self, path: str, refused: Address) -> None:
+        """Ask for another address, unless another thread has done that."""
+        known, full = self._of_commit(), self._full(path)
+        with known.lock(full):
+            if known.addresses.get(full) == refused:
+                self._resolve(path)
+
+    def shown(self, path: str) -> str:
+        """The URL of a file of the folder, for messages."""
+        return f"{self._shown}/{self._full(path)}" if path else self._shown
+
+    def headers(self) -> dict[str, str]:
+        """Of requests to the Hub's host: who asks, with the token if there is one."""
+        build = self._hub("utils").build_hf_headers
+        found: dict[str, str] = build(token=self._token, library_name="seqrecord")
+        if any(name.lower() == "authorization" for name in found):
+            check_token_endpoint(self.endpoint, self._shown)
+        return found
+
+    def asked(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
+        """What a request to the Hub's host gives; one attempt, when the Hub wants it.
+
+        `kind` is what it limits: `api` or `resolvers`.
+        """
+        gate, file = (self.endpoint, kind), self.shown(path)
+        while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
+            self._retrier.sleep(left, file=file)
+        try:
+            return request()
+        except SeqRecordError as error:
+            failure: Exception = error
+        except Exception as error:
+            failure = _failure(error, file)
+        if isinstance(failure, TransientError) and failure.retry_after:
+            until = time.monotonic() + failure.retry_after
+            _wait_until[gate] = max(until, _wait_until.get(gate, 0.0))
+            failure.retry_after = None  # it is waited for here, before the next attempt
+        raise failure
+
+    def _resolve(self, path: str) -> None:
+        """Ask what a file is, and where it is read."""
+        full, known = self._full(path), self._of_commit()
+        url = self._url(full)
+        get = self._hub().get_hf_file_metadata
+        found = self.asked(
+            "resolvers",
+            path,
+            lambda: get(url, timeout=TIMEOUT_SECONDS, headers=self.headers(), token=False),
+        )
+        if found.commit_hash != self.commit or found.size is None or not found.etag:
+            raise self._strange(path)
+        is_large = urlsplit(found.location).netloc != urlsplit(self.endpoint).netloc
+        known.files[full] = HubFile(int(found.size), str(found.etag), is_large)
+        if is_large:
+            if urlsplit(found.location).scheme != urlsplit(self.endpoint).scheme:
+                raise self._strange(path)
+            known.addresses[full] = Address(found.location, {}, is_signed=True)
+
+    def _listed(self) -> dict[str, HubFile]:
+        below = f"/{quote(self.folder, safe='')}" if self.folder else ""
+        url: str | None = f"{self._api}/tree/{self.commit}{below}"
+        params, found = {"recursive": "true", "expand": "false"}, dict[str, HubFile]()
+        for _ in range(_MOST_PAGES):
+            if url is None:
+                return found
+            try:
+                items, url = self._asked_json(url, params)
+            except NotFoundError as error:
+                if error.message == _NO_ENTRY:
+                    return {}
+                raise
+            try:
+                found.update(self._entry(item) for item in items if item["type"] == "file")
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise self._strange() from None
+            params = {}  # the next page's address has them
+        raise StorageError("a listing without an end", file=self._shown)
+
+    def _entry(self, item: Mapping[str, Any]) -> tuple[str, HubFile]:
+        path = item["path"].removeprefix(f"{self.folder}/" if self.folder else "")
+        large = item.get("lfs")
+        about = item if large is None else large
+        return path, HubFile(int(about["size"]), str(about["oid"]), large is not None)
+
+    def _asked_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
+        """An answer of the API, and the address of its next page; one attempt after another."""
+        if not url.startswith(f"{self.endpoint}/"):  # the token must not go there
+            raise self._strange()
+        utils = self._hub("utils")
+
+        def request() -> tuple[Any, str | None]:
+            answer = utils.get_session().get(
+                url, headers=self.headers(), params=params or None, timeout=TIMEOUT_SECONDS
+            )
+            utils.hf_raise_for_status(answer)
+            try:
+                return answer.json(), answer.links.get("next", {}).get("url")
+            except ValueError:
+                raise self._strange() from None
+
+        return self._retrier.call(lambda: self.asked("api", "", request), file=self._shown)
+
+    def _of_commit(self) -> _Known:
+        if self._told is None:
+            key = (self.endpoint, self._token, self.repo, self.commit)
+            self._told = _known.setdefault(key, _Known())
+            while len(_known) > _MOST_COMMITS:
+                _known.popitem(last=False)
+        return self._told
+
+    @property
+    def _api(self) -> str:
+        return f"{self.endpoint}/api/datasets/{self.repo}"
+
+    def _url(self, full: str) -> str:
+        return f"{self.endpoint}/datasets/{self.repo}/resolve/{self.commit}/{quote(full)}"
+
+    def _full(self, path: str) -> str:
+        return f"{self.folder}/{path}" if self.folder else path
+
+    def _hub(self, module: str = "") -> Any:
+        name = f"huggingface_hub.{module}" if module else "huggingface_hub"
+        return required(name, "a package is missing: pip install huggingface_hub", self._shown)
+
+    def _strange(self, path: str = "") -> StorageError:
+        return StorageError(
+            "an answer that is not the Hub's: check HF_ENDPOINT, and whether a proxy or a login "
+            "page is in between",
+            file=self.shown(path),
+            got=self.endpoint,
+        )
+
+
+_NO_ENTRY = "no such file"
+_CODES: Mapping[str, Callable[[], StorageError]] = {
+    "EntryNotFound": partial(NotFoundError, _NO_ENTRY),
+    "RevisionNotFound": partial(NotFoundError, "no such revision of this dataset on the Hub"),
+    "RepoNotFound": partial(
+        NotFoundError,
+        "no such dataset on the Hub, or a private one that this token may not read: give one in "
+        "HF_TOKEN, or by `hf auth login`",
+    ),
+    "GatedRepo": partial(
+        AccessError,
+        "this dataset is gated: accept its terms on its page, and give a token of yours in "
+        "HF_TOKEN, or by `hf auth login`",
+    ),
+}
+
+
+def _failure(error: Exception, file: str) -> StorageError:
+    """The error of this package for one of huggingface_hub, without its text."""
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    if (made := _CODES.get(headers.get("X-Error-Code", ""))) is not None:
+        failure = made()
+        failure.file = file
+        return failure
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return LocationError("HF_HUB_OFFLINE is set: nothing is read from the Hub", file=file)
+    return classify(error, file)

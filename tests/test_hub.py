@@ -1,0 +1,471 @@
+"""Datasets on the Hugging Face Hub, here a stub of it: what is asked of it, and of whom."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import EngineOptions
+from seqrecord.errors import (
+    AccessError,
+    DestinationError,
+    LocationError,
+    NotFoundError,
+    SeqRecordError,
+    StorageError,
+)
+from seqrecord.storage import Storage, fixed_url_of, open_storage
+from tests.command_line import main
+from tests.datasets import write_small
+from tests.hub_stub import HubStub
+from tests.lerobot_video_data import unpack
+from tests.places import hastened
+from tests.storage_contract import Add, ReadContract, get
+
+pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
+
+BACKENDS = ("obstore", "urllib3")
+DATA = np.random.default_rng(3).bytes(300_000)
+CLIPS: dict[str, Any] = {
+    "clip_len": 3,
+    "seed": 5,
+    "engine": EngineOptions(num_threads=2),
+    "features": ["image_left"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a login and caches of the machine's user."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: None)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubStub]:
+    """A small file, and one in LFS."""
+    for name, data in {"meta/info.json": b"{}", "videos/a.mp4": DATA}.items():
+        path = tmp_path / "repo" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with HubStub(tmp_path / "repo") as stub:
+        yield stub
+
+
+def _opened(hub: HubStub, url: str = "", **options: Any) -> Storage:
+    storage = open_storage(url or hub.url, {"endpoint": hub.endpoint, **options})
+    return hastened(storage)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestHub(ReadContract):
+    @pytest.fixture
+    def add(self, hub: HubStub) -> Add:
+        def add(path: str, data: bytes) -> None:
+            (hub.folder / "set" / path).parent.mkdir(parents=True, exist_ok=True)
+            (hub.folder / "set" / path).write_bytes(data)
+            hub.commit()
+
+        return add
+
+    @pytest.fixture
+    def storage(self, hub: HubStub, backend: str) -> Iterator[Storage]:
+        storage = _opened(hub, f"{hub.url}/set", backend=backend)
+        yield storage
+        storage.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cached", [False, True])
+def test_each_file_is_asked_for_once(hub: HubStub, backend: str, cached: bool) -> None:
+    """By all threads and storages of a process."""
+    hub.cached = cached
+    storages = [_opened(hub, f"{hub.url}@main", backend=backend) for _ in range(2)]
+
+    def read(storage: Storage) -> None:
+        for at in range(0, 300_000, 50_000):
+            assert get(storage, "videos/a.mp4", at, at + 50_000) == DATA[at : at + 50_000]
+
+    threads = [threading.Thread(target=read, args=(each,)) for each in storages * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hub.counts == {"api": 2, "resolve": 1, "store": 8 * 6}
+    assert storages[0].files("meta")[0].size == 2
+    assert get(storages[0], "meta/info.json") == b"{}"
+    assert hub.counts["resolve"] == 2 + cached, "a small file takes no more than itself"
+    assert not hub.leaked
+
+
+def test_a_revision_stays_at_its_commit(hub: HubStub) -> None:
+    first = hub.branches["main"]
+    storage = _opened(hub)
+    assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
+    (hub.folder / "videos" / "a.mp4").write_bytes(DATA[::-1])
+    second = hub.commit()
+    copy = pickle.loads(pickle.dumps(storage))
+    for each in (storage, copy):
+        assert get(each, "videos/a.mp4", 9, 20) == DATA[9:20]
+        assert fixed_url_of(each) == f"{hub.url}@{first}"
+    for url in (hub.url, f"{hub.url}@main", f"{hub.url}@{second}"):
+        assert get(_opened(hub, url), "videos/a.mp4", 0, 9) == DATA[::-1][:9]
+    assert get(_opened(hub, f"{hub.url}@{first}"), "videos/a.mp4", 0, 9) == DATA[:9]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_address_that_ends_is_renewed(hub: HubStub, backend: str) -> None:
+    hub.signed_seconds = 0.3
+    storage = _opened(hub, backend=backend)
+    assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
+    time.sleep(0.4)
+    assert get(storage, "videos/a.mp4", 9, 20) == DATA[9:20]
+    assert hub.counts == {"api": 1, "resolve": 2, "store": 3}
+    hub.signed_seconds = -1.0
+    time.sleep(0.4)
+    with pytest.raises(AccessError):
+        get(storage, "videos/a.mp4", 9, 20)
+    assert hub.counts["resolve"] == 3
+
+
+def test_all_threads_wait_where_the_hub_asks_for_it(hub: HubStub) -> None:
+    for number in range(12):
+        (hub.folder / "videos" / f"{number}.mp4").write_bytes(DATA[number:1000])
+    hub.commit()
+    hub.limit = (6, 0.5)
+    storage = _opened(hub)
+    threads = [
+        threading.Thread(target=get, args=(storage, f"videos/{number}.mp4", 0, 9))
+        for number in range(12)
+    ]
+    begin = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin >= 1.0, "Retry-After is in whole seconds"
+    assert hub.counts["store"] == 12
+    assert hub.early <= 12 + 6, "no more than those that were under way"
+
+
+def test_a_private_dataset(hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_S3CRET"
+    with pytest.raises(NotFoundError, match="HF_TOKEN"):
+        get(_opened(hub), "videos/a.mp4", 0, 9)
+    storage = _opened(hub, token="hf_S3CRET")
+    assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
+    assert get(storage, "meta/info.json") == b"{}"
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: "hf_S3CRET")
+    assert get(_opened(hub), "meta/info.json") == b"{}"
+    assert not hub.leaked, "the store of files in LFS gets no token"
+    assert "S3CRET" not in repr(storage)
+    hub.gated = True
+    with pytest.raises(AccessError, match="gated"):
+        get(_opened(hub, token="hf_S3CRET"), "videos/a.mp4", 0, 9)
+
+
+def test_a_token_is_not_sent_in_the_clear() -> None:
+    storage = open_storage("hf://datasets/a/b", {"endpoint": "http://hub.test", "token": "hf_X"})
+    with pytest.raises(LocationError, match="plain http"):
+        storage.files("meta")
+
+
+def test_what_is_not_there(hub: HubStub) -> None:
+    with pytest.raises(NotFoundError, match="no such revision"):
+        get(_opened(hub, f"{hub.url}@nothing"), "videos/a.mp4", 0, 9)
+    with pytest.raises(NotFoundError, match="no such dataset"):
+        get(_opened(hub, "hf://datasets/org/other"), "videos/a.mp4", 0, 9)
+    assert _opened(hub, f"{hub.url}/nothing").files("records") == []
+    storage = _opened(hub)
+    assert get(storage, "meta/info.json") == b"{}"
+    hub.commits.clear()  # the branch was squashed
+    with pytest.raises(NotFoundError, match="no such revision"):
+        get(storage, "videos/a.mp4", 0, 9)
+
+
+def test_a_page_instead_of_an_answer(hub: HubStub) -> None:
+    known = _opened(hub)
+    get(known, "meta/info.json")
+    hub.html = True
+    for storage in (_opened(hub), known):
+        with pytest.raises(StorageError, match="HF_ENDPOINT"):
+            storage.files("meta")
+    with pytest.raises(StorageError):
+        get(known, "videos/a.mp4", 0, 9)
+    with pytest.raises(StorageError):
+        get(known, "meta/info.json", 0, 1)
+
+
+def test_a_listing_of_many_pages(hub: HubStub) -> None:
+    names = [f"videos/chunk-{n % 3}/{n}.mp4" for n in range(10)]
+    for name in names:
+        (hub.folder / name).parent.mkdir(exist_ok=True)
+        (hub.folder / name).write_bytes(name.encode())
+    hub.commit()
+    hub.page = 4
+    storage = _opened(hub)
+    assert [each.path for each in storage.files("videos/chunk-0")] == sorted(names[::3])
+    assert [each.name for each in storage.entries("videos")][:2] == ["a.mp4", "chunk-0"]  # type: ignore[attr-defined]
+    assert hub.counts == {"api": 1 + 5}
+
+
+def test_nothing_is_written(hub: HubStub) -> None:
+    storage = _opened(hub)
+    for write in (
+        lambda: storage.create("records/a"),
+        lambda: storage.put("a", b"", expected=None),
+        lambda: storage.remove("meta/info.json"),
+    ):
+        with pytest.raises(DestinationError, match="only be read"):
+            write()
+
+
+@pytest.mark.parametrize(
+    "url", ["hf://datasets", "hf://datasets/a", "hf://datasets/a/b@", "hf://datasets/a/b@c@d/e"]
+)
+def test_an_unclear_url(url: str) -> None:
+    with pytest.raises(LocationError):
+        open_storage(url)
+
+
+def test_an_unknown_option() -> None:
+    with pytest.raises(LocationError, match="unknown storage option"):
+        open_storage("hf://datasets/a/b", {"key": "x"})
+
+
+# Datasets of this package
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hub")
+    write_small(folder / "records")
+    return folder
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "fsspec"])
+def test_clips_are_those_of_the_local_disk(folder: Path, backend: str) -> None:
+    local = list(seqrecord.SeqRecordPipe(folder / "records", **CLIPS))
+    with HubStub(folder) as hub:
+        options = {"endpoint": hub.endpoint, "backend": backend}
+        with seqrecord.open(f"{hub.url}/records", storage_options=options) as dataset:
+            found = list(seqrecord.SeqRecordPipe(dataset, **CLIPS))
+    assert len(found) == len(local) > 0
+    for ours, theirs in zip(found, local, strict=True):
+        assert (ours["episode"], ours["start"]) == (theirs["episode"], theirs["start"])
+        assert torch.equal(ours["image_left"], theirs["image_left"])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_busy_hub_is_asked_again(hub: HubStub) -> None:
+    for backend in (*BACKENDS, "fsspec"):
+        storage = open_storage(hub.url, {"endpoint": hub.endpoint, "backend": backend})
+        hub.busy = 2
+        assert get(storage, "videos/a.mp4", 0, 1) == DATA[:1]
+        assert hub.busy == 0
+        storage.close()
+
+
+def test_the_command_line_with_a_token_and_an_endpoint_of_the_environment(folder: Path) -> None:
+    with HubStub(folder, token="hf_S3CRET") as hub:
+        for token in ("hf_S3CRET", "hf_WR0NG"):
+            done = subprocess.run(
+                [sys.executable, "-m", "seqrecord", "info", f"{hub.url}/records"],
+                env={**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token},
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            said = done.stdout + done.stderr
+            assert token not in said
+            if token == "hf_S3CRET":
+                assert done.returncode == 0, said
+                assert "image_left" in done.stdout
+            else:
+                assert done.returncode != 0
+                assert "Traceback" not in said
+
+
+# Originals
+
+
+def _frames(location: Any, **options: Any) -> dict[str, list[Any]]:
+    with seqrecord.open(location, **options) as dataset:
+        return {
+            key: [{n: np.asarray(v) for n, v in episode[i].items()} for i in range(len(episode))]
+            for key, episode in dataset.episodes.items()
+        }
+
+
+@pytest.mark.parametrize("name", ["lerobot_video_v3", "lerobot_video_v21"])
+def test_a_lerobot_dataset_is_read_where_it_lies(name: str, tmp_path: Path) -> None:
+    root = unpack(tmp_path, name)
+    with HubStub(root) as hub:
+        options = {"endpoint": hub.endpoint}
+        local, there = _frames(root), _frames(hub.url, storage_options=options)
+        np.testing.assert_equal(there, local)
+        heads = [each for each in hub.asked if each.startswith("HEAD")]
+        assert len(heads) == len(set(heads)), "each file is asked for once"
+        assert not hub.leaked
+        summary = seqrecord.summarize(hub.url, storage_options=options)
+        assert summary.originals == (f"{hub.url}@{hub.branches['main']}",)
+
+
+@pytest.mark.slow
+def test_whatever_reads_originals(tmp_path: Path) -> None:
+    """Loaders in workers, `index`, `doctor`, `write`, and folders of video."""
+    root = unpack(tmp_path, "lerobot_video_v21")
+    with HubStub(root) as there, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", there.endpoint)
+        frames = _frames(there.url)
+        for context in ("fork", "forkserver"):
+            there.of_file.clear()
+            loader = torch.utils.data.DataLoader(
+                seqrecord.SeqRecordStream(there.url, clip_len=2, batch_size=4),
+                batch_size=None,
+                num_workers=2,
+                multiprocessing_context=context,
+            )
+            found = {c for b in loader for c in zip(b["episode"], b["start"].tolist(), strict=True)}
+            assert len(found) == 13
+            heads = Counter(x for x in there.asked if x.startswith("HEAD") and "mp4" in x)
+            assert len(heads) == 6
+            assert max(heads.values()) <= (1 if context == "fork" else 3), "once a process"
+        for words in (
+            ["doctor", there.url],
+            ["index", there.url, "-o", str(tmp_path / "index")],
+            ["write", "--src", there.url, "--dst", str(tmp_path / "packed"), "--workers", "1"],
+        ):
+            done = CliRunner().invoke(main, words)
+            assert done.exit_code == 0, done.output
+        for name in ("index", "packed"):
+            np.testing.assert_equal(_frames(tmp_path / name), frames)
+    folder = tmp_path / "clips"
+    (folder / "more").mkdir(parents=True)
+    for number, path in enumerate(sorted(root.rglob("*front/*.mp4"))):
+        path.rename(folder / ("more" if number else ".") / path.name)
+    with HubStub(folder) as there:
+        options: dict[str, Any] = {"storage_options": {"endpoint": there.endpoint}}
+        local = _frames(folder)
+        np.testing.assert_equal(_frames(there.url, **options), local)
+        inner = _frames(f"{there.url}/more", **options)
+        assert list(inner) == ["episode_000001", "episode_000002"]
+        [alone] = _frames(f"{there.url}/more/episode_000001.mp4", **options).values()
+        np.testing.assert_equal(alone, inner["episode_000001"])
+
+
+def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    with HubStub(root) as hub:
+        options: dict[str, Any] = {"storage_options": {"endpoint": hub.endpoint}}
+        opened = seqrecord.open(hub.url, **options)
+        frames, before = (
+            _frames(hub.url, **options),
+            sorted((tmp_path / "home").glob("indexes/*-*")),
+        )
+        (root / "README.md").write_text("more")
+        hub.commit()
+        np.testing.assert_equal(_frames(hub.url, **options), frames)
+        after = sorted((tmp_path / "home").glob("indexes/*-*"))
+        assert after == before, "the same files need no other index"
+        first, second = sorted(root.rglob("*.mp4"))
+        first.write_bytes(second.read_bytes())
+        hub.commit()
+        new = _frames(hub.url, **options)
+        a, b = (
+            re.sub(r"/chunk.*", "", p.relative_to(root).as_posix())[7:] for p in (first, second)
+        )
+        for episode in new.values():
+            for frame in episode:
+                assert np.array_equal(frame[a], frame[b])
+        np.testing.assert_equal(
+            {n: np.asarray(v) for n, v in opened.episodes["episode_000000"][0].items()},
+            frames["episode_000000"][0],
+        )
+        opened.close()
+
+
+def test_no_secret_is_in_an_error(hub: HubStub) -> None:
+    hub.signed_seconds = -1.0
+    storage = _opened(hub, token="hf_S3CRET")
+    with pytest.raises(SeqRecordError) as info:
+        get(storage, "videos/a.mp4", 0, 9)
+    error: BaseException | None = info.value
+    while error is not None:
+        assert "Signature" not in repr(error)
+        assert "S3CRET" not in repr(error)
+        error = error.__cause__ or error.__context__
+
+
+def _most(size: int) -> float:
+    """Requests that a file may take, over listing, index and an epoch."""
+    return 1.25 * size / (8 << 20) + 3
+
+
+def _epoch(hub: HubStub, options: dict[str, Any], **loading: Any) -> int:
+    with seqrecord.open(hub.url, **options) as dataset:
+        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=4, **loading)
+        return sum(len(batch["start"]) for batch in pipe)
+
+
+@pytest.mark.parametrize("name", ["lerobot_video_v3", "lerobot_video_v21"])
+def test_requests_of_index_and_epoch(name: str, tmp_path: Path) -> None:
+    root = unpack(tmp_path, name)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "1GiB"}
+    with HubStub(root) as hub:
+        options["storage_options"] = {"endpoint": hub.endpoint}
+        assert _epoch(hub, options) == 13
+        for path, count in hub.of_file.items():
+            assert count <= 3, path
+        assert hub.counts["api"] <= 5, "no file is listed alone"
+        before = hub.counts["store"]
+        assert _epoch(hub, options) == 13
+        assert hub.counts["store"] == before, "another epoch reads nothing"
+
+
+@pytest.mark.slow
+def test_requests_of_large_files(tmp_path: Path) -> None:
+    """Pages in any order, of files of 128 MiB."""
+    (tmp_path / "repo").mkdir()
+    size = 128 << 20
+    for name in "ab":
+        with (tmp_path / "repo" / f"{name}.mp4").open("wb") as file:
+            file.truncate(size - 100)
+            file.seek(0, os.SEEK_END)
+            file.write(name.encode() * 100)
+    order = np.random.default_rng(0).permutation(size >> 18).tolist()
+    with HubStub(tmp_path / "repo") as hub:
+        url = f"{hub.url}@{hub.branches['main']}"
+        storage = open_storage(
+            *(url, {"endpoint": hub.endpoint}), cache_dir=tmp_path / "cache", cache_limit="1GiB"
+        )
+        for name in "ab":
+            for number in order:
+                stop = (number + 1) << 18
+                last = name.encode() if stop == size else b"\0"
+                assert get(storage, f"{name}.mp4", stop - (1 << 18), stop)[-100:] == last * 100
+        assert hub.sent == 2 * size
+        for count in hub.of_file.values():
+            assert count <= _most(size) - 2
+        whole = open_storage(url, {"endpoint": hub.endpoint})
+        begin = hub.of_file["a.mp4"]
+        get(whole, "a.mp4", 0, size)
+        assert hub.of_file["a.mp4"] - begin == 8, "in ranges of 16 MiB"
+        storage.close()
