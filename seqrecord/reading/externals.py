@@ -80,7 +80,7 @@ class ExternalFiles:
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
-        self._seen: set[ExternalFile] = set()  # that are as they were indexed
+        self._seen: set[int] = set()  # hashes of files that are as they were indexed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
@@ -134,7 +134,11 @@ class ExternalFiles:
 
         def read(path: str) -> None:
             file, part = wanted[path]
-            self._check_same(file)
+            if store.local_path(path) is not None:
+                self._check_same(file)
+            elif hash(file) not in self._seen:  # a request: made once
+                self._check_same(file)
+                self._seen.add(hash(file))
             store.read_ranges(path, [ByteRange(0, file.size)], [part])
 
         map_files(store, read, wanted)
@@ -173,10 +177,10 @@ class ExternalFiles:
 
         It is looked at once.
         """
-        if file not in self._seen:
+        if hash(file) not in self._seen:
             self._check_allowed(list_id, file)
             self._check_same(file)
-            self._seen.add(file)
+            self._seen.add(hash(file))
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless what a list names may be opened."""
