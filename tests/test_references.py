@@ -90,7 +90,7 @@ def test_groups_are_cut_in_pages(frames: int, nbytes: int, expected: list[int]) 
 def test_a_range_with_a_checksum() -> None:
     stored = struct.pack("<I", crc32c(_RANGE))
     page = _PAGE[:16] + stored + _PAGE[20:]
-    assert _parse(page).page(memoryview(_RANGE), "vp9").endswith(b"AAABBCDDDD")
+    assert bytes(_parse(page).page(memoryview(_RANGE), "vp9")).endswith(b"AAABBCDDDD")
     with pytest.raises(ChecksumError) as info:
         _parse(page).page(memoryview(b"x" + _RANGE[1:]), "vp9")
     assert info.value.offset == 100
@@ -189,11 +189,14 @@ def test_frames_that_are_files_of_a_folder_or_ranges_of_a_file() -> None:
     assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
     found = _frames_page(page)
     assert (found.parts, found.length) == (OF_FOLDER.parts, 5)
-    assert found.page(memoryview(b"AAABB"), None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
+    data = memoryview(bytearray(12) + b"AAABB")
+    assert found.room == 12
+    assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
     ranges = Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2])
     found = _frames_page(ranges.encode())
     assert (found.start, found.stop, found.length, found.parts) == (100, 112, 5, ())
-    assert found.page(memoryview(b"AAABB"), None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
+    data = memoryview(bytearray(12) + b"AAABB")
+    assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
 
 
 @pytest.mark.parametrize(

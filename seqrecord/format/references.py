@@ -295,14 +295,21 @@ class Reference:
         tables = (np.asarray(t).astype("<u4").tobytes() for t in (self.offsets, self.sizes))
         return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
 
-    def page(self, data: memoryview, codec: str | None) -> bytes:
-        """The page that holds these packets, given the bytes of the range: of video of this codec;
-        or of frames that are encoded alone, given their bytes one behind the other.
+    @property
+    def room(self) -> int:
+        """Bytes in front of frames that are encoded alone in the page that holds them."""
+        return 0 if self.is_video else 4 * (len(self.sizes) + 1)
+
+    def page(self, data: memoryview, codec: str | None) -> memoryview:
+        """The page that holds these packets, given the bytes of the range: of video of this codec.
+
+        Of frames that are encoded alone, `data` has their bytes one behind the other, and `room` in
+        front of them; it becomes the page.
 
         Raises `ChecksumError` for a range that is not as it was read when it was indexed, and
         `FormatError` for extradata that is none.
         """
-        if self.crc32c and (actual := crc32c(data) or 1) != self.crc32c:
+        if self.crc32c and (actual := crc32c(data[self.room :]) or 1) != self.crc32c:
             raise ChecksumError(
                 "a range of an external file does not match its checksum",
                 offset=self.start,
@@ -310,9 +317,9 @@ class Reference:
                 got=f"{actual:08x}",
             )
         if codec is None:
-            table = 4 * (len(self.sizes) + 1)
-            offsets = table + np.append(0, np.cumsum(self.sizes))
-            return b"".join((offsets.astype("<u4").tobytes(), data))
+            offsets = self.room + np.append(0, np.cumsum(self.sizes))
+            data[: self.room] = offsets.astype("<u4").tobytes()
+            return data
         try:
             form = packet_format(codec, self.extradata)
         except ValueError as error:
@@ -321,7 +328,7 @@ class Reference:
         places = zip(self.offsets.tolist(), self.sizes.tolist(), begins, strict=True)
         packets = [form.bare_packet(bytes(data[a : a + n]), first) for a, n, first in places]
         try:
-            return page_of_packets(packets, self.frames)
+            return memoryview(page_of_packets(packets, self.frames))
         except ValueError as error:
             raise FormatError(f"a page of references to too many bytes: {error}") from error
 

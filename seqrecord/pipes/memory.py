@@ -202,12 +202,13 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     """Bytes of the pages that some features have in each chunk of a group; int64[chunks].
 
-    What a page refers to counts twice: as it is read, and as it is then put together.
+    Packets that a page refers to count twice: as they are read, and as they are then put together.
     """
     columns = [group.schema.position(name) for name in group.schema if name in features]
     padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
     total: IntArray = (padded // ALIGNMENT * ALIGNMENT).sum(axis=1)
-    total += 2 * group.external * bool(columns)
+    times = 2 if any(spec.is_video for spec in group.schema.values()) else 1
+    total += times * group.external * bool(columns)
     return total
 
 

@@ -229,7 +229,7 @@ class ChunkReader:
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec
-            return memoryview(reference.page(packets, codec))
+            return reference.page(packets, codec)
         except (ChecksumError, FormatError) as error:
             file = self._externals.file_of(reference)
             raise error.located(file=f"{file.root}/{file.path}") from error.__cause__

@@ -80,22 +80,23 @@ class ExternalFiles:
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
-        self._seen: set[ExternalFile] = set()  # that are as they were indexed
+        self._seen: set[int] = set()  # hashes of files that are as they were indexed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
 
     def read(self, reference: Reference) -> memoryview:
-        """The bytes of the range that a page refers to.
+        """The bytes of the range that a page refers to, with `Reference.room` in front of them.
 
         Raises `FormatError` for a list or a file that is not there, `StorageError` for an external
         file that may not be opened or has changed, and `NotFoundError` for one that is gone.
         """
         file = self.file_of(reference)
-        data = np.empty(reference.length, np.uint8).data
+        whole = np.empty(reference.room + reference.length, np.uint8).data
+        data = whole[reference.room :]
         if reference.parts:
             self._read_parts(reference, file, data)
-            return data
+            return whole
         item = ByteRange(reference.start, reference.stop)
         if item.stop > file.size:
             raise FormatError(
@@ -113,7 +114,7 @@ class ExternalFiles:
             ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
             buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
         self._store(file.root).read_ranges(file.path, ranges, buffers)
-        return data
+        return whole
 
     def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
         """The files of a folder, one behind the other."""
@@ -133,7 +134,11 @@ class ExternalFiles:
 
         def read(path: str) -> None:
             file, part = wanted[path]
-            self._check_same(file)
+            if store.local_path(path) is not None:
+                self._check_same(file)
+            elif hash(file) not in self._seen:  # a request: made once
+                self._check_same(file)
+                self._seen.add(hash(file))
             store.read_ranges(path, [ByteRange(0, file.size)], [part])
 
         map_files(store, read, wanted)
@@ -177,10 +182,10 @@ class ExternalFiles:
 
         It is looked at once.
         """
-        if file not in self._seen:
+        if hash(file) not in self._seen:
             self._check_allowed(list_id, file)
             self._check_same(file)
-            self._seen.add(file)
+            self._seen.add(hash(file))
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless what a list names may be opened."""

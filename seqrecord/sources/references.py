@@ -60,7 +60,8 @@ def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalF
     remote = remote_files(root)
     if remote is not None:
         named = {str(path): remote.name_of(path) for path in folders}
-        return {path: ExternalFile(remote.storage.url, n, 0) for path, n in named.items()}
+        url = fixed_url_of(remote.storage)
+        return {path: ExternalFile(url, name, 0) for path, name in named.items()}
     real_root = os.path.realpath(root)
     found: dict[str, ExternalFile] = {}
     for path in folders:

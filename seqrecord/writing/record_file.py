@@ -65,7 +65,7 @@ class RecordFileWriter(RecordFiles):
         self._groups = [_group(schema, number, externals or {}, checksums) for number in numbers]
         self._video = {group.name: group for group in self._groups if isinstance(group, VideoGroup)}
         self._referred = {g.name for g in self._groups if isinstance(g, ReferenceGroup)}
-        self._encoders |= dict.fromkeys(self._referred, list)  # what says where frames lie
+        self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
@@ -309,6 +309,10 @@ def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
     if spec.value == "text":
         return lambda items: _each(_once_each(encode), items)
     return partial(_each, encode)
+
+
+def _as_they_are(items: Any) -> Any:
+    return items
 
 
 def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:

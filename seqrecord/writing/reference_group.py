@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -53,21 +54,21 @@ class ReferenceGroup:
     def settle(self) -> None:
         """The episode ends."""
 
-    def room(self, _columns: Mapping[str, object], rows: range) -> int:
+    def room(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
         """How many of these rows of a block come up to the one that ends a chunk, or there are."""
         return min(self._length - len(self._frames), len(rows))
 
-    def add(self, columns: Mapping[str, Sequence[object]], rows: range) -> None:
+    def add(self, columns: Mapping[str, Any], rows: range) -> None:
         """These rows of a block are the episode's next frames: of the feature where they lie, or
         nothing."""
-        column = columns.get(self.name)
-        if column is None:
+        found = columns.get(self.name)
+        if found is None:
             self._frames += [None] * len(rows)
             return
-        for found in column[rows.start : rows.stop]:
-            if not isinstance(found, ReferencedFile):
+        for item in found[rows.start : rows.stop]:
+            if not isinstance(item, ReferencedFile):
                 raise FrameError("a frame that lies in no file", feature=self.name)
-            self._frames.append((found, *place_of(found)))
+            self._frames.append((item, *place_of(item)))
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
         """The chunks that are full; with `rest` also those of the frames that are left, if any."""

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -36,7 +37,7 @@ from seqrecord.errors import ConflictError
 from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.pages import PageCodec, slice_table
-from seqrecord.format.references import ExternalFile, ExternalList, list_path
+from seqrecord.format.references import ExternalFile, ExternalList, ReferencedFile, list_path
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import Block, CodecConfig, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.video_files import VideoFile
@@ -207,6 +208,67 @@ def _variable() -> tuple[Schema, Episodes]:
             frame["text"] = np.frombuffer(f"Bild {i}: größer".encode(), "|u1")
         frames.append(frame)
     return schema, {"größer/日本 1": ({"größe": [1, 2.5, None, "日本"], "deep": {"a": {}}}, frames)}
+
+
+def _referring_to_files() -> None:
+    """Pages that refer to files of a folder, PNG and npy, and to ranges of a file; of one frame of
+    each is none."""
+    root, count = GOLDEN / "files", 5
+    if root.exists():
+        return
+    folder = root / "original"
+    folder.mkdir(parents=True)
+    y, x = np.mgrid[:6, :9]
+    joined = folder / "all.bin"
+    frames: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
+    with joined.open("wb") as file:
+        for n in range(count):
+            image = np.stack([x * n, y + n, x + y], axis=-1).astype("u1")
+            depth = (x / (n + 1)).astype("f4")
+            Image.fromarray(image).save(folder / f"{n}.png")
+            np.save(folder / f"{n}.npy", depth)
+            start = file.tell()
+            file.write((folder / f"{n}.png").read_bytes())
+            stop = file.tell()
+            file.write(b"between")
+            arrays = {"image": image, "depth": depth, "range": image}
+            places = {
+                "image": ReferencedFile(str(folder / f"{n}.png")),
+                "depth": ReferencedFile(str(folder / f"{n}.npy")),
+                "range": ReferencedFile(str(joined), start, stop),
+            }
+            left_out = ("image", "depth", "range", "", "")[n]
+            for target, values in ((frames, arrays), (written, places)):
+                target.append({k: v for k, v in values.items() if k != left_out})
+    png, npy = ({"id": "seqrecord.image", "format": name} for name in ("png", "npy"))
+    u1, f4 = np.dtype("u1"), np.dtype("<f4")
+    schema = Schema(
+        [
+            FeatureSpec("image", u1, (6, 9, 3), (png,)),
+            FeatureSpec("depth", f4, (6, 9), (npy,), group=1),
+            FeatureSpec("range", u1, (6, 9, 3), (png,), group=2),
+        ]
+    )
+    there = ExternalFile("/originals", "all.bin", joined.stat().st_size, "mtime 7")
+    files = ExternalList((ExternalFile("/originals", "", 0), there))
+    numbers = {os.path.realpath(folder): (files.id, 0), str(joined): (files.id, 1)}
+    with contextlib.closing(LocalStorage(root)) as storage:
+        storage.put(list_path(files.id), files.encode(), expected=None)
+        with RecordFileWriter(
+            *(storage, schema),
+            writer=new_writer_id(),
+            record_bytes=1 << 20,
+            externals=numbers,
+            checksums=True,
+        ) as writer:
+            writer.begin("e", ordinal=0, chunk_frames=3, metadata="{}")
+            for frame in written:
+                writer.append(Block.of(frame))
+            writer.end()
+    reindex(root)
+    text = json.dumps(expected(schema, {"e": ({}, frames)}), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
 def _write(
@@ -552,6 +614,7 @@ def main() -> None:
     _rewritten()
     _video()
     _referring()
+    _referring_to_files()
     _timed()
     poses = [
         {"pose": frame["pose"], **({"mask": frame["mask"]} if "mask" in frame else {})}
