@@ -17,7 +17,7 @@ OWN := layers or docs or messages or code_lines or mutation or simulation or int
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest lerobot-tools test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -76,9 +76,17 @@ lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load
 	$(BIN)/python -m tests.lerobot_tools make $(LEROBOT_TOOLS)/data
 	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.lerobot_tools try $(LEROBOT_TOOLS)/data
 
-$(LEROBOT_TOOLS)/installed:
+test-lerobot: $(LEROBOT_TOOLS)/installed ## Train with lerobot-train of lerobot 0.6.1, by its reader and by ours; half an hour
+	rm -rf $(LEROBOT_TOOLS)/training
+	mkdir $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training make $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check $(LEROBOT_TOOLS)/training
+
+# All in one command, so that lerobot's limits hold for what we depend on too.
+$(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 	$(LEROBOT_PYTHON) -m venv --clear $(LEROBOT_TOOLS)
-	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training]==0.6.1'
+	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training]==0.6.1' \
+		-e '.[video]' -e integrations/lerobot
 	@touch $@
 
 bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume --grid full' and so on

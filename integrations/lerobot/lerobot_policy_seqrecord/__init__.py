@@ -1,0 +1,15 @@
+"""Lets `lerobot-train` read by seqrecord: `SEQRECORD_LEROBOT=1 lerobot-train …`.
+
+LeRobot imports this package when one of its commands starts. Without the variable that changes
+nothing. With it, in the training command, `seqrecord.lerobot.LeRobotDataset` takes the place of
+their class, and `PlannedSampler` that of their sampler. With `SEQRECORD_LEROBOT=class` the sampler
+stays theirs: the same batches, in the same order.
+"""
+
+from __future__ import annotations
+
+from lerobot_policy_seqrecord.training import installed
+
+__all__ = ["installed"]
+
+installed()

@@ -1,0 +1,142 @@
+"""The plug-in for `lerobot-train`, held to what was recorded of lerobot 0.6.1, without lerobot."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+PLUGIN = Path(__file__).parents[1] / "integrations" / "lerobot"
+RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord" / "contract.json").read_text())
+SCRIPT = "lerobot.scripts.lerobot_train"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What runs when LeRobot imports the plug-in."""
+    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.delenv("SEQRECORD_LEROBOT", raising=False)
+    yield importlib.import_module("lerobot_policy_seqrecord.training").installed
+    for name in [name for name in sys.modules if name.startswith("lerobot_policy_seqrecord")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Modules that define, call and ask what the contract says, and our classes' stand-ins."""
+    signatures, calls = RECORDED["signatures"], RECORDED["calls"]
+    uses = [
+        *(f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked),
+        *(call for each in calls.values() for call in each),
+    ]
+    in_factory = ("LeRobotDataset", "make_train_eval_datasets")
+    for name, defined, body in (
+        ("lerobot.datasets.factory", in_factory, []),
+        (SCRIPT, [one for one in signatures if one not in in_factory], uses),
+    ):
+        lines = [f"def {one}{signatures[one]}: ..." for one in defined]
+        lines += ["def train():", *(f"    {use}" for use in body), "    ..."]
+        if name == SCRIPT:
+            lines.append(f"from lerobot.datasets.factory import {in_factory[1]}")
+        path = (tmp_path / name.replace(".", "/")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    info = tmp_path / "lerobot-0.6.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lerobot\nVersion: 0.6.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ours = ModuleType("seqrecord.lerobot")
+    ours.LeRobotDataset, ours.PlannedSampler = "our dataset", dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "seqrecord.lerobot", ours)
+    yield SimpleNamespace(
+        factory=importlib.import_module("lerobot.datasets.factory"),
+        training=importlib.import_module(SCRIPT),
+        script=(tmp_path / SCRIPT.replace(".", "/")).with_suffix(".py"),
+    )
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lerobot"]:
+        del sys.modules[name]
+
+
+def test_nothing_changes_in_other_commands(installed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    assert not installed()
+    assert "lerobot" not in sys.modules
+
+
+def test_nothing_changes_without_the_variable(lerobot: Any, installed: Any) -> None:
+    before = dict(vars(lerobot.factory)), dict(vars(lerobot.training))
+    assert not installed()
+    assert (vars(lerobot.factory), vars(lerobot.training)) == before
+
+
+@pytest.mark.parametrize("wanted", ["1", "class"])
+def test_what_the_variable_replaces(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv("SEQRECORD_LEROBOT", wanted)
+    theirs = lerobot.training.EpisodeAwareSampler
+    assert installed()
+    assert lerobot.factory.LeRobotDataset == "our dataset"
+    assert (lerobot.training.EpisodeAwareSampler is theirs) == (wanted == "class")
+
+
+def test_the_sampler_is_told_of_batches_workers_and_ranks(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    monkeypatch.setattr(
+        lerobot.training, "make_train_eval_datasets", lambda cfg: (f"of {cfg.name}", None)
+    )
+    assert installed()
+    cfg = SimpleNamespace(name="training", batch_size=4, num_workers=2)
+    assert lerobot.training.make_train_eval_datasets(cfg) == ("of training", None)
+    made = lerobot.training.EpisodeAwareSampler(
+        [0], [9], seed=3, drop_n_last_frames=2, shuffle=True
+    )
+    assert made == {
+        "dataset": "of training",
+        "batch_size": 4,
+        "num_workers": 2,
+        "seed": 3,
+        "drop_last_frames": 2,
+        "num_replicas": 1,
+    }
+
+
+def test_another_lerobot_ends_the_training(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    with lerobot.script.open("a") as file:
+        file.write("def more(): sampler.rewind\n")
+    theirs = lerobot.factory.LeRobotDataset
+    with pytest.raises(SystemExit, match=r"asked differs; expected: .*; got: .*rewind"):
+        installed()
+    assert lerobot.factory.LeRobotDataset is theirs
+
+
+def test_a_value_that_means_nothing(lerobot: Any, installed: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "yes")
+    with pytest.raises(SystemExit, match="is 'yes': expected 1, class or 0"):
+        installed()
+
+
+def test_our_class_takes_and_has_what_is_asked() -> None:
+    ours = pytest.importorskip("seqrecord.lerobot").LeRobotDataset
+    for text in RECORDED["calls"]["LeRobotDataset"]:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        names = {word.arg: word for word in call.keywords if word.arg}
+        inspect.signature(ours).bind(*call.args, **names)
+    source = inspect.getsource(ours)
+    optional = {"hf_dataset", "repo_id_to_index"}  # asked behind hasattr, and in code never reached
+    for name in set(RECORDED["asked"]["dataset"]) - optional:
+        assert hasattr(ours, name) or f"self.{name} =" in source or f"self.{name}:" in source, name
