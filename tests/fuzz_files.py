@@ -2,9 +2,10 @@
 
 `python -m tests.fuzz_files index --seed 1 --seconds 600` prints how many cases ended how. Other
 kinds than `index` are `footer`, `manifest`, `reference` (pages that refer to another file) and
-`original` (the file that they refer to: read by an index that is there, or by one that is made). Each case is opened, read and verified in a child process, which is replaced when it dies
-or hangs, so a crash of a C library is one outcome among others. A case depends on nothing but its
-kind, the seed and its number: `--first N --cases 1` runs case N again.
+`original` (the file that they refer to: read by an index that is there, or by one that is made).
+Each case is opened, read and verified in a child process, which is replaced when it dies or hangs,
+so a crash of a C library is one outcome among others. A case depends on nothing but its kind, the
+seed and its number: `--first N --cases 1` runs case N again.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ class HubStub(LocalServer):
         self.commits: dict[str, dict[str, _File]] = {}
         self._blobs: dict[str, _File] = {}
         self._window = 0.0, 0  # when it began, requests in it
+        self._gone_by = 0.0
         self.commit()
         self.store = _Store(self)
         super().__init__(_Handler)
@@ -139,7 +140,7 @@ class HubStub(LocalServer):
 
     def signed(self, oid: str) -> str:
         """An address of a file in LFS."""
-        expires = time.time() + self.signed_seconds
+        expires = self._now() + self.signed_seconds
         said = f"{expires:.3f}"
         return f"{self.store.endpoint}/blobs/{oid}?Expires={said}&Signature={_sign(oid, said)}"
 
@@ -147,7 +148,14 @@ class HubStub(LocalServer):
         """The file of a signed address that has not ended."""
         [expires], [signature] = (query.get(name, ["0"]) for name in ("Expires", "Signature"))
         is_good = hmac.compare_digest(signature, _sign(oid, expires))
-        return self._blobs.get(oid) if is_good and time.time() < float(expires) else None
+        return self._blobs.get(oid) if is_good and self._now() < float(expires) else None
+
+    def end_addresses(self) -> None:
+        """All addresses of the store that were given so far have ended: hours have gone by."""
+        self._gone_by += max(self.signed_seconds, 0) + 1
+
+    def _now(self) -> float:
+        return time.time() + self._gone_by
 
     def refused_for(self) -> float:
         """Counts a request; for how many seconds the Hub answers no more of them."""

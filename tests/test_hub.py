@@ -56,8 +56,9 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: None)
-    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -147,14 +148,13 @@ def test_a_revision_stays_at_its_commit(hub: HubStub) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_address_that_ends_is_renewed(hub: HubStub, backend: str) -> None:
-    hub.signed_seconds = 0.3
     storage = _opened(hub, backend=backend)
     assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
-    time.sleep(0.4)
+    hub.end_addresses()
     assert get(storage, "videos/a.mp4", 9, 20) == DATA[9:20]
     assert hub.counts == {"api": 1, "resolve": 2, "store": 3}
     hub.signed_seconds = -1.0
-    time.sleep(0.4)
+    hub.end_addresses()
     with pytest.raises(AccessError):
         get(storage, "videos/a.mp4", 9, 20)
     assert hub.counts["resolve"] == 3
@@ -191,7 +191,7 @@ def test_a_private_dataset(hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> Non
     storage = _opened(hub, token="hf_S3CRET")
     assert get(storage, "videos/a.mp4", 0, 9) == DATA[:9]
     assert get(storage, "meta/info.json") == b"{}"
-    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: "hf_S3CRET")
+    monkeypatch.setenv("HF_TOKEN", "hf_S3CRET")
     assert get(_opened(hub), "meta/info.json") == b"{}"
     assert not hub.leaked, "the store of files in LFS gets no token"
     assert "S3CRET" not in repr(storage)

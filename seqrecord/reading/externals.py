@@ -174,8 +174,8 @@ class ExternalFiles:
 
     def are_remote(self) -> bool:
         """Whether any of them lies elsewhere than on a disk of this machine."""
-        files = {file.root: file for file in self.all_files()}
-        return any(self._store(root).local_path(file.path) is None for root, file in files.items())
+        roots = {file.root for file in self.all_files()}
+        return any(self._store(root).local_path("any name") is None for root in roots)
 
     def _check(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless a file may be opened, and is as it was indexed.
