@@ -64,7 +64,8 @@ def root(home: Path) -> Path:
                 for i in range(length):
                     values = rng.normal(size=(2, 4)).astype(np.float32)
                     wrist = front[i, 8:40, 8:56]
-                    frame = {FRONT: front[i], WRIST: wrist, "action": values[0]}
+                    touch = rng.integers(0, 256, 2, np.uint8)
+                    frame = {FRONT: front[i], WRIST: wrist, "action": values[0], "touch": touch}
                     task = f"task {number % 3}"
                     episode.append({**frame, "observation.state": values[1], "task": task})
     return export(home / "records", home / "exported")
@@ -177,6 +178,8 @@ def test_some_episodes(golden: Path) -> None:
 def test_tasks_and_other_attributes(root: Path) -> None:
     ours = dataset(root, tolerance_s=1e-3)
     assert [ours[i]["task"] for i in (0, 60, 61)] == ["task 0", "task 1", "task 2"]
+    check(ours[61], expected(root, 61, {}, as_uint8=False))
+    assert ours[61]["touch"].dtype == torch.int64
     assert (ours.fps, ours.features, ours.root) == (FPS, ours.meta.features, root)
     assert "259 frames, read by seqrecord" in repr(ours)
 
@@ -433,7 +436,10 @@ def test_an_iteration_that_is_left_early(root: Path) -> None:
 def test_items_that_come_again_are_right(root: Path) -> None:
     """As Accelerate's `even_batches` gives the first ones at the end."""
     ours = dataset(root)
+    ours.set_image_transforms(lambda image: 1 - image)
     order = list(PlannedSampler(ours, batch_size=4))
+    first, again = (ours.__getitems__([index])[0] for index in (order[0], order[0]))
+    assert same(first, again)
     for batch in (order[:4], order[4:8], order[2:6], order[:4], order[6:10], order[40:44]):
         assert [item["index"] for item in ours.__getitems__(batch)] == batch
 

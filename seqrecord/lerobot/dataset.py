@@ -251,6 +251,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return [self._transformed(item) for item in found if item is not None]
 
     def _transformed(self, item: dict[str, Any]) -> dict[str, Any]:
+        item = dict(item)  # which may come again
         if self.image_transforms is not None:
             for name in self._images:
                 item[name] = self.image_transforms(item[name])

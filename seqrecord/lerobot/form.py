@@ -35,7 +35,9 @@ def to_lerobot(
     for name, value in batch.items():
         if name in cameras if cameras is not None else name.startswith(_CAMERAS):
             value = channels_first(value, return_uint8=return_uint8)
-        found["frame_index" if name == "start" else name] = numbers(value)
+        else:
+            value = numbers(value)
+        found["frame_index" if name == "start" else name] = value
     return found
 
 
@@ -50,7 +52,7 @@ def channels_first(images: Any, *, return_uint8: bool) -> Any:
 
 
 def numbers(value: Any) -> Any:
-    """Numbers as torch makes them of Python's, but for images."""
-    if not isinstance(value, torch.Tensor) or value.dtype in (torch.bool, torch.uint8):
+    """Numbers as torch makes them of Python's."""
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
         return value
     return value.to(torch.float32 if value.is_floating_point() else torch.int64)

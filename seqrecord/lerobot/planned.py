@@ -105,8 +105,9 @@ class PlannedReader:
                 return None  # a last batch, which has items of several shares
             self._begin(share, batch)
         if batch == self._batch + 1:
-            self._items = self._make(next(self._batches))
-            self._batch = batch
+            if (made := next(self._batches, None)) is None:
+                return None  # after an error
+            self._items, self._batch = self._make(made), batch
         if batch == self._batch:
             return self._items[row]
         if batch > self._batch:
