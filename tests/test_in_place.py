@@ -28,3 +28,13 @@ def test_indexes_are_merged(tmp_path: Path) -> None:
         for name in "ab":
             frames = dataset.episodes[name][:]["image"]
             assert np.array_equal(frames, decoded(tmp_path / f"{name}.mp4")[1])
+
+
+def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:
+    source = open_source(write_video(tmp_path / "a.mp4", pictures(40)))
+    seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
+    seqrecord.edit.drop_features(tmp_path / "index", ["image"])
+    seqrecord.edit.rewrite_files(tmp_path / "index", least_dead=0.01)
+    with seqrecord.open(tmp_path / "index") as dataset:
+        assert len(dataset.episodes["a"][:]["timestamp"]) == 40
+    assert seqrecord.summarize(tmp_path / "index").external_bytes == 0
