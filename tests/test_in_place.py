@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
+from seqrecord.errors import SourceError
 from seqrecord.sources import open_source
+from tests.in_place_cases import KINDS, assert_same, check, frames_of
+from tests.lerobot_video_data import unpack
 from tests.video_file_data import decoded, pictures, write_video
 
 
@@ -38,3 +47,90 @@ def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:
     with seqrecord.open(tmp_path / "index") as dataset:
         assert len(dataset.episodes["a"][:]["timestamp"]) == 40
     assert seqrecord.summarize(tmp_path / "index").external_bytes == 0
+
+
+def _info(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = root / "meta/info.json"
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def _table(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a table's columns, as lists."""
+    schema, columns = pq.read_schema(path), pq.read_table(path).to_pydict()
+    change(columns)
+    pq.write_table(pa.table(columns, schema=schema), path)
+
+
+_EPISODES, _ROWS = (f"{name}/chunk-000/file-000.parquet" for name in ("meta/episodes", "data"))
+_FROM = "videos/observation.images.front/from_timestamp"
+
+
+def _change_rows(root: Path) -> None:
+    _table(root / _ROWS, lambda t: t["observation.state"].__setitem__(0, [7.0, 7.0]))
+    _info(root, lambda value: value.update(total_tasks=7))
+
+
+_CHANGES: dict[str, Callable[[Path], object]] = {
+    "rows": _change_rows,
+    "a text": lambda root: _table(
+        root / "meta/tasks.parquet", lambda t: t.update(__index_level_0__=["other"])
+    ),
+    "an episode": lambda root: _table(
+        root / _EPISODES, lambda t: [column.pop() for column in t.values()]
+    ),
+    "metadata": lambda root: _table(root / _EPISODES, lambda t: t.update(tasks=[["new"]] * 3)),
+    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.1, 0.5, 0.9]})),
+    "the rate": lambda root: _info(root, lambda value: value.update(fps=20)),
+    "a feature": lambda root: _info(
+        root, lambda value: value["features"].pop("observation.images.wrist")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+def test_an_index_is_made_anew_when_what_it_copied_changes(change: str, tmp_path: Path) -> None:
+    """Though all files of video are as they were."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    seqrecord.open(root).close()
+    _CHANGES[change](root)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    with seqrecord.open(root) as one, seqrecord.open(tmp_path / "packed") as other:
+        assert_same(frames_of(one), frames_of(other))
+        for key in other.episodes:
+            assert one.episodes[key].metadata == other.episodes[key].metadata
+            assert one.episodes[key].fps == other.episodes[key].fps
+
+
+def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    every = (root / _EPISODES).read_bytes()
+    _CHANGES["an episode"](root)
+    with seqrecord.open(root) as one:
+        (root / _EPISODES).write_bytes(every)
+        with seqrecord.open(root) as other:
+            assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    _table(root / _EPISODES, lambda t: t["length"].__setitem__(2, 0))
+    _table(root / _ROWS, lambda t: [column.__delitem__(slice(9, None)) for column in t.values()])
+    with pytest.raises(SourceError) as info:
+        seqrecord.convert(open_source(root), tmp_path / "x", workers=1, reference=reference)
+    assert info.value.episode == "episode_000002"
+    assert "an episode without frames" in info.value.message
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_random_originals(number: int, tmp_path: Path) -> None:
+    check(tmp_path, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_originals(kind: str, tmp_path: Path) -> None:
+    ends = Counter(check(tmp_path / str(i), i, kind=kind, is_long=i < 3) for i in range(40))
+    assert ends["same"] > ends["refused"]

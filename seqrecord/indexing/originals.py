@@ -181,8 +181,8 @@ class _Indexed:
         note, identity = self._note(), self.source.identity()
         if note is not None and note["identity"] == identity:
             return self._folder(note)
-        begin = time.monotonic()
-        if note is not None and self._has_grown(self._folder(note)):
+        begin, content = time.monotonic(), self._content()
+        if note is not None and self._has_grown(note):
             folder = self._folder(note)
             self._index(folder, append=True)
         else:
@@ -192,7 +192,8 @@ class _Indexed:
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-        value = {"original": self.shown, "identity": identity, "folder": folder.name}
+        value = {"original": self.shown, "identity": identity, "content": content}
+        value["folder"] = folder.name
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(value, indent=1))
         temporary.replace(self.base.with_suffix(".json"))
@@ -214,7 +215,7 @@ class _Indexed:
         """What is kept of the index; `None` where there is none that can be used."""
         with suppress(OSError, ValueError, SeqRecordError):
             found = json.loads(self.base.with_suffix(".json").read_text())
-            names = {"original", "identity", "folder"}
+            names = {"original", "identity", "content", "folder"}
             if (
                 isinstance(found, dict)
                 and found.keys() == names
@@ -224,8 +225,16 @@ class _Indexed:
                 return found
         return None
 
-    def _has_grown(self, folder: Path) -> bool:
-        """Whether all files that the index refers to are as they were."""
+    def _content(self, before: str = "") -> str:
+        """What is copied of the original; empty where that is nothing but what its video says."""
+        content = getattr(self.source, "content", None)
+        return "" if content is None else str(content(before))
+
+    def _has_grown(self, note: dict[str, str]) -> bool:
+        """Whether all that the index has was copied from, or refers to, is as it was."""
+        folder, is_same = self._folder(note), False
+        with suppress(ValueError):  # of a note that is damaged
+            is_same = note["content"] == self._content(note["content"])
         now = set(map(_as_content, self.source.external_files().values()))
         for path in (folder / EXTERNALS).glob("*.json"):
             with suppress(OSError, FormatError):
@@ -233,7 +242,7 @@ class _Indexed:
                 if now.issuperset(map(_as_content, known.files)):
                     continue
             return False
-        return True
+        return is_same
 
     def _index(self, folder: Path, *, append: bool) -> None:
         from tqdm import tqdm

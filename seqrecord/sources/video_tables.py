@@ -142,7 +142,9 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
     """The groups of pictures that give the frames of these packets, in their order."""
     group = table.group[wanted]
     if len(group) and group.min() < 0:
-        raise SourceError("a video that does not begin with a keyframe")
+        what = "a video that does not begin with a keyframe"
+        unsure = f"{_CONVERT}: no decoder is sure to begin at its first keyframe"
+        raise SourceError(unsure if table.is_key[0] else what)
     if (np.diff(group) < 0).any():
         raise SourceError(f"{_CONVERT}: {_OPEN}")
     used, first_frame = np.unique(group, return_index=True)
