@@ -152,7 +152,7 @@ class HubStub(LocalServer):
 
     def end_addresses(self) -> None:
         """All addresses of the store that were given so far have ended: hours have gone by."""
-        self._gone_by += max(self.signed_seconds, 0) + 1
+        self._gone_by += 2 * 3600
 
     def _now(self) -> float:
         return time.time() + self._gone_by
