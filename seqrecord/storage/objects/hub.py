@@ -79,7 +79,7 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
     client_options, rest = split_client_options(rest, where.shown)
     given = named(rest, HubFolder.names, where.shown, prefix="hf_")
     endpoint = given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT
-    retrier = Retrier(deadline=settings.deadline)
+    retrier = Retrier(deadline=settings.deadline, quota=settings.quota)
     hub = Hub(
         endpoint=str(endpoint).rstrip("/"),
         repo=found["repo"],
