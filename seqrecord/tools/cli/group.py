@@ -19,6 +19,7 @@ _MODULES = {
     "index": "packing",
     "info": "commands",
     "merge": "editing",
+    "push": "exporting",
     "reindex": "packing",
     "split": "upkeep",
     "stats": "upkeep",
