@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -207,8 +208,8 @@ class ClipLoader:
         memory, which is sent without a copy, and of which each piece takes file descriptors.
         """
         columns = self.columns(batch.episode, batch.start, plan.epoch)
-        nested = self.selection.nested
-        features: dict[str, Any] = for_users(batch.features, nested)
+        nested, squeezed = self.selection.nested, self.selection.squeezed
+        features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
             for name, column in plan.columns(number).items():
                 columns[name] = torch.from_numpy(column)
@@ -218,7 +219,7 @@ class ClipLoader:
             if name in nested:
                 features[name] = [item]
             elif are_copied:
-                features[name] = [torch.from_numpy(row.copy()) for row in item.numpy()]
+                features[name] = [torch.from_numpy(np.array(row)) for row in item.numpy()]
         return self.selection.singles(features, columns)[::-1]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
