@@ -19,6 +19,7 @@ _MODULES = {
     "index": "packing",
     "info": "commands",
     "merge": "editing",
+    "plan": "timing",
     "reindex": "packing",
     "split": "upkeep",
     "stats": "upkeep",
