@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         Resize,
     )
-    from seqrecord.clips.windows import Latest, Seconds
+    from seqrecord.clips.windows import Latest, Seconds, delta_timestamps
     from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.indexing.opening import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.indexing.opening import summarize, verify
@@ -92,6 +92,7 @@ __all__ = [
     "clear_cache",
     "collate",
     "convert",
+    "delta_timestamps",
     "draw_timeline",
     "edit",
     "errors",
@@ -144,6 +145,7 @@ _IMPORTED_LATER = {
     "clear_cache": "storage",
     "collate": "pipes.collating",
     "convert": "writing.convert",
+    "delta_timestamps": "clips.windows",
     "draw_timeline": "tools.drawing",
     "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",

@@ -203,7 +203,7 @@ def test_a_time_that_is_no_frames(golden: Path) -> None:
 
 @pytest.mark.parametrize("name", ["other", "task_index"])
 def test_a_window_of_what_has_none(golden: Path, name: str) -> None:
-    with pytest.raises(ClipError, match="a window of no such feature") as error:
+    with pytest.raises(ClipError, match="windows of no such features") as error:
         dataset(golden, delta_timestamps={name: [0.0]})
     assert error.value.got == name
 
@@ -332,6 +332,24 @@ def test_ranks_and_workers_have_parts_of_their_own(root: Path, first: int) -> No
     assert len(order) == len(set(order)) == sum(LENGTHS) - first * ranks * size
     if not first:
         assert decoded <= 1.10 * 2 * sum(LENGTHS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_share_out_by_themselves(root: Path, workers: int) -> None:
+    options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": 3}
+    every, mine = PlannedSampler(dataset(root), **options), list[list[int]]()
+    whole = [[*batch] for batch in BatchSampler(every, 4, drop_last=False)]
+    for rank in range(3):
+        sampler = PlannedSampler(dataset(root), **options, rank=rank)
+        batches = [[*batch] for batch in BatchSampler(sampler, 4, drop_last=False)]
+        assert batches == whole[rank : len(batches) * 3 : 3]
+        assert len(sampler) == 4 * len(batches) >= 4 * (len(whole) // 3 - 2)
+        sampler.load_state_dict({"epoch": 0, "start_index": 9})
+        assert list(sampler) == [i for batch in batches for i in batch][9:]
+        mine += batches
+    assert len({len(batch) for batch in mine}) == 1
+    with pytest.raises(ClipError):
+        PlannedSampler(dataset(root), **options, rank=3)
 
 
 def of_worker(items: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import IntArray
-from seqrecord.clips.windows import Seconds
-from seqrecord.errors import ClipError, NotFoundError, SourceError
+from seqrecord.clips.windows import delta_timestamps
+from seqrecord.errors import ClipError, MissingPackageError, NotFoundError, SourceError
 from seqrecord.indexing.opening import dataset_of
 from seqrecord.lazy import required
 from seqrecord.lerobot.form import channels_first, numbers
@@ -26,6 +26,7 @@ from seqrecord.pipes.loaders import SeqRecordDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sources.lerobot_layout import number_columns, read_info, read_texts
+from seqrecord.text import counted
 
 __all__ = ["LeRobotDataset"]
 
@@ -83,7 +84,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         records: DatasetLike | None = None,
         cache_limit: int | str = "512MiB",
     ) -> None:
-        theirs: Any = required("lerobot.datasets.lerobot_dataset", _PACKAGE)
+        theirs: Any
+        try:
+            theirs = required("lerobot.datasets.lerobot_dataset", _PACKAGE)
+        except MissingPackageError:  # before 0.3
+            theirs = required("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
         login = {} if token is None else {"token": token}
         self.repo_id, self.tolerance_s = repo_id, tolerance_s
         self.delta_timestamps, self.image_transforms = delta_timestamps, image_transforms
@@ -138,14 +143,13 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         """`delta_timestamps` in frames."""
         if self.delta_timestamps is None:
             return None
-        found, columns = {}, {column for column, _ in self._texts.values()}
-        for name, times in self.delta_timestamps.items():
-            if name not in self.features or name in columns:
-                expected = ", ".join(one for one in self.features if one not in columns)
-                raise ClipError("a window of no such feature", expected=expected, got=name)
-            offsets = Seconds(times, tolerance=self.tolerance_s).offsets(self.fps, name)
-            found[name] = offsets.tolist()
-        return found
+        columns = {column for column, _ in self._texts.values()}
+        known = [name for name in self.features if name not in columns]
+        if wrong := [name for name in self.delta_timestamps if name not in known]:
+            raise ClipError(
+                "windows of no such features", expected=", ".join(known), got=", ".join(wrong)
+            )
+        return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
 
     def _select(self, dataset: Dataset, cache_limit: int | str) -> SeqRecordDataset:
         """The items of the episodes as clips."""
@@ -228,10 +232,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         """
         if not all(isinstance(number, PlannedIndex) for number in items):
             windows = self.delta_indices or {}
-            pictures = sum(len(windows.get(name, [0])) for name in self._images)
+            pictures = counted(sum(len(windows.get(n, [0])) for n in self._images), "picture")
             say_once(
                 f"{self.clips.dataset.url}: items come in another order than that of "
-                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures} pictures, and "
+                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
                 "those that lead to them from a keyframe; in that order each picture is decoded "
                 "about once an epoch"
             )

@@ -11,7 +11,6 @@ from torch.utils.data import Sampler
 
 from seqrecord.lerobot.dataset import LeRobotDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
-from seqrecord.sampling import Plan
 from seqrecord.units import MOST, check_integer, check_seed
 
 __all__ = ["PlannedSampler"]
@@ -30,14 +29,17 @@ class PlannedSampler(Sampler[int]):
     The batches of an epoch are shared out as Accelerate and DataLoader do: batch i is for rank
     i mod `num_replicas`, and there for worker (i div `num_replicas`) mod `num_workers`. Each has a
     part of the epoch of its own. All give equally many batches, and what is left comes last.
-    With a DataLoader that shares them out otherwise all is right, but slow.
+    Where batches go elsewhere all items are right, but slow.
 
     Args:
         dataset: a `seqrecord.lerobot.LeRobotDataset`.
         batch_size: that of the DataLoader.
         num_workers: that of the DataLoader.
-        num_replicas: how many processes Accelerate shares the batches out to; by default that of
-            `torch.distributed`, or 1. Each process has the same sampler.
+        num_replicas: how many processes share the batches; by default those of
+            `torch.distributed`, or 1.
+        rank: give the batches of this process alone, equally many in each, where nobody else shares
+            them out, as for a `DistributedSampler`. The few items that are left are left out. By
+            default all batches, for Accelerate.
         seed: the order is a function of it.
         shuffle: if false, each part has its frames in stored order.
         drop_last_frames: leave out so many last frames of each episode.
@@ -53,6 +55,7 @@ class PlannedSampler(Sampler[int]):
         batch_size: int,
         num_workers: int = 0,
         num_replicas: int | None = None,
+        rank: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         drop_last_frames: int = 0,
@@ -70,14 +73,24 @@ class PlannedSampler(Sampler[int]):
             check_integer("num_replicas", num_replicas, least=1, most=MOST),
             max(1, check_integer("num_workers", num_workers, least=0, most=MOST)),
         )
+        parts, ranks = self._order.parts, self._order.ranks
+        self._shares = range(parts)
+        if rank is not None:
+            rank = check_integer("rank", rank, least=0, most=ranks - 1)
+            self._shares = range(rank, parts, ranks)
         self._first = dataset.first_items
         self._loader = self._order.loader(dataset.clips)
         self._num_clips = self._loader.clips(0).num_clips
+        # Of the batches in which all shares take turns: parts differ by one clip at most.
+        self._num_turns = self._num_clips // parts // self._order.batch_size * len(self._shares)
+        self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
 
     def __len__(self) -> int:
         """Items of a whole epoch, also while one is resumed."""
-        return self._num_clips
+        if self._is_rest_given:
+            return self._num_clips
+        return self._num_turns * self._order.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch."""
@@ -100,20 +113,26 @@ class PlannedSampler(Sampler[int]):
         return self._numbers(epoch, start)
 
     def _numbers(self, epoch: int, start: int) -> Iterator[int]:
-        order, turn = self._order, next(_turns)
-        size, parts = order.batch_size, order.parts
-        plans = [order.plan(self._loader, epoch, number) for number in range(parts)]
-        whole = min(plan.num_clips for plan in plans) // size * parts
-        begun = min(start // size, whole)  # of the batches in which all take turns
+        order, turn, size, count = (
+            self._order,
+            next(_turns),
+            self._order.batch_size,
+            self._num_turns,
+        )
+        begun = min(start // size, count)
         rests = [
-            self._share(plan, Share(order, epoch, i, turn), -(-(begun - i) // parts) * size)
-            for i, plan in enumerate(plans)
+            self._share(
+                Share(order, epoch, share, turn), -(-(begun - i) // len(self._shares)) * size
+            )
+            for i, share in enumerate(self._shares)
         ]
-        batches = (islice(rests[i % parts], size) for i in range(begun, whole))
-        every = chain(chain.from_iterable(batches), *rests)
+        batches = (islice(rests[i % len(rests)], size) for i in range(begun, count))
+        last = rests if self._is_rest_given else []
+        every = chain(chain.from_iterable(batches), *last)
         return islice(every, start - begun * size, None)
 
-    def _share(self, plan: Plan, share: Share, first_clip: int) -> Iterator[int]:
+    def _share(self, share: Share, first_clip: int) -> Iterator[int]:
+        plan = self._order.plan(self._loader, share.epoch, share.number)
         round_index, before = plan.locate_clip(first_clip)
         clip = first_clip - before
         for begin, end in plan.spans(round_index):
