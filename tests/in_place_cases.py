@@ -187,10 +187,11 @@ def _lerobot(case: Case) -> None:
             encoder.write(path, all_times, cuts, 100 * number + 7 * names.index(name))
             found, images = decoded(path)
             for episode in episodes:
-                wanted = np.add(begins[episode], times[episode]) / 1000
+                begin = begins[episode] / 1000 + found[0]  # of fragments not 0, where B-frames are
+                wanted = begin + np.array(times[episode]) / 1000
                 nearest = np.abs(found[None] - wanted[:, None]).argmin(1)
                 columns[episode][name] = images[nearest]
-                places[episode] = number, begins[episode] / 1000
+                places[episode] = number, begin
         for at, part in enumerate(("file_index", "from_timestamp")):
             table[f"videos/{name}/{part}"] = [places[i][at] for i in range(len(lengths))]
         table[f"videos/{name}/chunk_index"] = [0] * len(lengths)

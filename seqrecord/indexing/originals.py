@@ -109,7 +109,7 @@ def find_index(
     with closing(open_storage(location, storage_options)) as storage:
         place, shown = storage.place, storage.url
     real = place if "://" in place else os.path.realpath(place)
-    base = folder / hashlib.sha256(real.encode()).hexdigest()[:32]
+    base = folder / hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
     with _locked(base.with_suffix(".lock"), shown):
         return _Indexed(source, base, shown, workers).brought_up_to_date()
 

@@ -226,6 +226,7 @@ class ChunkReader:
             reference = parse_reference(data, page.external, page.feature, count)
         except FormatError as error:
             raise self._located(page, error) from error.__cause__
+        page.memo["reference"] = reference
         packets = self._externals.read(reference)
         if self._externals.leaves_buffers:
             return packets
@@ -234,8 +235,7 @@ class ChunkReader:
             codec = None if video is None else video.config.codec
             return reference.page(packets, codec)
         except (ChecksumError, FormatError) as error:
-            file = self._externals.file_of(reference)
-            raise error.located(file=f"{file.root}/{file.path}") from error.__cause__
+            raise error.located(**self._externals.place_of(reference)) from error.__cause__
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""
@@ -394,4 +394,9 @@ class ChunkReader:
             raise self._located(page, wrong) from error
 
     def _located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
-        return self.raw[page.chunk.group].located(error, page.chunk.row, page.feature)
+        raw, reference = self.raw[page.chunk.group], page.memo.get("reference")
+        if reference is None:
+            return raw.located(error, page.chunk.row, page.feature)
+        at, error.offset = error.offset or 0, None
+        error.located(**self._externals.place_of(reference, at), feature=page.feature)
+        return error.located(**raw.place_of(page.chunk.row))

@@ -159,6 +159,19 @@ class ExternalFiles:
             )
         return files[reference.file]
 
+    def place_of(self, reference: Reference, offset: int = 0) -> dict[str, Any]:
+        """File and offset, as errors name them, of what is at an offset in the page that holds
+        what a page refers to; of video where the page's range begins."""
+        file = self.file_of(reference)
+        shown, start = f"{self._store(file.root).url}/{file.path}", reference.start
+        if not reference.is_video:
+            ends = np.cumsum(reference.sizes)
+            frame = int(np.searchsorted(ends[:-1], offset - reference.room, side="right"))
+            start += int(reference.offsets[frame])
+            if reference.parts:
+                shown, start = f"{shown}/{reference.parts[frame].name}", 0
+        return {"file": shown, "offset": start}
+
     def list(self, list_id: str) -> ExternalList:
         """A list of the dataset."""
         found = self._lists.get(list_id)
