@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +20,15 @@ class Metadata:
     def __init__(
         self,
         repo_id: str,
-        root: Path,
+        root: Path | None = None,
         revision: str | None = None,
         force_cache_sync: bool = False,
+        token: str | None = None,
     ) -> None:
-        del repo_id, force_cache_sync
-        self.root, self.revision = Path(root), revision or "v3.0"
+        del force_cache_sync, token
+        home = Path(os.environ.get("HF_LEROBOT_HOME", ""))
+        self.root = home / repo_id if root is None else Path(root)
+        self.revision = revision or "v3.0"
         info = json.loads((self.root / "meta/info.json").read_text())
         self.features: dict[str, Any] = {
             name: {**one, "shape": tuple(one["shape"])} for name, one in info["features"].items()
@@ -48,3 +52,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     for parent in ("lerobot", "lerobot.datasets"):
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
     monkeypatch.setitem(sys.modules, name, module)
+    constants = ModuleType("lerobot.utils.constants")
+    constants.HF_LEROBOT_HUB_CACHE = "the cache"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lerobot.utils", ModuleType("lerobot.utils"))
+    monkeypatch.setitem(sys.modules, constants.__name__, constants)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import shutil
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -183,6 +186,34 @@ def test_converted_records(root: Path, home: Path) -> None:
     ours, other = dataset(root), dataset(root, records=home / "converted")
     for number in (0, 60, 101, 258):
         assert same(ours[number], other[number])
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_files_are_downloaded_where_some_are_missing(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
+) -> None:
+    """By the Hub's own function, to where LeRobot's class puts them."""
+    asked = []
+    place = tmp_path / "a/test"
+    shutil.copytree(golden / "meta", place / "meta")
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        asked.append((repo_id, options))
+        to = options.get("local_dir", tmp_path / "snapshot")
+        shutil.copytree(golden, to, dirs_exist_ok=True)
+        return str(to)
+
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path))
+    given: dict[str, Any] = {"root": place} if is_given else {}
+    ours = LeRobotDataset("a/test", **given, revision="main", token="secret")
+    where = {"local_dir": place} if is_given else {"cache_dir": "the cache"}
+    options = {"repo_type": "dataset", "revision": "main", "token": "secret", **where}
+    assert asked == [("a/test", options)]
+    assert ours.root == (place if is_given else tmp_path / "snapshot")
+    assert same(ours[3], dataset(golden)[3])
 
 
 def test_image_transforms(golden: Path) -> None:

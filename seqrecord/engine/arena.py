@@ -295,7 +295,8 @@ def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, An
         if isinstance(item, torch.Tensor):
             found[name] = item.squeeze(1)
         else:
-            found[name] = [one for [one] in (item if isinstance(item, list) else item.lists())]
+            clips = item if isinstance(item, list) else item.lists()
+            found[name] = [clip and clip[0] for clip in clips]  # none of a source without it
     return found
 
 

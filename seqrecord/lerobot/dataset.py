@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import delta_timestamps
-from seqrecord.errors import ClipError, MissingPackageError, NotFoundError, SourceError
+from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.indexing.opening import dataset_of
 from seqrecord.lazy import required
 from seqrecord.lerobot.form import channels_first, numbers
@@ -25,7 +25,12 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.loaders import SeqRecordDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sources.lerobot_layout import number_columns, read_info, read_texts
+from seqrecord.sources.lerobot_layout import (
+    number_columns,
+    read_episodes,
+    read_info,
+    read_texts,
+)
 from seqrecord.text import counted
 
 __all__ = ["LeRobotDataset"]
@@ -116,20 +121,15 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
         """The files of the dataset, downloaded as LeRobot does if some are missing."""
-        try:
-            return dataset_of(self.meta.root)
-        except NotFoundError:
+        if not _has_all_files(self.meta.root):
             hub: Any = required("huggingface_hub", _PACKAGE)
             place: dict[str, Any] = {"local_dir": root}
             if root is None:
                 constants: Any = required("lerobot.utils.constants", _PACKAGE)
                 place = {"cache_dir": constants.HF_LEROBOT_HUB_CACHE}
-            name, revision = self.repo_id, self.meta.revision
-            found = hub.snapshot_download(
-                name, repo_type="dataset", revision=revision, **place, **login
-            )
-            self.meta.root = Path(found)
-            return dataset_of(self.meta.root)
+            place |= {"repo_type": "dataset", "revision": self.meta.revision, **login}
+            self.meta.root = Path(hub.snapshot_download(self.repo_id, **place))
+        return dataset_of(self.meta.root)
 
     def _find_texts(self) -> dict[str, tuple[str, dict[str, int]]]:
         """The features that are texts here: the column of their numbers, and these by text."""
@@ -316,3 +316,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             if name in deltas:
                 found[f"{name}_is_pad"] = torch.from_numpy(asked != frames)
         return found
+
+
+def _has_all_files(root: Path) -> bool:
+    """Whether the files are there that `meta` names."""
+    files = set[str]()
+    for episode in read_episodes(root, read_info(root)):
+        files |= {episode.file, *(video.file for video in episode.videos.values())}
+    return all((root / file).exists() for file in files)
