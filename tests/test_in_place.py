@@ -149,7 +149,7 @@ def test_names_that_are_refused(name: bytes, tmp_path: Path, home: Path) -> None
     assert not [*home.glob("indexes/*-*")]
 
 
-def _box(data: bytes, *names: bytes) -> int:
+def _box(data: bytes | bytearray, *names: bytes) -> int:
     """Where the content of a box of an MP4 begins."""
     at, end = 0, len(data)
     for name in names:
