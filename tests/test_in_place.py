@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
-from seqrecord.errors import CodecError, FormatError, LocationError, SourceError
+from seqrecord.errors import CodecError, FormatError, LocationError, SourceError, StorageError
 from seqrecord.sources import open_source
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
@@ -148,7 +149,7 @@ def test_names_that_are_refused(name: bytes, tmp_path: Path, home: Path) -> None
     assert not [*home.glob("indexes/*-*")]
 
 
-def _box(data: bytes, *names: bytes) -> int:
+def _box(data: bytes | bytearray, *names: bytes) -> int:
     """Where the content of a box of an MP4 begins."""
     at, end = 0, len(data)
     for name in names:
@@ -194,6 +195,31 @@ def test_damaged_packets_are_those_of_the_original(tmp_path: Path) -> None:
     assert (info.value.file, info.value.feature) == (str(path), "image")
     assert info.value.offset is not None
     assert info.value.offset >= 48
+
+
+@pytest.mark.parametrize("place", ["", "indexes", "trusted"])
+def test_a_home_that_cannot_be_written(place: str, tmp_path: Path, home: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(3))
+    (home / place).parent.mkdir(exist_ok=True)
+    (home / place).write_text("no folder")
+    with pytest.raises(StorageError) as info:
+        seqrecord.open(path)
+    assert str(info.value.file).startswith(str(home))
+
+
+@pytest.mark.parametrize("part", ["trusted", "*/*/records", "*/*/index", "*/*/externals", "*/*"])
+def test_an_index_of_which_a_part_was_removed_is_made_anew(
+    part: str, tmp_path: Path, home: Path
+) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(3))
+    seqrecord.open(path).close()
+    for folder in home.glob(part):
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    with seqrecord.open(path) as dataset:
+        assert len(dataset.episodes["a"][:]["image"]) == 3
+        url = dataset.url
+    with seqrecord.open(path) as dataset:
+        assert dataset.url == url
 
 
 @pytest.mark.parametrize("number", range(16))

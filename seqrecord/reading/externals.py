@@ -9,7 +9,8 @@ its store tells.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,17 @@ from seqrecord.storage import (
     open_storage,
 )
 from seqrecord.storage.counting import Asked, CountingStorage
+from seqrecord.storage.local_upload import local_errors
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["CountedFiles", "ExternalFiles", "home", "trust"]
+__all__ = [
+    "CountedFiles",
+    "ExternalFiles",
+    "folder_of_home",
+    "home",
+    "is_trusted",
+    "trust",
+]
 
 
 def home() -> Path:
@@ -49,14 +58,23 @@ def home() -> Path:
     return Path(given or platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
 
 
+@contextmanager
+def folder_of_home(name: str) -> Iterator[Path]:
+    """A folder in `home`, made if none is there; what the system says of it in the block is a
+    `StorageError`."""
+    folder = home() / name
+    with local_errors(str(folder), writing=True):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield folder
+
+
 def trust(list_id: str) -> None:
     """This user has made the list of this id: the files that it names may be opened."""
-    folder = home() / "trusted"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / list_id).touch()
+    with folder_of_home("trusted") as folder:
+        (folder / list_id).touch()
 
 
-def _is_trusted(list_id: str) -> bool:
+def is_trusted(list_id: str) -> bool:
     """Whether this user has made the list."""
     return (home() / "trusted" / list_id).is_file()
 
@@ -206,7 +224,7 @@ class ExternalFiles:
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless what a list names may be opened."""
-        if self._originals is None and not _is_trusted(list_id):
+        if self._originals is None and not is_trusted(list_id):
             raise StorageError(
                 "this dataset refers to files outside of it, and was not indexed by you on this "
                 "machine: say with originals= where they lie",
