@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from seqrecord.storage import cache_info, clear_cache
     from seqrecord.tools.bench import bench
     from seqrecord.tools.drawing import draw_timeline, view, view_rerun
+    from seqrecord.tools.plan import plan
     from seqrecord.writing.commits import reindex
     from seqrecord.writing.convert import convert
     from seqrecord.writing.recorder import SeqRecordRecorder
@@ -98,6 +99,7 @@ __all__ = [
     "export",
     "open",
     "open_source",
+    "plan",
     "prefetch_to_device",
     "reindex",
     "sources",
@@ -147,6 +149,7 @@ _IMPORTED_LATER = {
     "draw_timeline": "tools.drawing",
     "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",
+    "plan": "tools.plan",
     "prefetch_to_device": "engine.device.prefetch",
     "reindex": "writing.commits",
     "summarize": "indexing.opening",

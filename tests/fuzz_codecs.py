@@ -61,7 +61,7 @@ def chains(frame: npt.NDArray[Any]) -> list[tuple[CodecConfig, ...]]:
         for blocksize in (0, 1024)
     ]
     if frame.dtype in (np.uint8, np.uint16) and frame.ndim > 1:
-        found.append(({"id": "seqrecord.image", "format": "png"},))
+        found += [({"id": "seqrecord.image", "format": name},) for name in ("png", "jpegxl")]
         if frame.dtype == np.uint8:
             found.append(({"id": "seqrecord.image", "format": "jpeg", "quality": 90},))
     return found

@@ -1,4 +1,4 @@
-"""A stub of the Hugging Face Hub: what it answers to those who read a dataset's repository.
+"""A stub of the Hugging Face Hub: what it answers to those who read a dataset, or push one.
 
 ::
 
@@ -9,12 +9,15 @@
         hub.commit()                        # the files as they are now are the next commit of main
 
 Files in LFS, which `LARGE` says by their endings, lie on another server with a port of its own
-(`hub.store`): the Hub redirects there, to an address that ends after `signed_seconds`. Headers are
-those that huggingface_hub 2.4.0 reads. That the real Hub does the same was not tried.
+(`hub.store`): the Hub redirects there, to an address that ends after `signed_seconds`. They are
+sent there too, by the batch API of LFS: not by Xet, whose client speaks to no stub
+(`HF_HUB_DISABLE_XET=1`). Requests and headers are those of huggingface_hub 2.4.0. That the real Hub
+does the same was not tried.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
@@ -22,7 +25,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from tests.local_server import Handler, LocalServer
 
-__all__ = ["LARGE", "HubStub"]
+__all__ = ["LARGE", "HubStub", "HubStubFile"]
 
 LARGE = (".mp4", ".mkv", ".parquet", ".arrow", ".seqrec")
 """Endings of files in LFS, as in the `.gitattributes` of LeRobot's datasets."""
@@ -40,7 +43,7 @@ _PAGE = "<!DOCTYPE html><html><body>Log in</body></html>"
 
 
 @dataclass(frozen=True)
-class _File:
+class HubStubFile:
     """A file of a commit; `oid` is the SHA-256 of one in LFS, and git's id of another."""
 
     path: Path
@@ -77,10 +80,26 @@ class HubStub(LocalServer):
         signed_seconds  after which an address of the store ends
         mirrors         files in LFS come from the Hub itself, as from some mirrors of it
         cached          small files are redirected to another path of the Hub, as the real one does
+        uploads         files that came to the store, each time that they came
+        most_uploads    so many of them, and all others are refused
+        lost            so many of the next commits are made, and answered by 504
+        before_commit   called before the next commit is made
+        ignored         paths that a `.gitignore` leaves out of commits
+        messages        of the commits that were pushed
+        is_private      whether the repository is
+
+    With `exists=False` the repository is made by the first that asks for it.
     """
 
-    def __init__(self, folder: Path, repo: str = "org/name", *, token: str | None = None) -> None:
-        self.folder, self.repo, self.token = folder, repo, token
+    def __init__(
+        self,
+        folder: Path,
+        repo: str = "org/name",
+        *,
+        token: str | None = None,
+        exists: bool = True,
+    ) -> None:
+        self.folder, self.repo, self.token, self.exists = folder, repo, token, exists
         self.counts: Counter[str] = Counter()
         self.asked: list[str] = []
         self.of_file: Counter[str] = Counter()
@@ -92,10 +111,17 @@ class HubStub(LocalServer):
         self.page, self.signed_seconds = 1000, 3600.0
         self.guard = threading.Lock()
         self.branches: dict[str, str] = {}
-        self.commits: dict[str, dict[str, _File]] = {}
-        self._blobs: dict[str, _File] = {}
+        self.commits: dict[str, dict[str, HubStubFile]] = {}
+        self._blobs: dict[str, HubStubFile] = {}
         self._window = 0.0, 0  # when it began, requests in it
         self._gone_by = 0.0
+        self.uploads: list[str] = []
+        self.most_uploads: int | None = None
+        self.lost = 0
+        self.before_commit: Callable[[], object] | None = None
+        self.ignored: tuple[str, ...] = ()
+        self.messages: list[str] = []
+        self.is_private = False
         self.commit()
         self.store = _Store(self)
         super().__init__(_Handler)
@@ -113,14 +139,40 @@ class HubStub(LocalServer):
         files = {}
         for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
             files[path.relative_to(self.folder).as_posix()] = self._file(path)
-        text = repr((len(self.commits), [(name, file.oid) for name, file in files.items()]))
+        return self.add_commit(files, branch)
+
+    def add_commit(self, files: Mapping[str, HubStubFile], branch: str = "main") -> str:
+        """Make a commit of these files, by their paths; its id."""
+        text = repr((len(self.commits), sorted((name, file.oid) for name, file in files.items())))
         sha = hashlib.sha1(text.encode()).hexdigest()
-        self.commits[sha], self.branches[branch] = files, sha
+        self.commits[sha], self.branches[branch] = dict(files), sha
         self._blobs |= {file.oid: file for file in files.values() if file.is_large}
         self.names = {file.oid: name for name, file in files.items()}
         return sha
 
-    def _file(self, path: Path) -> _File:
+    def read(self, path: str, revision: str = "main") -> bytes:
+        """A file of a revision."""
+        file = self.commits[self.branches.get(revision, revision)][path]
+        return file.read(0, file.size)
+
+    def upload(self, oid: str, data: bytes) -> bool:
+        """A file comes to the store; whether it is taken."""
+        if hashlib.sha256(data).hexdigest() != oid:
+            return False
+        with self.guard:
+            if self.most_uploads is not None and len(self.uploads) >= self.most_uploads:
+                return False
+            self.uploads.append(oid)
+            self._blobs[oid] = HubStubFile(self.folder, len(data), oid, True, data)
+        return True
+
+    def has_blob(self, oid: str) -> bool:
+        return oid in self._blobs
+
+    def large_file(self, oid: str) -> HubStubFile:
+        return self._blobs[oid]
+
+    def _file(self, path: Path) -> HubStubFile:
         size, is_large = path.stat().st_size, path.suffix in LARGE
         data = path.read_bytes() if size <= _HELD or not is_large else None
         if not is_large:
@@ -132,7 +184,7 @@ class HubStub(LocalServer):
                 while part := file.read(1 << 20):
                     digest.update(part)
             oid = digest.hexdigest()
-        return _File(path, size, oid, is_large, data)
+        return HubStubFile(path, size, oid, is_large, data)
 
     def close(self) -> None:
         self.store.close()
@@ -144,7 +196,7 @@ class HubStub(LocalServer):
         said = f"{expires:.3f}"
         return f"{self.store.endpoint}/blobs/{oid}?Expires={said}&Signature={_sign(oid, said)}"
 
-    def blob(self, oid: str, query: Mapping[str, list[str]]) -> _File | None:
+    def blob(self, oid: str, query: Mapping[str, list[str]]) -> HubStubFile | None:
         """The file of a signed address that has not ended."""
         [expires], [signature] = (query.get(name, ["0"]) for name in ("Expires", "Signature"))
         is_good = hmac.compare_digest(signature, _sign(oid, expires))
@@ -152,7 +204,7 @@ class HubStub(LocalServer):
 
     def end_addresses(self) -> None:
         """All addresses of the store that were given so far have ended: hours have gone by."""
-        self._gone_by += max(self.signed_seconds, 0) + 1
+        self._gone_by += 2 * 3600
 
     def _now(self) -> float:
         return time.time() + self._gone_by
@@ -191,7 +243,7 @@ class _Store(LocalServer):
 class _Sending(Handler):
     """Sends ranges of files."""
 
-    def send_file(self, hub: HubStub, file: _File, headers: Mapping[str, str]) -> None:
+    def send_file(self, hub: HubStub, file: HubStubFile, headers: Mapping[str, str]) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start, stop = 0, file.size
         if asked is not None:
@@ -221,6 +273,9 @@ class _StoreHandler(_Sending):
             if any(self.headers.get(name) for name in ("Authorization", "Cookie")):
                 hub.leaked.append(self.path)
         oid = parts.path.rpartition("/")[2]
+        if self.command == "PUT":
+            self.send(200 if hub.upload(oid, self.body()) else 403)
+            return
         with hub.guard:
             hub.of_file[hub.names.get(oid, oid)] += 1
         file = hub.blob(oid, parse_qs(parts.query)) if self.command == "GET" else None
@@ -251,9 +306,24 @@ class _Handler(_Sending):
             self.send(401, b"", {"X-Error-Code": "RepoNotFound"})
         elif hub.gated:
             self.send(403, b"", {"X-Error-Code": "GatedRepo"})
+        elif path == "/api/repos/create":
+            self._create(json.loads(body))
+        elif path == "/api/validate-yaml":
+            is_good = "license: nonsense" not in json.loads(body)["content"]
+            errors = [] if is_good else [{"message": '"license" must be one of …'}]
+            self._json({"errors": errors, "warnings": []}, status=200 if is_good else 400)
+        elif not hub.exists:
+            self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
+        elif self.command == "POST" and (
+            found := re.fullmatch(rf"/api/datasets/{repo}/(branch|tag|preupload|commit)/(.+)", path)
+        ):
+            getattr(self, f"_{found[1]}")(found[2], body)
+        elif path == f"/datasets/{repo}.git/info/lfs/objects/batch":
+            self._batch(json.loads(body))
         elif found := re.fullmatch(rf"/api/datasets/{repo}(?:/revision/(.+))?", path):
-            if (sha := self._commit(found[1] or "main")) is not None:
-                self._json({"id": repo, "sha": sha, "siblings": []})
+            if (sha := self._commit_of(found[1] or "main")) is not None:
+                facts = {"private": hub.is_private, "downloads": 0, "likes": 0, "tags": []}
+                self._json({"id": repo, "sha": sha, "siblings": [], "disabled": False, **facts})
         elif found := re.fullmatch(rf"/api/datasets/{repo}/tree/(.+)", parts.path):
             revision, _, below = found[1].partition("/")
             self._tree(unquote(revision), unquote(below), parse_qs(parts.query))
@@ -266,7 +336,7 @@ class _Handler(_Sending):
         else:
             self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
-    def _commit(self, revision: str) -> str | None:
+    def _commit_of(self, revision: str) -> str | None:
         """The commit of a revision; where there is none, that is the answer."""
         sha = self.server.branches.get(revision, revision)
         if sha in self.server.commits:
@@ -275,7 +345,7 @@ class _Handler(_Sending):
         return None
 
     def _tree(self, revision: str, below: str, query: Mapping[str, list[str]]) -> None:
-        if (sha := self._commit(revision)) is None:
+        if (sha := self._commit_of(revision)) is None:
             return
         start = f"{below}/" if below else ""
         inside = {n: f for n, f in self.server.commits[sha].items() if n.startswith(start)}
@@ -301,7 +371,7 @@ class _Handler(_Sending):
 
     def _paths(self, revision: str, paths: list[str]) -> None:
         """What huggingface_hub before 1 asks of a path."""
-        if (sha := self._commit(revision)) is not None:
+        if (sha := self._commit_of(revision)) is not None:
             files, found = self.server.commits[sha], []
             for path in paths:
                 if path in files:
@@ -311,7 +381,7 @@ class _Handler(_Sending):
             self._json(found)
 
     def _resolve(self, revision: str, path: str, *, is_cached: bool = False) -> None:
-        if (sha := self._commit(revision)) is None:
+        if (sha := self._commit_of(revision)) is None:
             return
         hub, file = self.server, self.server.commits[sha].get(path)
         with hub.guard:
@@ -329,12 +399,97 @@ class _Handler(_Sending):
         else:
             self.send_file(hub, file, {**headers, "ETag": f'"{file.oid}"'})
 
-    def _json(self, value: object, headers: Mapping[str, str] = {}) -> None:
+    def _create(self, asked: Mapping[str, Any]) -> None:
+        hub = self.server
+        assert (asked["type"], f"{asked['organization']}/{asked['name']}") == ("dataset", hub.repo)
+        if not (is_there := hub.exists):
+            hub.exists = True
+            hub.is_private = bool(asked.get("private")) or asked.get("visibility") == "private"
+            hub.add_commit({".gitattributes": _small(b"*.parquet filter=lfs\n")})
+        self._json({"url": f"{hub.endpoint}/datasets/{hub.repo}"}, status=409 if is_there else 200)
+
+    def _branch(self, branch: str, body: bytes) -> None:
+        hub = self.server
+        start = json.loads(body or b"{}").get("startingPoint", "main") if body else "main"
+        is_there = branch in hub.branches
+        if not is_there:
+            hub.branches[branch] = hub.branches.get(start, start)
+        self._json({}, status=409 if is_there else 200)
+
+    def _tag(self, revision: str, body: bytes) -> None:
+        if (sha := self._commit_of(revision)) is not None:
+            tag = json.loads(body)["tag"]
+            is_there = tag in self.server.branches
+            if not is_there:
+                self.server.branches[tag] = sha
+            self._json({}, status=409 if is_there else 200)
+
+    def _preupload(self, revision: str, body: bytes) -> None:
+        """Which files go to LFS, and which are there as they are."""
+        if (sha := self._commit_of(revision)) is None:
+            return
+        hub, found = self.server, []
+        for each in json.loads(body)["files"]:
+            path = each["path"]
+            is_large = path.endswith(LARGE)
+            about = {"path": path, "uploadMode": "lfs" if is_large else "regular"}
+            if (there := hub.commits[sha].get(path)) is not None:
+                about["oid"] = there.oid
+            found.append({**about, "shouldIgnore": path in hub.ignored})
+        self._json({"files": found})
+
+    def _batch(self, asked: Mapping[str, Any]) -> None:
+        """The batch API of LFS: where files are to be sent that are not there yet."""
+        hub, found = self.server, []
+        for each in asked["objects"]:
+            about = {"oid": each["oid"], "size": each["size"]}
+            if not hub.has_blob(each["oid"]):
+                about["actions"] = {"upload": {"href": hub.signed(each["oid"])}}
+            found.append(about)
+        self._json({"transfer": "basic", "objects": found})
+
+    def _commit(self, revision: str, body: bytes) -> None:
+        hub = self.server
+        if (before := hub.before_commit) is not None:
+            hub.before_commit = None
+            before()
+        head, *lines = (json.loads(line) for line in body.splitlines())
+        if head["value"].get("parentCommit", hub.branches[revision]) != hub.branches[revision]:
+            self.send(412, b'{"error": "A commit has happened since."}')
+            return
+        files = dict(hub.commits[hub.branches[revision]])
+        for line in lines:
+            about = line["value"]
+            if line["key"] == "deletedFile":
+                del files[about["path"]]
+            elif line["key"] == "lfsFile":
+                if not hub.has_blob(about["oid"]):
+                    self.send(400, b'{"error": "A file was not uploaded."}')
+                    return
+                files[about["path"]] = hub.large_file(about["oid"])
+            else:
+                assert (line["key"], about["encoding"]) == ("file", "base64")
+                files[about["path"]] = _small(base64.b64decode(about["content"]))
+        sha = hub.add_commit(files, revision)
+        hub.messages.append(head["value"]["summary"])
+        if hub.lost > 0:
+            hub.lost -= 1
+            self.send(504)
+            return
+        url = f"{hub.endpoint}/datasets/{hub.repo}/commit/{sha}"
+        self._json({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
+
+    def _json(self, value: object, headers: Mapping[str, str] = {}, *, status: int = 200) -> None:
         body = json.dumps(value).encode()
-        self.send(200, body, {"Content-Type": "application/json", **headers})
+        self.send(status, body, {"Content-Type": "application/json", **headers})
 
 
-def _about(name: str, file: _File) -> dict[str, Any]:
+def _small(data: bytes) -> HubStubFile:
+    oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return HubStubFile(Path(), len(data), oid, False, data)
+
+
+def _about(name: str, file: HubStubFile) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "file", "path": name, "size": file.size, "oid": file.oid}
     if file.is_large:
         found["oid"] = hashlib.sha1(file.oid.encode()).hexdigest()  # of the pointer

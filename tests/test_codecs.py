@@ -529,6 +529,30 @@ def test_image_codecs_by_name(name: str, config: dict[str, Any]) -> None:
     assert np.array_equal(out, frame) == (name == "png")
 
 
+@pytest.mark.parametrize("channels", [(), (3,), (4,)])
+@pytest.mark.parametrize("dtype", ["u1", "<u2"])
+def test_jpegxl(dtype: str, channels: tuple[int, ...]) -> None:
+    if dtype == "<u2" and channels == (4,):
+        return  # is refused, as 16-bit alpha is everywhere
+    pytest.importorskip("imagecodecs")
+    rng = np.random.default_rng(0)
+    for size in ((40, 60), (1, 1), (1, 7), (40, 3), (3, 4), (40, 4)):
+        frame = rng.integers(0, np.iinfo(dtype).max, (*size, *channels)).astype(dtype)
+        frame[: len(frame) // 2] = 0  # where nothing is seen through alpha, pixels are kept too
+        codec = codec_for("jpegxl", frame)
+        round_trip(codec, frame)
+        chain = resolve("jpegxl", frame.dtype, frame.shape, feature="x")
+        round_trip(FrameCodec(chain, frame.dtype, frame.shape, fast=True), frame)
+        data = codec.encode(frame)
+        for bad in (b"", data[:3], data[:-1], data[: len(data) // 2], b"\xff\x0a" + bytes(90)):
+            with pytest.raises(CodecError):
+                codec.decode_into(bad, np.empty_like(frame))
+        as_other = frame.astype("<u2" if dtype == "u1" else "u1")
+        for other in (np.concatenate([frame, frame]), as_other):
+            with pytest.raises((CodecError, SchemaError)):
+                codec_for("jpegxl", other).decode_into(data, np.empty_like(other))
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

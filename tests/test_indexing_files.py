@@ -309,7 +309,7 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     with pytest.raises(CodecError) as info:
         seqrecord.open(index).episodes["office/Easy/P000"][:4]
     assert str(info.value.episode).startswith("office/Easy/P000")
-    assert info.value.feature == "image_left"
+    assert (info.value.feature, info.value.file, info.value.offset) == ("image_left", str(path), 0)
     path.write_bytes(b"")
     with pytest.raises(SourceError) as empty:
         _index(root, tmp_path / "another")

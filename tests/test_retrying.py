@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from seqrecord.processes.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.retrying import Pace, Retrier, RetryingStorage
+from seqrecord.storage.retrying import Pace, Quota, Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
 from tests.storage_doubles import FailAt, FailTransiently, Fault, FaultyStorage
+from tests.web_server import WebFolder
 
 FILE = "az://container/dataset/records/0"
 
@@ -380,6 +382,75 @@ def test_requests_wait_for_their_turn(tmp_path: Path, clock: Clock) -> None:
     clock.now += 10
     get(storage, PATH, 0, 1)
     assert clock.now == pytest.approx(10.4)
+
+
+def test_a_quota_holds_for_all_files(tmp_path: Path, clock: Clock) -> None:
+    """Requests a second, those that are repeated too; the first ones of a tenth of a second go at
+    once."""
+    retrier = Retrier(clock=clock, sleep=clock.sleep, quota=Quota(10, clock=clock))
+    inner = LocalStorage(tmp_path)
+    for name in ("records/a", "records/b"):
+        put(inner, name, DATA)
+    storage = RetryingStorage(faulty(tmp_path, FailTransiently(1, 0.3)), retrier=retrier)
+    for i in range(10):
+        get(storage, ("records/a", "records/b")[i % 2], 0, 1)
+    requests = storage.counters()["requests"]
+    assert requests > 10
+    assert clock.now >= (requests - 1) / 10 - 0.1
+
+
+def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock) -> None:
+    quota = Quota(bandwidth=len(DATA), clock=clock)
+    retrier = Retrier(deadline=1, clock=clock, sleep=clock.sleep, quota=quota)
+    storage = RetryingStorage(LocalStorage(tmp_path), retrier=retrier)
+    put(storage, PATH, DATA)
+    for _ in range(5):
+        assert get(storage, PATH, 0, len(DATA)) == DATA
+    assert clock.now == pytest.approx(3.9)  # the first goes at once, the next a tenth earlier
+    clock.now += 10
+    get(storage, PATH, 0, 1)
+    assert clock.now == pytest.approx(13.9), "what was not used is not kept"
+
+
+def test_waiting_for_a_quota_is_no_part_of_the_deadline(tmp_path: Path, clock: Clock) -> None:
+    put(LocalStorage(tmp_path), PATH, DATA)
+    quota = Quota(0.1, clock=clock)
+    retrier = Retrier(deadline=5, clock=clock, sleep=clock.sleep, quota=quota)
+    storage = RetryingStorage(faulty(tmp_path, FailAt("read", error=busy())), retrier=retrier)
+    get(storage, PATH, 0, 1)  # of two attempts
+    get(storage, PATH, 1, 2)
+    assert clock.now > 2 * 9
+
+
+def test_copies_share_a_quota_as_their_originals_do(clock: Clock) -> None:
+    quota = Quota(2.0)
+    first, second = pickle.loads(pickle.dumps((Retrier(quota=quota), Retrier(quota=quota))))
+    assert first.quota is second.quota
+    assert first.quota.delay(None) == 0
+    assert first.quota.delay(None) > 0.3
+
+
+@pytest.mark.parametrize("backend", ["obstore", "urllib3", "fsspec"])
+def test_every_client_keeps_to_a_quota(tmp_path: Path, backend: str) -> None:
+    """Here of a web server; the Hub and other services make their retriers in the same way."""
+    with WebFolder(tmp_path) as server:
+        (server.folder / "file").write_bytes(DATA)
+        options = {"backend": backend, "bandwidth": 10 * len(DATA)}
+        with closing(seqrecord.storage.open_storage(f"http://{server.host}", options)) as storage:
+            begin = time.monotonic()
+            for _ in range(6):
+                assert get(storage, "file", 0, len(DATA)) == DATA
+            assert time.monotonic() - begin > 0.39
+
+
+def test_threads_share_a_quota(tmp_path: Path) -> None:
+    put(LocalStorage(tmp_path), PATH, DATA)
+    quota = Quota(1000, 100 * len(DATA))
+    storage = RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9, quota=quota)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: get(storage, PATH, 0, len(DATA)), range(41)))
+    assert time.monotonic() - begin > 0.29
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan")])

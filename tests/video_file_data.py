@@ -118,7 +118,7 @@ def in_fragments(whole: Path, path: Path) -> Path:
 
     flags = {"movflags": "dash+frag_keyframe+empty_moov"}
     with av.open(str(whole)) as source, av.open(str(path), "w", options=flags) as target:
-        stream = target.add_stream_from_template(source.streams.video[0])
+        stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
         for packet in source.demux(source.streams.video[0]):
             if packet.size:
                 packet.stream = stream

@@ -1,4 +1,4 @@
-"""Files of one frame that a record keeps as they were encoded: PNG and JPEG images, npy arrays.
+"""Images of one frame: PNG, JPEG and npy files that a record keeps as they were, and JPEG XL.
 
 Nothing here trusts the bytes. Dimensions are compared with what the caller expects before any
 pixel is decoded, Pillow is told the one format to try, and its many exceptions become `ValueError`.
@@ -36,12 +36,13 @@ __all__ = [
 IMAGE = "seqrecord.image"
 """The id of their codec configuration."""
 
-FORMATS = ("png", "jpeg", "any", "npy")
-"""What files may be; of `any`, each is a PNG or a JPEG."""
+FORMATS = ("png", "jpeg", "any", "npy", "jpegxl")
+"""What images may be; of `any`, each is a PNG or a JPEG. `jpegxl` is only encoded here."""
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 """Format by first bytes."""
 
+_JPEGXL_EFFORT = 3
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
 # PNG's (bit depth, colour type) that Pillow decodes without loss, and the modes that it may use.
 # It would quietly halve the depth of 16-bit colour.
@@ -96,6 +97,9 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
     if name == "npy":
         decode_npy_into(data, out)
         return
+    if name == "jpegxl":
+        _decode_jpegxl(data, out)
+        return
     name = image_format(data) if name == "any" else name
     with _open(data, name) as image:
         header = _header(image, data, name)
@@ -117,15 +121,21 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
 def encode_image(
     frame: npt.NDArray[Any], name: str, quality: int | None = None, *, fast: bool = False
 ) -> bytes:
-    """Encode a C-contiguous frame; PNG is lossless, JPEG needs a `quality` of 1 to 100.
+    """Encode a C-contiguous frame; JPEG needs a `quality` of 1 to 100, all else is lossless.
 
-    Of `any` format it is a PNG. PNG that is `fast` takes a part of the time, and more bytes.
+    Of `any` format it is a PNG. What is `fast` takes a part of the time, and more bytes.
 
-    Raises `ValueError` for a dtype or shape that the format does not hold.
+    Raises `ValueError` for a dtype or shape that the format does not hold, and for JPEG XL where
+    imagecodecs is not installed.
     """
     check_storable(frame.dtype, frame.shape, name)
     if name == "npy":
         return encode_npy(frame)
+    if name == "jpegxl":
+        encoded: bytes = _jpegxl().jpegxl_encode(
+            frame, lossless=True, effort=1 if fast else _JPEGXL_EFFORT, numthreads=1
+        )
+        return encoded
     if name == "jpeg" and quality is None:
         raise ValueError("encoding an array as JPEG loses data: name a quality, as jpeg:quality=90")
     level = 1 if fast else 6
@@ -144,11 +154,30 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: st
     rgba = len(shape) == 3 and shape[-1] == 4 and name != "jpeg"
     if name == "npy":
         return
+    has_deep = grey if name != "jpegxl" else grey or colour  # 16 bits
     if (dtype == np.uint8 and (grey or colour or rgba)) or (
-        dtype == np.uint16 and grey and name != "jpeg"
+        dtype == np.uint16 and has_deep and name != "jpeg"
     ):
         return
     raise ValueError(f"a {name} image does not hold {dtype.name} {list(shape)}")
+
+
+def _decode_jpegxl(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
+    """The decoder compares dtype and dimensions with those of `out` before it decodes pixels."""
+    library = _jpegxl()
+    try:
+        library.jpegxl_decode(data, keeporientation=True, numthreads=1, out=out)
+    except Exception as error:  # it has errors of its own, beside those of Python
+        raise ValueError(f"the jpegxl image does not decode: {error}") from error
+
+
+@cache
+def _jpegxl() -> Any:
+    try:
+        import imagecodecs
+    except ImportError:
+        raise ValueError("JPEG XL needs imagecodecs: pip install 'seqrecord[images]'") from None
+    return imagecodecs
 
 
 @cache

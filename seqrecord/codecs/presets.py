@@ -25,6 +25,7 @@ PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 _IMAGES: dict[str, tuple[CodecConfig, CodecConfig]] = {
     "png": ({"id": IMAGE, "format": "png"}, {}),
     "jpeg": ({"id": IMAGE, "format": "jpeg"}, {"quality": 90}),
+    "jpegxl": ({"id": IMAGE, "format": "jpegxl"}, {}),
 }
 """By name: the configuration, and the parameters that may be given, with their defaults."""
 

@@ -17,9 +17,16 @@ from typing import Any
 from seqrecord.edit.changes import CopyProgress, Opened, read_existing
 from seqrecord.edit.episodes import renaming
 from seqrecord.edit.features import loses_data
-from seqrecord.errors import DestinationError, FormatError, NotFoundError, SchemaError
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    SchemaError,
+)
 from seqrecord.format import RECORDS
 from seqrecord.format.manifest import IndexFile, RecordFile
+from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key
 from seqrecord.reading.metadata import read_footer, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
@@ -245,6 +252,8 @@ def _write(
             edits += put_edits(own, renaming(part, keys), first + len(edits))
     record_files, footers = [], {}
     for part in parts:
+        if any(group.external.any() for group in part.index.groups):
+            _copy_lists(part.storage, made)  # before the pages that refer to them
         for file in part.manifest.record_files:
             footer = part.footers[file.path]
             ordinal = footer.episodes[0].ordinal if footer.episodes else 0
@@ -280,6 +289,13 @@ def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
                 expected=file.size,
                 got=sizes.get(file.path),
             )
+
+
+def _copy_lists(source: Storage, made: Storage) -> None:
+    for file in source.files(EXTERNALS):
+        data, _ = source.read_whole(file.path, MAX_LIST_BYTES)
+        with contextlib.suppress(ConflictError):  # it is there already, as it is
+            made.put(file.path, data, expected=None)
 
 
 def _link_source(source: Storage, made: Storage, path: str) -> str | None:

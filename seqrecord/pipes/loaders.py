@@ -132,7 +132,9 @@ class WithEpochs(Generic[PlanT]):
         Work: `bytes_read`, `frames_decoded`, without those that an iteration before has left in
         memory; `clips`, `batches`; `video_frames_decoded`, those that were decoded for others
         included; `device_bytes`, copied to a device; `resident_bytes`, the most that held frames
-        took; seconds of work and of waiting in each stage, for decoding also by feature; `loads` of
+        took; seconds of work and of waiting in each stage, for decoding also by feature, and
+        `waiting_percent`: how much of `epoch_seconds`, from the epoch's beginning until the
+        training last had a batch, it has waited for batches, the first one included; `loads` of
         chunks, and `loads_held_back`, which had to wait for memory; `requests`, `retries` and other
         counts of the storage; and the `bottleneck`, in words.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -126,6 +127,20 @@ class LeRobot(Originals):
         """Text that changes when episodes come or go: `meta` says which there are."""
         return identity_of_files(self.path, find_files(self.path / "meta", is_file))
 
+    def content(self, before: str = "") -> str:
+        """A number of episodes, by default all or as many as `before` says, and text that changes
+        when anything of the first so many does but the files of their video."""
+        count = int(before.partition(" ")[0] or len(self._episodes))
+        episodes = [*self._episodes.values()][:count]
+        tables = [self.path / each.file for each in episodes if each.error is None]
+        files = external_files(self.path, filter(is_file, tables)).values()
+        facts = (
+            *(self.schema().to_json(), [self._info_of(each) for each in episodes], episodes),
+            [read_texts(self.path, self._info, column) for column in self._numbered.values()],
+            [(file.path, file.size, file.identity) for file in files],
+        )
+        return f"{count} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
     def external_files(self) -> dict[str, ExternalFile]:
         """The files that its GOPs may refer to, by the names that these have for them."""
         names = [name for name, video in self._videos.items() if not video.is_depth]
@@ -150,6 +165,9 @@ class LeRobot(Originals):
         if episode.error is not None:
             facts = {**episode.error.facts(), "episode": info.key}
             raise SourceError(episode.error.message, **facts) from episode.error
+        if not episode.length:
+            file = str(self.path / episode.file)
+            raise SourceError("an episode without frames", file=file, episode=info.key)
         return episode
 
     @cached_property

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import SourceError
+from seqrecord.errors import LocationError, SourceError, located
 from seqrecord.format.references import ExternalFile, PartOfFolder, ReferencedFile
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.files import opened
@@ -165,6 +165,7 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
 
 
 def _listed(storage: Storage, names: dict[str, str]) -> dict[str, ExternalFile]:
-    told = map_files(storage, lambda name: identity_of(storage, name), set(names.values()))
+    with located(LocationError, file=storage.url):
+        told = map_files(storage, lambda name: identity_of(storage, name), set(names.values()))
     root = fixed_url_of(storage)
     return {path: ExternalFile(root, name, *told[name]) for path, name in names.items()}

@@ -74,6 +74,16 @@ def read_table(file: VideoFile) -> PacketTable:
         facts = np.array([(e.timestamp, e.pos, e.size) for e in entries], np.int64).T
         key = np.array([entry.is_keyframe for entry in entries], bool)
         shown = np.array([not entry.is_discard for entry in entries], bool)
+        outside = (facts[1] < 0) | (facts[1] > file.nbytes - facts[2])
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise SourceError(
+                "a truncated video, or one whose tables lie: packets outside of the file",
+                file=str(file.path),
+                offset=int(facts[1, at]),
+                expected=f"packets up to byte {file.nbytes}",
+                got=f"{int(facts[2, at])} bytes",
+            )
         return PacketTable(facts[0], shown, key, key, facts[1], facts[2])
     packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
@@ -142,7 +152,9 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
     """The groups of pictures that give the frames of these packets, in their order."""
     group = table.group[wanted]
     if len(group) and group.min() < 0:
-        raise SourceError("a video that does not begin with a keyframe")
+        what = "a video that does not begin with a keyframe"
+        unsure = f"{_CONVERT}: no decoder is sure to begin at its first keyframe"
+        raise SourceError(unsure if table.is_key[0] else what)
     if (np.diff(group) < 0).any():
         raise SourceError(f"{_CONVERT}: {_OPEN}")
     used, first_frame = np.unique(group, return_index=True)

@@ -165,8 +165,9 @@ class _Feature:
         """Add what another has seen, which is then not used any more."""
         self.is_whole &= other.is_whole
         self._num_frames += other._num_frames
-        for sketch, more in zip(self._made(), other._sketches, strict=False):
-            sketch.merge(more)
+        if other._sketches:
+            for sketch, more in zip(self._made(), other._sketches, strict=True):
+                sketch.merge(more)
         for drawn, rows in other._pending.items():
             self._pending[drawn] += rows
         self._pending_values += other._pending_values

@@ -258,11 +258,12 @@ def check_path(path: str) -> str:
         not path.isprintable()
         or "\\" in path
         or any(part in ("", ".", "..") for part in parts)
-        or ":" in parts[0]
+        or path[1:2] == ":"  # a drive
     ):
         raise LocationError(
             "not a clean relative path",
-            expected="names joined by single slashes, none of them . or ..",
+            expected="names joined by single slashes, none of them . or .., of printable "
+            "characters and without a backslash",
             got=repr_of(path),
         )
     return path

@@ -99,6 +99,10 @@ class LocalUpload:
         fd = self._open_fd()
         with local_errors(str(self._target)):
             has_waited = False
+            if len(view) <= _PIECE_BYTES:  # it is at most one wait, whatever is done
+                written = os.write(fd, view)
+                self._size += written
+                view = view[written:]
             while view:
                 began = time.monotonic() - time.thread_time()
                 written = os.write(fd, view[: self._piece])

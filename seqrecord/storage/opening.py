@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from seqrecord.errors import LocationError
+from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import Storage
 from seqrecord.storage.cache import with_cache
 from seqrecord.storage.local import LocalStorage, find_remote_mount
@@ -17,11 +18,13 @@ from seqrecord.storage.parallel import MAX_REQUESTS, ParallelStorage
 from seqrecord.storage.retrying import (
     DEADLINE_SECONDS,
     REQUESTS_PER_SECOND,
+    Quota,
     Retrier,
     RetryingStorage,
 )
 from seqrecord.storage.url import Location, parse_location
 from seqrecord.text import repr_of
+from seqrecord.units import parse_size
 
 __all__ = ["StorageLike", "StorageSettings", "open_storage", "split_options"]
 
@@ -66,7 +69,7 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
     is_mount = settings.mount
     if is_mount is None:
         is_mount = find_remote_mount(where.root) is not None
-    useful = {"mount", "deadline"} if is_mount else {"mount"}
+    useful = {"mount", "deadline", "bandwidth"} if is_mount else {"mount"}
     if useless := sorted({*rest, *settings.given()} - useful):
         raise LocationError(
             f"a {'mount' if is_mount else 'local path'} does not take these storage_options",
@@ -80,7 +83,10 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
     # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
     # decides how many requests it makes.
     return RetryingStorage(
-        MountStorage(where.root), deadline=settings.deadline, requests_per_second=math.inf
+        MountStorage(where.root),
+        deadline=settings.deadline,
+        requests_per_second=math.inf,
+        quota=settings.quota,
     )
 
 
@@ -118,14 +124,17 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
         where.root,
         shown=where.shown,
         options=options,
-        retrier=Retrier(deadline=settings.deadline),
+        retrier=Retrier(deadline=settings.deadline, quota=settings.quota),
     )
 
 
 def _layered(storage: Storage, settings: StorageSettings) -> Storage:
     """What fails is repeated, piece by piece of what is read at once."""
     retrying = RetryingStorage(
-        storage, deadline=settings.deadline, requests_per_second=settings.requests_per_second
+        storage,
+        deadline=settings.deadline,
+        requests_per_second=settings.requests_per_second or REQUESTS_PER_SECOND,
+        quota=settings.quota,
     )
     return ParallelStorage(retrying, max_requests=settings.max_requests)
 
@@ -137,15 +146,24 @@ class StorageSettings:
     `backend` names the client that reads: `obstore`, a package that reads without it, or for any
     other URL `fsspec`. `mount` says whether a local path is a mount of remote storage; by default
     the kernel's table of mounts says it. For a URL or a mount, a request that fails is tried again
-    for `deadline` seconds, at most `max_requests` are in flight, and at most `requests_per_second`
-    start for one file.
+    for `deadline` seconds, and at most `max_requests` are in flight. All threads of a process
+    together start at most `requests_per_second`, by default any number but at most 400 a second for
+    one file, and read at most `bandwidth` bytes a second.
     """
 
     backend: str | None = None
     mount: bool | None = None
     deadline: float = DEADLINE_SECONDS
     max_requests: int = MAX_REQUESTS
-    requests_per_second: float = REQUESTS_PER_SECOND
+    requests_per_second: float | None = None
+    bandwidth: float | None = None
+
+    @cached_property
+    def quota(self) -> Quota | None:
+        """One for all that asks the storage; `None` where nothing limits it."""
+        if self.requests_per_second is None and self.bandwidth is None:
+            return None
+        return Quota(self.requests_per_second or math.inf, self.bandwidth or math.inf)
 
     def given(self) -> list[str]:
         """Names of those that differ from their defaults."""
@@ -200,4 +218,5 @@ _KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "deadline": (_positive, "a number above 0"),
     "max_requests": (_count, "a whole number of at least 1"),
     "requests_per_second": (_positive, "a number above 0"),
+    "bandwidth": (lambda value: _positive(parse_size(value)), "bytes a second, such as 100MB"),
 }

@@ -1,11 +1,13 @@
 """Attempts that are repeated until one goes well or a deadline passes.
 
-Requests to each file are limited too: a service answers 503 to more.
+Requests to each file are limited too: a service answers 503 to more. A quota limits those to all
+files of a storage, and the bytes that are read.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -38,6 +40,7 @@ __all__ = [
     "DEADLINE_SECONDS",
     "REQUESTS_PER_SECOND",
     "Pace",
+    "Quota",
     "Retrier",
     "RetryingStorage",
     "put_once",
@@ -69,6 +72,8 @@ class Retrier:
     What has failed for `patience` seconds is logged as a warning, and what goes well then too; of
     many requests that fail together, one speaks.
 
+    Each attempt first waits until `quota` allows it, which the deadline does not count.
+
     `close`, the end of the main thread, and the condition of `unwanted_if`, wake those that wait;
     they fail with `StorageError`.
     Safe to use from many threads, and after a fork; a pickled copy counts from zero. `clock`,
@@ -81,6 +86,7 @@ class Retrier:
         self,
         deadline: float = DEADLINE_SECONDS,
         *,
+        quota: Quota | None = None,
         patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
@@ -88,12 +94,12 @@ class Retrier:
     ) -> None:
         if not deadline >= 0:
             raise ValueError(f"a deadline of {deadline} seconds")
-        self.deadline, self._patience = deadline, patience
+        self.deadline, self.quota, self._patience = deadline, quota, patience
         self.clock, self._sleep, self._draw = clock, sleep, draw
         self._state = PerProcess(_State)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Retrier, (self.deadline,)
+        return partial(Retrier, quota=self.quota), (self.deadline,)
 
     def call(self, function: Callable[[], _T], *, file: str, item: ByteRange | None = None) -> _T:
         """What `function()` returns, in the end. `file` and its range `item` are for the error."""
@@ -101,6 +107,9 @@ class Retrier:
         closed, backoff, attempts = state.closed, self.first_wait, 0
         causes: list[str] = []  # each once, the last attempt's last
         while True:
+            if self.quota is not None and (turn := self.quota.delay(item)) > 0:
+                self.sleep(turn, file=file, closed=closed)
+                start += turn
             attempts += 1
             state.count("requests")
             try:
@@ -206,10 +215,11 @@ class RetryingStorage(StorageWrapper):
         *,
         deadline: float = DEADLINE_SECONDS,
         requests_per_second: float = REQUESTS_PER_SECOND,
+        quota: Quota | None = None,
         retrier: Retrier | None = None,
     ) -> None:
         super().__init__(inner)
-        self.retrier = retrier or Retrier(deadline=deadline)
+        self.retrier = retrier or Retrier(deadline=deadline, quota=quota)
         self._pace = PerProcess(partial(Pace, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:
@@ -356,12 +366,35 @@ class Pace:
         """Files that it keeps in mind."""
         return len(self._due)
 
-    def delay(self, path: str) -> float:
-        """Seconds that a request to `path` must wait; the turn after it is another's."""
+    def delay(self, path: str, amount: int = 1) -> float:
+        """Seconds that a request to `path` must wait; the turn after it is another's.
+
+        One that counts as several delays those after it, not itself.
+        """
         with self._lock:
             now = self._clock()
             if len(self._due) > _MANY:
                 self._due = {name: due for name, due in self._due.items() if due > now}
             due = max(now, self._due.get(path, now))
-            self._due[path] = due + self._interval
+            self._due[path] = due + amount * self._interval
         return max(0.0, due - now - _BURST_SECONDS)
+
+
+class Quota:
+    """What all threads of a process together may ask of a storage: requests a second, and bytes
+    that are read a second. Picklable; a copy in another process has a pace of its own."""
+
+    def __init__(
+        self,
+        requests_per_second: float = math.inf,
+        bandwidth: float = math.inf,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        rates = (requests_per_second, bandwidth)
+        self._paces = [PerProcess(partial(Pace, rate, clock=clock)) for rate in rates]
+
+    def delay(self, item: ByteRange | None) -> float:
+        """Seconds that a request must wait, which reads these bytes if any."""
+        amounts = (1, 0 if item is None else item.length)
+        return max(p.get().delay("", n) for p, n in zip(self._paces, amounts, strict=True))

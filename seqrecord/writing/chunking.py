@@ -308,6 +308,7 @@ def stored_chunk(
         if spec.is_dropped:
             said[column] = (0, crc32c(b""))
             missing[places[column]] = np.zeros(num_frames, np.bool_)
+            row["external"] = 0  # a page that refers is alone in its chunk
             kept.append(b"")
         elif (actual := crc32c(page)) != (stored := int(said["crc32c"][column])):
             raise ChecksumError(

@@ -435,7 +435,7 @@ class OpenFile:
     def _footer(self, episodes: Sequence[EpisodePart], since: _Mark) -> Footer:
         """The rows from a mark on, of these episodes, the last that are here."""
         tables = [
-            np.concatenate([np.empty(0, dtype), *rows[first:]])
+            np.frombuffer(bytearray().join(row.tobytes() for row in rows[first:]), dtype)
             for rows, first, dtype in zip(self._rows, since.rows, self._dtypes, strict=True)
         ]
         chunks, gaps = tables[: self._num_groups], tables[self._num_groups :]

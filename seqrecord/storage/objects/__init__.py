@@ -82,5 +82,5 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
             file=where.shown,
             got=", ".join(bucket.client_options),
         )
-    retrier = Retrier(deadline=settings.deadline)
+    retrier = Retrier(deadline=settings.deadline, quota=settings.quota)
     return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=retrier)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub, for reading: `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
+"""Datasets of the Hugging Face Hub: `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
 
 Small files come from the Hub itself. Those in LFS are read at addresses that it has signed, in
 ranges as those of any web server.
@@ -16,19 +16,19 @@ from urllib.parse import unquote
 
 from seqrecord.errors import AccessError, LocationError
 from seqrecord.lazy import is_installed
-from seqrecord.storage.base import Entry, FileInfo, Storage, check_path, too_large
+from seqrecord.storage.base import Entry, FileInfo, check_path, too_large
 from seqrecord.storage.objects.bucket import Bucket, Names, named, split_client_options
 from seqrecord.storage.objects.http import HttpFiles, Signer
 from seqrecord.storage.objects.hub_api import Hub
 from seqrecord.storage.objects.reader import ObstoreReader
 from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.opening import StorageSettings
+from seqrecord.storage.opening import StorageSettings, split_options
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, Request, RequestReader
 from seqrecord.storage.retrying import Retrier
-from seqrecord.storage.url import Location, named_place
+from seqrecord.storage.url import Location, named_place, parse_location
 
-__all__ = ["HubStorage", "is_hub_dataset", "open_hub"]
+__all__ = ["HubStorage", "hub_branch", "is_hub_dataset", "open_hub"]
 
 _ENDPOINT = "https://huggingface.co"
 _MAIN = "main"
@@ -45,7 +45,24 @@ def is_hub_dataset(where: Location) -> bool:
     return where.protocol == "hf" and where.root.partition("/")[0] == "datasets"
 
 
-def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+def hub_branch(url: str, storage_options: Mapping[str, Any] | None = None) -> Hub:
+    """The branch `hf://datasets/ORG/NAME[@BRANCH]`, to change it; nothing is asked of it yet.
+
+    Raises `LocationError` for any other URL or option, and where a package is missing.
+    """
+    where = parse_location(url)
+    settings, rest = split_options(storage_options or {}, where.shown)
+    hub = open_hub(where, settings, rest).bucket.hub if is_hub_dataset(where) else None
+    if hub is None or hub.folder or hub.is_fixed:
+        raise LocationError(
+            "not a branch of a dataset on the Hub",
+            expected="hf://datasets/ORG/NAME[@BRANCH]",
+            got=where.shown,
+        )
+    return hub
+
+
+def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> HubStorage:
     """The storage of a dataset on the Hub; nothing is asked of it yet.
 
     `rest` are `token` and `endpoint`, and the client's options. Raises `LocationError` for what is
@@ -62,7 +79,7 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
     client_options, rest = split_client_options(rest, where.shown)
     given = named(rest, HubFolder.names, where.shown, prefix="hf_")
     endpoint = given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT
-    retrier = Retrier(deadline=settings.deadline)
+    retrier = Retrier(deadline=settings.deadline, quota=settings.quota)
     hub = Hub(
         endpoint=str(endpoint).rstrip("/"),
         repo=found["repo"],
@@ -199,6 +216,7 @@ class HubStorage(ObjectStorage):
     """
 
     bucket: HubFolder
+    requests_by_file = 1  # beside those of its ranges: for its address
     refusal = "a dataset on the Hub can only be read here"
 
     @property

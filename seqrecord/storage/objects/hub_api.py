@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from seqrecord.errors import (
     AccessError,
+    DestinationError,
     LocationError,
     NotFoundError,
     SeqRecordError,
@@ -33,7 +34,7 @@ from seqrecord.storage.objects.bucket import check_token_endpoint
 from seqrecord.storage.requests import TIMEOUT_SECONDS
 from seqrecord.storage.retrying import Retrier
 
-__all__ = ["Address", "Hub", "HubFile", "Listing"]
+__all__ = ["NO_DATASET", "NO_REVISION", "Address", "Hub", "HubFile", "Listing"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_PAGES = 10_000  # of a listing: 10 million files
@@ -150,13 +151,17 @@ class Hub:
         if self._commit is None:
             with self._lock.get():
                 if self._commit is None:
-                    url = f"{self._api}/revision/{quote(self.revision, safe='')}"
-                    found = self._asked_json(url, {})[0]
-                    sha = found.get("sha") if isinstance(found, dict) else None
-                    if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
-                        raise self._strange()
-                    self._commit = sha
+                    self._commit = self.head()[0]
         return self._commit
+
+    def head(self, revision: str | None = None) -> tuple[str, bool]:
+        """The commit of a revision now, and whether the repository is private."""
+        url = f"{self._api}/revision/{quote(revision or self.revision, safe='')}"
+        found = self._asked_json(url, {})[0]
+        sha = found.get("sha") if isinstance(found, dict) else None
+        if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
+            raise self._strange()
+        return sha, bool(found.get("private"))
 
     @property
     def fixed_url(self) -> str:
@@ -242,6 +247,18 @@ class Hub:
             failure.retry_after = None  # it is waited for here, before the next attempt
         raise failure
 
+    def change(self, method: str, **arguments: Any) -> Any:
+        """What a method of huggingface_hub's `HfApi` gives for this repository; one attempt."""
+        self.headers()  # or the token must not go there
+        make = self._hub().HfApi
+        api = make(endpoint=self.endpoint, token=self._token, library_name="seqrecord")
+        about = {"repo_id": self.repo, "repo_type": "dataset", **arguments}
+        return self.asked("api", "", lambda: getattr(api, method)(**about))
+
+    def repeated(self, request: Callable[[], _T]) -> _T:
+        """What a request gives in the end, one attempt after another."""
+        return self._retrier.call(request, file=self._shown)
+
     def _resolve(self, path: str) -> None:
         """Ask what a file is, and where it is read."""
         full, known = self._full(path), self._of_commit()
@@ -304,7 +321,7 @@ class Hub:
             except ValueError:
                 raise self._strange() from None
 
-        return self._retrier.call(lambda: self.asked("api", "", request), file=self._shown)
+        return self.repeated(lambda: self.asked("api", "", request))
 
     def _of_commit(self) -> _Known:
         if self._told is None:
@@ -338,14 +355,15 @@ class Hub:
 
 
 _NO_ENTRY = "no such file"
+NO_REVISION = "no such revision of this dataset on the Hub"
+NO_DATASET = (
+    "no such dataset on the Hub, or a private one that this token may not read: give one in "
+    "HF_TOKEN, or by `hf auth login`"
+)
 _CODES: Mapping[str, Callable[[], StorageError]] = {
     "EntryNotFound": partial(NotFoundError, _NO_ENTRY),
-    "RevisionNotFound": partial(NotFoundError, "no such revision of this dataset on the Hub"),
-    "RepoNotFound": partial(
-        NotFoundError,
-        "no such dataset on the Hub, or a private one that this token may not read: give one in "
-        "HF_TOKEN, or by `hf auth login`",
-    ),
+    "RevisionNotFound": partial(NotFoundError, NO_REVISION),
+    "RepoNotFound": partial(NotFoundError, NO_DATASET),
     "GatedRepo": partial(
         AccessError,
         "this dataset is gated: accept its terms on its page, and give a token of yours in "
@@ -361,6 +379,8 @@ def _failure(error: Exception, file: str) -> StorageError:
         failure = made()
         failure.file = file
         return failure
+    if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
+        return DestinationError("the Hub refuses the card: check the license", file=file)
     if type(error).__name__ == "OfflineModeIsEnabled":
         return LocationError("HF_HUB_OFFLINE is set: nothing is read from the Hub", file=file)
     return classify(error, file)

@@ -1,4 +1,4 @@
-"""`export`: episodes as files, or as a dataset of another format."""
+"""`export`: episodes as files, or as a dataset of another format; and `push` to the Hub."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from seqrecord.export import to_files, to_lerobot, to_mcap
+from seqrecord.export import to_files, to_hub, to_lerobot, to_mcap
 from seqrecord.indexing.opening import open_dataset
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
 from seqrecord.tools.cli.terminal import ProgressBar
+from seqrecord.units import format_size
 from seqrecord.writing.convert_jobs import Progress
 
-__all__ = ["export"]
+__all__ = ["export", "push"]
 
 
 @click.command()
@@ -78,3 +79,27 @@ def export(
         else:
             to_files(dataset, episodes, dest, frames=frames, **options)
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")
+
+
+@click.command()
+@click.argument("path", metavar="DST")
+@click.argument("url", metavar="hf://datasets/ORG/NAME[@BRANCH]")
+@click.option("--private", is_flag=True, help="Make a private repository.")
+@click.option("--tag", help="A tag for the commit.")
+@click.option("--message", metavar="TEXT", help="Of the commit.")
+@click.option("--license", metavar="ID", help="For the card: cc-by-4.0, mit, … [that of the card]")
+@click.option("--replace", is_flag=True, help="Push where another dataset is, or a later version.")
+@click.option("--replace-card", is_flag=True, help="Replace a README.md that no push wrote.")
+@common
+def push(path: str, url: str, **options: Any) -> None:
+    """Push a dataset, or an index of an original on a URL, to the Hugging Face Hub.
+
+    All files come in one commit, with a dataset card. Only what is new is sent, also after an
+    interruption.
+    """
+    done = to_hub(path, url, **options)
+    sent = f"{counted(len(done.sent), 'file')}, {format_size(done.sent_bytes)}"
+    removed = f", {len(done.removed)} removed" if done.removed else ""
+    click.echo(f"{done.url}: {f'{sent} pushed{removed}' if done.sent else 'nothing new'}")
+    if done.is_card_kept:
+        click.echo("README.md is somebody else's, and stays; --replace-card writes one", err=True)

@@ -1,0 +1,532 @@
+"""Random originals, read in place, packed, and by an independent loop: all must be the same.
+
+`python -m tests.in_place_cases --first 0 --cases 1000` tries cases by their numbers, which say all
+of a case, and prints how many of them ended how. An original's frames are known from PyAV, which
+decodes each video from front to back, from Pillow and from numpy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tarfile
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord.errors import SourceError
+from seqrecord.indexing.originals import index_source
+from seqrecord.sources import open_source
+from tests.video_file_data import (
+    HEIGHT,
+    QUIET,
+    WIDTH,
+    decoded,
+    hide_first,
+    in_fragments,
+    pictures,
+    write_video,
+)
+
+__all__ = ["KINDS", "assert_same", "check", "frames_of"]
+
+KINDS = ("videos", "cameras", "v3.0", "v2.1", "folders", "webdataset")
+FPS = 10
+Frames = dict[str, list[dict[str, Any]]]
+
+
+@dataclass
+class Case:
+    """An original at `root`, what is in it, and how it is opened."""
+
+    root: Path
+    rng: random.Random
+    kind: str
+    frames: Frames = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    may_be_refused: bool = False  # packets that cannot stay where they are
+
+    def maybe(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def lengths(self) -> list[int]:
+        return [self.rng.choice([1, 2, 5, 9, 14, 33]) for _ in range(self.rng.randrange(1, 5))]
+
+
+def make(root: Path, number: int, kind: str | None = None) -> Case:
+    rng = random.Random(number)
+    case = Case(root, rng, kind or rng.choice(KINDS))
+    root.mkdir(parents=True)
+    if case.kind in ("v3.0", "v2.1"):
+        _lerobot(case)
+    elif case.kind in ("videos", "cameras"):
+        _videos(case)
+    else:
+        _tree(case)
+    if case.maybe(0.3):
+        _link(case)
+    return case
+
+
+class _Encoder:
+    """How all videos of a camera are written."""
+
+    def __init__(self, case: Case, endings: Sequence[str] = (".mp4",)) -> None:
+        self.case, rng = case, case.rng
+        self.codec = rng.choice(["libx264"] * 6 + ["libx265", "libvpx-vp9", "libsvtav1"])
+        self.ending = ".mp4" if self.codec == "libsvtav1" else rng.choice(endings)
+        if self.codec == "libvpx-vp9" and self.ending == ".mov":
+            self.ending = ".mp4"
+        length = rng.choice([1, 2, 4, 12, 30, 400])
+        self.options = {"g": str(length), "bf": str(rng.choice([0, 0, 1, 3]))}
+        is_open = case.maybe(0.2) and "x26" in self.codec
+        if self.codec == "libx265":
+            self.options["x265-params"] = f"{QUIET}:open-gop={int(is_open)}:keyint={length}"
+        elif self.codec == "libx264":
+            self.options["x264-params"] = f"open-gop={int(is_open)}:keyint={length}"
+        case.may_be_refused |= is_open or length > 256
+        self.fragmented = self.ending == ".mp4" and case.maybe(0.15)
+
+    def write(self, path: Path, times: list[int], cuts: Sequence[int], first: int) -> list[int]:
+        """Frames at these milliseconds, of which some are hidden: the times of what is shown."""
+        case = self.case
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = case.rng.randrange(4) if self.ending in (".mp4", ".mov") and case.maybe(0.3) else 0
+        lead = [100 * i for i in range(hidden)]
+        times = lead + [time + 100 * hidden for time in times]
+        cuts = [cut + hidden for cut in cuts]
+        shown = pictures(len(times), first)
+        write_video(path, shown, self.codec, options=self.options, times=times, key_frames=cuts)
+        if hidden:
+            hide_first(path, 100 * hidden, 1000)
+        elif self.fragmented:
+            whole = path.rename(path.with_name("whole.mp4"))
+            in_fragments(whole, path)
+            whole.unlink()
+        return [time - 100 * hidden for time in times[hidden:]]
+
+
+def _times(case: Case, count: int) -> list[int]:
+    """Milliseconds of frames, from 0 on: at the frame rate or not."""
+    steps = [100] * count
+    if case.options.get("jitter"):
+        steps = [case.rng.randrange(20, 200) for _ in range(count)]
+    return [sum(steps[:i]) for i in range(count)]
+
+
+def _videos(case: Case) -> None:
+    rng = case.rng
+    cameras = ["image"] if case.kind == "videos" else ["left", "right"][: rng.randrange(1, 3)]
+    jitter = case.maybe(0.3)
+    encoders = {name: _Encoder(case, (".mp4", ".mov", ".mkv")) for name in cameras}
+    for number, length in enumerate(case.lengths()):
+        key = f"run {number}/ü" if case.maybe(0.3) else f"{number}"
+        case.options["jitter"] = jitter
+        times, columns = _times(case, length), {}
+        for at, (name, encoder) in enumerate(encoders.items()):
+            path = case.root / key / name if case.kind == "cameras" else case.root / key
+            path = path.with_name(path.name + encoder.ending)
+            encoder.write(path, times, [], 1000 * at + 50 * number)
+            columns[name] = decoded(path)[1]
+        case.frames[key] = _rows(columns)
+    case.options = {"by_folder": True} if case.kind == "cameras" else {}
+
+
+def _rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _lerobot(case: Case) -> None:
+    """Several files a camera and of rows, of one or several episodes; rows may be fewer than frames
+    of video, and between two episodes of a file may be frames of neither."""
+    rng, root = case.rng, case.root
+    lengths, is_v3 = case.lengths(), case.kind == "v3.0"
+    case.options["jitter"] = case.maybe(0.2)
+    every = rng.choice([1, 1, 2])
+    film = [_times(case, (length - 1) * every + 1) for length in lengths]
+    times = [each[::every] for each in film]
+    names = [f"observation.images.{side}" for side in ("a", "b")[: rng.randrange(1, 3)]]
+    state = [np.random.default_rng(i).random((n, 3), np.float32) for i, n in enumerate(lengths)]
+    table: dict[str, list[Any]] = {
+        "episode_index": [*range(len(lengths))],
+        "length": lengths,
+        "tasks": [[f"task {i % 2}"] for i in range(len(lengths))],
+    }
+    columns: list[dict[str, Any]] = [{} for _ in lengths]
+    for name in names:
+        files = _in_files(case, lengths) if is_v3 else [[i] for i in range(len(lengths))]
+        encoder, places = _Encoder(case), {}
+        for number, episodes in enumerate(files):
+            all_times: list[int] = []
+            begins, cuts = {}, []
+            for episode in episodes:
+                gap = 100 * rng.randrange(1, 4) if all_times else 0
+                between = all_times[-1] + 100 if all_times else 0
+                all_times += [*range(between, between + gap, 100)] if case.maybe(0.3) else []
+                begins[episode] = all_times[-1] + 100 if all_times else 0
+                cuts += [len(all_times)] if case.maybe(0.7) else []
+                all_times += [begins[episode] + time for time in film[episode]]
+            folder = f"videos/{name}/chunk-000" if is_v3 else f"videos/chunk-000/{name}"
+            stem = f"file-{number:03d}" if is_v3 else f"episode_{number:06d}"
+            path = root / folder / f"{stem}.mp4"
+            encoder.write(path, all_times, cuts, 100 * number + 7 * names.index(name))
+            found, images = decoded(path)
+            for episode in episodes:
+                begin = begins[episode] / 1000 + found[0]  # of fragments not 0, where B-frames are
+                wanted = begin + np.array(times[episode]) / 1000
+                nearest = np.abs(found[None] - wanted[:, None]).argmin(1)
+                columns[episode][name] = images[nearest]
+                places[episode] = number, begin
+        for at, part in enumerate(("file_index", "from_timestamp")):
+            table[f"videos/{name}/{part}"] = [places[i][at] for i in range(len(lengths))]
+        table[f"videos/{name}/chunk_index"] = [0] * len(lengths)
+    rows = _in_files(case, lengths) if is_v3 else [[i] for i in range(len(lengths))]
+    for number, episodes in enumerate(rows):
+        parts = []
+        for episode in episodes:
+            count = lengths[episode]
+            seconds = np.array(times[episode]) / 1000
+            columns[episode] |= {"timestamp": seconds.astype(np.float32)}
+            columns[episode] |= {"observation.state": state[episode]}
+            columns[episode] |= {"task": [f"task {episode % 2}"] * count}
+            values = {
+                "timestamp": seconds.astype(np.float32),
+                "observation.state": list(state[episode]),
+                "frame_index": np.arange(count),
+                "episode_index": np.full(count, episode),
+                "index": np.arange(count) + sum(lengths[:episode]),
+                "task_index": np.full(count, episode % 2),
+            }
+            parts.append(pa.table(values))
+        stem = f"file-{number:03d}" if is_v3 else f"episode_{number:06d}"
+        path = root / f"data/chunk-000/{stem}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.concat_tables(parts), path, row_group_size=rng.choice([3, 1000]))
+        for episode in episodes:
+            table.setdefault("data/file_index", [0] * len(lengths))[episode] = number
+    table["data/chunk_index"] = [0] * len(lengths)
+    case.frames = {f"episode_{i:06d}": _rows(each) for i, each in enumerate(columns)}
+    case.options = {}
+    _write_meta(root, table, names, lengths, case.kind)
+
+
+def _in_files(case: Case, lengths: Sequence[int]) -> list[list[int]]:
+    files: list[list[int]] = [[]]
+    for episode in range(len(lengths)):
+        if files[-1] and case.maybe(0.4):
+            files.append([])
+        files[-1].append(episode)
+    return files
+
+
+def _write_meta(
+    root: Path, table: dict[str, list[Any]], cameras: list[str], lengths: list[int], version: str
+) -> None:
+    shapes = {"timestamp": [1], "observation.state": [3]}
+    features: dict[str, Any] = {n: {"dtype": "float32", "shape": s} for n, s in shapes.items()}
+    numbers = ("frame_index", "episode_index", "index", "task_index")
+    features |= {name: {"dtype": "int64", "shape": [1]} for name in numbers}
+    features |= {n: {"dtype": "video", "shape": [HEIGHT, WIDTH, 3]} for n in cameras}
+    info = {"codebase_version": version, "fps": FPS, "features": features, "chunks_size": 1000}
+    tasks = {"task_index": [0, 1], "task": ["task 0", "task 1"]}
+    (root / "meta").mkdir()
+    if version == "v3.0":
+        info["data_path"] = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+        info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+        (root / "meta/episodes/chunk-000").mkdir(parents=True)
+        pq.write_table(pa.table(table), root / "meta/episodes/chunk-000/file-000.parquet")
+        pq.write_table(pa.table(tasks), root / "meta/tasks.parquet")
+    else:
+        info["data_path"] = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+        info["video_path"] = (
+            "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+        )
+        for name, columns in (("episodes", table), ("tasks", tasks)):
+            lines = (json.dumps(row) for row in _rows(columns))
+            (root / f"meta/{name}.jsonl").write_text("\n".join(lines))
+    (root / "meta/info.json").write_text(json.dumps(info))
+
+
+def _tree(case: Case) -> None:
+    """Images and arrays, a file a frame, of which some are not there."""
+    rng, values = case.rng, np.random.default_rng(case.rng.randrange(1 << 30))
+    shapes: dict[str, tuple[str, tuple[int, ...], str]] = {
+        "rgb": (rng.choice([".png", ".jpg"]), (8, 12, 3), "u1"),
+        "depth": (".npy", (40, 50), rng.choice(["<f4", ">f4", "<f2"])),
+        "grey": (".png", (8, 12), rng.choice(["u1", "u2"])),
+        "mask": (rng.choice([".png", ".npy"]), (70, 80), "u1"),
+        "state": (".npy", (3,), "f8"),
+    }
+    names = ["rgb", *rng.sample([*shapes][1:], rng.randrange(1, 5))]
+    sparse = [name for name in names[1:] if case.maybe(0.3)]
+    begin = rng.choice([0, 1, 95])
+    for number, length in enumerate(case.lengths()):
+        key, frames = f"{number}", list[dict[str, Any]]()
+        folder = case.root / "loose" / key if case.kind == "webdataset" else case.root / key
+        for at in range(length):
+            frame = {}
+            for name in names:
+                ending, shape, dtype = shapes[name]
+                if name in sparse and at > 0 and case.maybe(0.3):
+                    continue
+                path = folder / name / f"{begin + at:04d}{ending}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                made = (values.random(shape) * 250).astype(dtype)
+                if ending == ".npy":
+                    np.save(path, made)
+                    frame[name] = np.load(path).astype(dtype.replace(">", "<"))
+                else:
+                    Image.fromarray(made).save(path)
+                    frame[name] = np.asarray(Image.open(path))
+            frames.append(frame)
+        case.frames[key] = frames
+    if case.kind == "webdataset":
+        for folder in sorted((case.root / "loose").iterdir()):
+            form = rng.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+            with tarfile.open(case.root / f"{folder.name}.tar", "w", format=form) as tar:
+                for path in sorted(folder.rglob("*.*"), key=lambda path: path.stem):
+                    tar.add(path, f"{path.stem}.{path.parent.name}{path.suffix}")
+        shutil.rmtree(case.root / "loose")
+    case.options = {"sparse": ",".join(sparse)} if sparse else {}
+
+
+def _link(case: Case) -> None:
+    """Some of the files lie elsewhere, and links to them where they were; or folders do."""
+    away = case.root.with_name("away")
+    away.mkdir()
+    for number, path in enumerate(sorted(case.root.rglob("*"))):
+        if path.is_symlink() or not path.exists() or not case.maybe(0.3):
+            continue
+        if path.is_file() or case.maybe(0.2):
+            target = away / f"{number}{path.suffix}"
+            path.rename(target)
+            path.symlink_to(
+                target
+                if case.maybe(0.5)
+                else os.path.relpath(target, os.path.realpath(path.parent))
+            )
+
+
+def frames_of(dataset: seqrecord.Dataset) -> Frames:
+    return {
+        key: [
+            {n: v if isinstance(v, str) else np.asarray(v) for n, v in episode[i].items()}
+            for i in range(len(episode))
+        ]
+        for key, episode in dataset.episodes.items()
+    }
+
+
+def assert_same(found: Any, expected: Any, *, of: Any = "") -> None:
+    """The same values of the same types, where both are what loaders and datasets give."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), (of, [*found], [*expected])
+        for key in expected:
+            assert_same(found[key], expected[key], of=(of, key))
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), of
+        for at, pair in enumerate(zip(found, expected, strict=True)):
+            assert_same(*pair, of=(of, at))
+    elif isinstance(expected, (str, int, float, type(None))):
+        assert found == expected, (of, found, expected)
+    else:
+        one, other = np.asarray(found), np.asarray(expected)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), of
+        assert one.tobytes() == other.tobytes(), of
+
+
+def check(root: Path, number: int, *, kind: str | None = None, is_long: bool = False) -> str:
+    """One case, below the new folder `root`; with `is_long` processes are started too. Says how it
+    ended."""
+    case = make(root / "original", number, kind)
+    source = open_source(case.root, **case.options)
+    packed, index = root / "packed", root / "index"
+    keep: dict[str, Any] = {} if case.kind in ("videos", "cameras") else {"keep_encoded": True}
+    is_alone = case.kind in ("videos", "v3.0", "v2.1") and case.maybe(0.5)
+    try:
+        if is_alone:
+            with seqrecord.open(case.root) as dataset:
+                index = Path(dataset.url)
+        else:
+            index_source(source, index, workers=1 + is_long, checksums=case.maybe(0.3))
+    except SourceError as error:
+        if not case.may_be_refused or "`seqrecord write`" not in error.message:
+            raise
+        return "refused"
+    seqrecord.convert(open_source(case.root, **case.options, **keep), packed, workers=1)
+    places: list[Any] = [case.root if is_alone else index, packed]
+    with seqrecord.open(places[0], verify=case.maybe(0.8)) as one, seqrecord.open(packed) as other:
+        assert any(group.external.any() for group in one.contents.index.groups)
+        found = frames_of(one)
+        assert_same(found, frames_of(other))
+        for key, frames in case.frames.items():
+            assert_same(
+                [{n: f[n] for n in e} for f, e in zip(found[key], frames, strict=True)],
+                frames,
+                of=key,
+            )
+            assert one.episodes[key].metadata == other.episodes[key].metadata
+        own, theirs = (each.statistics.to_json()["features"] for each in (one, other))
+        assert_same(own, {name: theirs[name] for name in own})  # of what is not copied are none
+    assert seqrecord.verify(places[0], deep=True).ok
+    if is_alone or case.maybe(0.5):
+        _check_loaders(case, places, is_long=is_long)
+    elif case.maybe(0.7):
+        _check_edits(case, places, root)
+    else:
+        _check_exports(case, places, root)
+    return "same"
+
+
+def _check_loaders(case: Case, places: list[Any], *, is_long: bool) -> None:
+    """Batches of both, in their order; and the rest of an epoch from a state of the other one."""
+    rng = case.rng
+    options: dict[str, Any] = {
+        "clip_len": rng.choice([1, 2, 4]),
+        "batch_size": rng.choice([1, 3]),
+        "shuffle": case.maybe(0.7),
+        "seed": rng.randrange(9),
+        "stride": rng.choice([1, 1, 2, 5]),
+        "features": [name for name, spec in _shared(places).items() if spec.kind != "frame_name"],
+        "memory_limit": "64MiB",
+        "engine": seqrecord.EngineOptions(num_threads=rng.choice([1, 2])),
+    }
+    images = [name for name in options["features"] if "image" in name or name in ("left", "rgb")]
+    if case.maybe(0.3):
+        options |= {"features": images or options["features"]}
+    if case.maybe(0.4):
+        options |= {"pad": "edge", "windows": {name: [-2, 0, 3] for name in images[:1]}}
+    if images and case.maybe(0.3):
+        options["clip_transform"] = {name: seqrecord.RandomCrop((6, 5)) for name in images}
+    if case.maybe(0.3):
+        options["episodes"] = rng.sample([*case.frames], rng.randrange(1, len(case.frames) + 1))
+    if case.maybe(0.2):
+        options["order"] = "sequences"
+    length = max(len(case.frames[key]) for key in options.get("episodes", case.frames))
+    if length < options["clip_len"]:
+        options["clip_len"] = 1
+    one, other = (seqrecord.SeqRecordPipe(place, **options) for place in places)
+    batches, states = list[Any](), list[Any]()
+    for batch in one:
+        batches.append(_plain(batch))
+        states.append(one.state_dict())
+    assert_same([_plain(batch) for batch in other], batches)
+    if len(batches) > 1:
+        at = rng.randrange(len(batches) - 1)
+        again = seqrecord.SeqRecordPipe(places[0], **options)
+        again.load_state_dict(states[at])
+        assert_same([_plain(batch) for batch in again], batches[at + 1 :])
+    if is_long:
+        stream = seqrecord.SeqRecordStream(places[0], **options)
+        assert len([*DataLoader(stream, batch_size=None, num_workers=2)]) >= len(batches)
+        del options["batch_size"], options["features"]
+        mix = seqrecord.SeqRecordMix(
+            {str(i): seqrecord.SeqRecordPipe(p, clip_len=1) for i, p in enumerate(places)},
+            batch_size=4,
+            stop="longest",
+        )
+        assert {name for batch in mix for name in batch["dataset"]} == {"0", "1"}
+
+
+def _shared(places: list[Any]) -> dict[str, Any]:
+    """The features that no frame lacks."""
+    with seqrecord.open(places[1]) as dataset:
+        return {
+            name: spec
+            for name, spec in dataset.features.items()
+            if all(each.present(name).all() for each in dataset.episodes.values())
+        }
+
+
+def _plain(batch: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, (list, str)) else np.asarray(value).copy()
+        for name, value in batch.items()
+    }
+
+
+def _check_edits(case: Case, places: list[Any], root: Path) -> None:
+    """The same edits of both, which then have the same frames."""
+    edits = ["delete", "rename", "drop", "rewrite", "reindex", "merge", "clean"]
+    for edit in case.rng.sample(edits, case.rng.randrange(1, 5)):
+        with seqrecord.open(places[0]) as dataset:
+            key, keys = case.rng.choice([*dataset.episodes]), [*dataset.episodes]
+            name, names = case.rng.choice([*dataset.features]), [*dataset.features]
+        for place in places:
+            if edit == "delete" and len(keys) > 1:
+                seqrecord.edit.delete_episodes(place, [key])
+            elif edit == "rename":
+                seqrecord.edit.rename_episodes(place, {key: "another"})
+            elif edit == "drop" and len(names) > 1:
+                seqrecord.edit.drop_features(place, [name])
+            elif edit == "rewrite":
+                seqrecord.edit.rewrite_files(place, least_dead=0.01)
+            elif edit == "reindex":
+                seqrecord.reindex(place)
+            elif edit == "clean":
+                seqrecord.edit.clean(place, older_than=-1e3)
+            elif edit == "merge":
+                merged = root / f"merged {place.name}"
+                seqrecord.edit.merge_datasets([place], merged, prefixes=["x/"])
+                places = [*places[1:], merged]
+    with seqrecord.open(places[0]) as one, seqrecord.open(places[1]) as other:
+        assert_same(frames_of(one), frames_of(other), of="edits")
+    assert seqrecord.verify(places[0], deep=True).ok
+
+
+def _check_exports(case: Case, places: list[Any], root: Path) -> None:
+    made = [root / f"exported {place.name}" for place in places]
+    for place, to in zip(places, made, strict=True):
+        if case.kind in ("v3.0", "v2.1"):
+            seqrecord.export.to_lerobot(place, to)
+        else:
+            seqrecord.export.to_files(place, None, to)
+    assert_same(*map(_files, made), of="export")
+
+
+def _files(root: Path) -> dict[str, Any]:
+    """What is in files; an image may be encoded anew where it was not kept."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        is_image = path.suffix == ".png"
+        content = np.asarray(Image.open(path)) if is_image else np.fromfile(path, "u1")
+        found[path.relative_to(root).as_posix()] = content
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--kind", choices=KINDS)
+    asked = parser.parse_args()
+    counts: Counter[str] = Counter()
+    for number in range(asked.first, asked.first + asked.cases):
+        with tempfile.TemporaryDirectory(prefix="seqrecord-in-place-") as folder:
+            os.environ["SEQRECORD_HOME"] = f"{folder}/home"
+            try:
+                counts[check(Path(folder), number, kind=asked.kind)] += 1
+            except Exception:
+                counts["failed"] += 1
+                print(f"case {number}:", traceback.format_exc()[-3000:], flush=True)  # noqa: T201
+    print(dict(counts))  # noqa: T201
+    sys.exit(counts["failed"] > 0)
+
+
+if __name__ == "__main__":
+    main()

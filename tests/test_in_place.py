@@ -1,0 +1,234 @@
+"""Originals read in place: random ones, changed ones, and those that somebody made to do harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import seqrecord
+from seqrecord.errors import CodecError, FormatError, LocationError, SourceError, StorageError
+from seqrecord.sources import open_source
+from tests.in_place_cases import KINDS, assert_same, check, frames_of
+from tests.lerobot_video_data import unpack
+from tests.video_file_data import decoded, pictures, write_video
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_indexes_are_merged(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        write_video(tmp_path / f"{name}.mp4", pictures(3, 9 * number))
+        source = open_source(tmp_path / f"{name}.mp4")
+        seqrecord.convert(source, tmp_path / name, workers=1, reference=True)
+    seqrecord.edit.merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    with seqrecord.open(tmp_path / "both") as dataset:
+        for name in "ab":
+            frames = dataset.episodes[name][:]["image"]
+            assert np.array_equal(frames, decoded(tmp_path / f"{name}.mp4")[1])
+
+
+def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:
+    source = open_source(write_video(tmp_path / "a.mp4", pictures(40)))
+    seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
+    seqrecord.edit.drop_features(tmp_path / "index", ["image"])
+    seqrecord.edit.rewrite_files(tmp_path / "index", least_dead=0.01)
+    with seqrecord.open(tmp_path / "index") as dataset:
+        assert len(dataset.episodes["a"][:]["timestamp"]) == 40
+    assert seqrecord.summarize(tmp_path / "index").external_bytes == 0
+
+
+def _info(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = root / "meta/info.json"
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def _table(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a table's columns, as lists."""
+    schema, columns = pq.read_schema(path), pq.read_table(path).to_pydict()
+    change(columns)
+    pq.write_table(pa.table(columns, schema=schema), path)
+
+
+_EPISODES, _ROWS = (f"{name}/chunk-000/file-000.parquet" for name in ("meta/episodes", "data"))
+_FROM = "videos/observation.images.front/from_timestamp"
+
+
+def _change_rows(root: Path) -> None:
+    _table(root / _ROWS, lambda t: t["observation.state"].__setitem__(0, [7.0, 7.0]))
+    _info(root, lambda value: value.update(total_tasks=7))
+
+
+_CHANGES: dict[str, Callable[[Path], object]] = {
+    "rows": _change_rows,
+    "a text": lambda root: _table(
+        root / "meta/tasks.parquet", lambda t: t.update(__index_level_0__=["other"])
+    ),
+    "an episode": lambda root: _table(
+        root / _EPISODES, lambda t: [column.pop() for column in t.values()]
+    ),
+    "metadata": lambda root: _table(root / _EPISODES, lambda t: t.update(tasks=[["new"]] * 3)),
+    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.1, 0.5, 0.9]})),
+    "the rate": lambda root: _info(root, lambda value: value.update(fps=20)),
+    "a feature": lambda root: _info(
+        root, lambda value: value["features"].pop("observation.images.wrist")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+def test_an_index_is_made_anew_when_what_it_copied_changes(change: str, tmp_path: Path) -> None:
+    """Though all files of video are as they were."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    seqrecord.open(root).close()
+    _CHANGES[change](root)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    with seqrecord.open(root) as one, seqrecord.open(tmp_path / "packed") as other:
+        assert_same(frames_of(one), frames_of(other))
+        for key in other.episodes:
+            assert one.episodes[key].metadata == other.episodes[key].metadata
+            assert one.episodes[key].fps == other.episodes[key].fps
+
+
+def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    every = (root / _EPISODES).read_bytes()
+    _CHANGES["an episode"](root)
+    with seqrecord.open(root) as one:
+        (root / _EPISODES).write_bytes(every)
+        with seqrecord.open(root) as other:
+            assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    _table(root / _EPISODES, lambda t: t["length"].__setitem__(2, 0))
+    _table(root / _ROWS, lambda t: [column.__delitem__(slice(9, None)) for column in t.values()])
+    with pytest.raises(SourceError) as info:
+        seqrecord.convert(open_source(root), tmp_path / "x", workers=1, reference=reference)
+    assert info.value.episode == "episode_000002"
+    assert "an episode without frames" in info.value.message
+
+
+@pytest.mark.parametrize("name", ["a:b/2024-01-01T10:00:00", "%20/*", "file:a/ ", "ü~/-i"])
+def test_names_that_are_read(name: str, tmp_path: Path) -> None:
+    folder, stem = name.split("/")
+    root = tmp_path / folder
+    root.mkdir()
+    write_video(tmp_path / "a.mp4", pictures(3)).rename(root / f"{stem}.mp4")
+    with seqrecord.open(root) as dataset:
+        assert len(dataset.episodes[stem][:]["image"]) == 3
+
+
+@pytest.mark.parametrize("name", [b"a\n/b", b"a/b\n", b"a\xff/b", b"a/\xff", b"a/b\\", b"a/C:"])
+def test_names_that_are_refused(name: bytes, tmp_path: Path, home: Path) -> None:
+    folder, stem = os.fsdecode(name).split("/")
+    root = tmp_path / folder
+    root.mkdir()
+    write_video(tmp_path / "a.mp4", pictures(3)).rename(root / f"{stem}.mp4")
+    with pytest.raises((SourceError, LocationError)) as info:
+        seqrecord.open(root)
+    assert info.value.file is not None
+    assert not [*home.glob("indexes/*-*")]
+
+
+def _box(data: bytes | bytearray, *names: bytes) -> int:
+    """Where the content of a box of an MP4 begins."""
+    at, end = 0, len(data)
+    for name in names:
+        while data[at + 4 : at + 8] != name:
+            at += int.from_bytes(data[at : at + 4], "big")
+            assert at < end, name
+        at, end = at + 8, at + int.from_bytes(data[at : at + 4], "big")
+    return at
+
+
+@pytest.mark.parametrize("lie", ["more", "sizes"])
+def test_tables_that_lie(lie: str, tmp_path: Path) -> None:
+    """They name 100,000 packets in a few bytes, or packets behind the end of the file."""
+    path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "1", "bf": "0"})
+    data = bytearray(path.read_bytes())
+    table = (b"moov", b"trak", b"mdia", b"minf", b"stbl")
+    sizes, chunks, times = (_box(data, *table, n) for n in (b"stsz", b"stsc", b"stts"))
+    if lie == "more":
+        (first,) = struct.unpack_from(">I", data, sizes + 12)
+        struct.pack_into(">II", data, sizes + 4, first, 100_000)
+        struct.pack_into(">I", data, chunks + 12, 100_000)
+        struct.pack_into(">I", data, times + 8, 100_000)
+        at = _box(data, b"moov", b"trak", b"edts") - 4
+        data[at : at + 4] = b"free"
+    else:
+        struct.pack_into(">I", data, sizes + 12 + 4 * 8, 1 << 20)
+    path.write_bytes(data)
+    source = open_source(path)
+    with pytest.raises(SourceError) as info:
+        seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
+    assert info.value.file == str(path)
+    assert str(info.value.expected).startswith(("at most", "packets up to")), info.value
+
+
+def test_damaged_packets_are_those_of_the_original(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "3", "bf": "0"})
+    with seqrecord.open(path) as dataset:
+        data, before = path.read_bytes(), path.stat()
+        path.write_bytes(data[:48] + os.urandom(len(data) - 48))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises((CodecError, FormatError)) as info:
+            dataset.episodes["a"][:]
+    assert (info.value.file, info.value.feature) == (str(path), "image")
+    assert info.value.offset is not None
+    assert info.value.offset >= 48
+
+
+@pytest.mark.parametrize("place", ["", "indexes", "trusted"])
+def test_a_home_that_cannot_be_written(place: str, tmp_path: Path, home: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(3))
+    (home / place).parent.mkdir(exist_ok=True)
+    (home / place).write_text("no folder")
+    with pytest.raises(StorageError) as info:
+        seqrecord.open(path)
+    assert str(info.value.file).startswith(str(home))
+
+
+@pytest.mark.parametrize("part", ["trusted", "*/*/records", "*/*/index", "*/*/externals", "*/*"])
+def test_an_index_of_which_a_part_was_removed_is_made_anew(
+    part: str, tmp_path: Path, home: Path
+) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(3))
+    seqrecord.open(path).close()
+    for folder in home.glob(part):
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    with seqrecord.open(path) as dataset:
+        assert len(dataset.episodes["a"][:]["image"]) == 3
+        url = dataset.url
+    with seqrecord.open(path) as dataset:
+        assert dataset.url == url
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_random_originals(number: int, tmp_path: Path) -> None:
+    check(tmp_path, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_originals(kind: str, tmp_path: Path) -> None:
+    ends = Counter(check(tmp_path / str(i), i, kind=kind, is_long=i < 3) for i in range(40))
+    assert ends["same"] > ends["refused"]

@@ -1,0 +1,356 @@
+"""Datasets pushed to the Hugging Face Hub, here a stub of it; and read there again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import export
+from seqrecord.errors import (
+    AccessError,
+    ConflictError,
+    DestinationError,
+    FormatError,
+    LocationError,
+    StorageError,
+)
+from tests.command_line import fail, run
+from tests.datasets import small_frames, small_schema
+from tests.hub_stub import HubStub
+from tests.lerobot_video_data import unpack
+
+pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
+pytestmark = pytest.mark.filterwarnings(  # of huggingface_hub 2.4.0, about its own call
+    "ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a login and caches of the machine's user, and by LFS: Xet's client asks no stub."""
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_XET"):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", True, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubStub]:
+    """A Hub that has no such dataset yet."""
+    (tmp_path / "repo").mkdir()
+    with HubStub(tmp_path / "repo", token="hf_S3CRET", exists=False) as stub:
+        yield stub
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """A dataset of one episode, of two record files."""
+    _append(tmp_path / "records", "one", mode="create")
+    return tmp_path / "records"
+
+
+def _append(folder: Path, key: str, *, mode: Any = "append", num_frames: int = 4) -> None:
+    schema = small_schema() if mode == "create" else None
+    with (
+        seqrecord.SeqRecordWriter(folder, schema=schema, mode=mode, statistics=False) as writer,
+        writer.episode(key) as episode,
+    ):
+        for frame in small_frames(len(key), num_frames):
+            episode.append(frame)
+
+
+def _options(hub: HubStub, **more: Any) -> dict[str, Any]:
+    return {"endpoint": hub.endpoint, "token": "hf_S3CRET", **more}
+
+
+def _push(dataset: Any, hub: HubStub, url: str = "", **options: Any) -> export.HubPush:
+    return export.to_hub(dataset, url or hub.url, storage_options=_options(hub), **options)
+
+
+def _frames(location: Any, **options: Any) -> dict[str, list[Any]]:
+    with seqrecord.open(location, **options) as dataset:
+        return {
+            key: [{n: np.asarray(v) for n, v in episode[i].items()} for i in range(len(episode))]
+            for key, episode in dataset.episodes.items()
+        }
+
+
+def _there(hub: HubStub, url: str = "", **options: Any) -> dict[str, list[Any]]:
+    return _frames(url or hub.url, storage_options=_options(hub), **options)
+
+
+def _paths(folder: Path) -> set[str]:
+    """The files of a dataset that has had no other version."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent.name != "manifests"
+    }
+
+
+def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
+    done = _push(records, hub, private=True, tag="v1", message="the first", license="mit")
+    head = hub.branches["main"]
+    assert done.url == f"{hub.url}@{head}"
+    assert set(done.sent) == _paths(records) | {"README.md"}
+    assert done.sent_bytes == sum(len(hub.read(path)) for path in done.sent)
+    assert (done.removed, done.is_card_kept) == ((), False)
+    assert hub.is_private
+    assert hub.messages == ["the first"]
+    assert hub.branches["v1"] == head
+    for path in _paths(records):
+        assert hub.read(path) == (records / path).read_bytes()
+    for url in (hub.url, f"{hub.url}@v1"):
+        np.testing.assert_equal(_there(hub, url), _frames(records))
+    assert not hub.leaked, "the store of files in LFS gets no token"
+
+
+def test_the_card(hub: HubStub, records: Path) -> None:
+    import huggingface_hub
+
+    _push(records, hub, license="cc-by-4.0")
+    text = hub.read("README.md").decode()
+    card: Any = huggingface_hub.DatasetCard(text)
+    assert card.data.to_dict() == {"license": "cc-by-4.0", "tags": ["seqrecord"], "viewer": False}
+    assert "1 episode, 4 frames" in text
+    assert "| `image_left` | uint8 | 32 x 40 x 3 |  | 4 |" in text
+    assert "| `range` | uint16 | ? x 40 |" in text
+    assert f'dataset = seqrecord.open("{hub.url}")' in text
+    _append(records, "two")
+    _push(records, hub)
+    text = hub.read("README.md").decode()
+    assert "2 episodes, 8 frames" in text
+    assert "license: cc-by-4.0" in text, "that of the card before"
+
+
+def test_a_card_of_somebody_else_stays(hub: HubStub, records: Path) -> None:
+    _push(records, hub)
+    edited = hub.read("README.md") + b"Recorded in our kitchen.\n"
+    (hub.folder / "README.md").write_bytes(edited)
+    for path in _paths(records):
+        (hub.folder / path).parent.mkdir(exist_ok=True)
+        (hub.folder / path).write_bytes((records / path).read_bytes())
+    hub.commit()
+    _append(records, "two")
+    done = _push(records, hub)
+    assert done.is_card_kept
+    assert "README.md" not in done.sent
+    assert hub.read("README.md") == edited
+    done = _push(records, hub, replace_card=True)
+    assert done.sent == ("README.md",)
+    assert b"2 episodes" in hub.read("README.md")
+    assert b"kitchen" not in hub.read("README.md")
+
+
+def test_a_dataset_that_has_grown_sends_what_is_new(hub: HubStub, records: Path) -> None:
+    _push(records, hub, tag="v1")
+    first, before = _frames(records), len(hub.uploads)
+    old = _paths(records)
+    assert _push(records, hub).sent == ()
+    assert _push(records, hub, tag="v1").url == f"{hub.url}@{hub.branches['v1']}"
+    assert (len(hub.messages), len(hub.uploads)) == (1, before), "there was nothing to push"
+    _append(records, "two")
+    done = _push(records, hub)
+    new = {path for path in _paths(records) if (records / path).is_file()} - old
+    assert set(done.sent) == new | {"manifest.json", "README.md"}
+    assert len(hub.uploads) - before == len([p for p in new if p.endswith((".seqrec", ".arrow"))])
+    assert done.removed
+    assert not hub.commits[hub.branches["main"]].keys() & set(done.removed)
+    assert set(hub.commits[hub.branches["v1"]]) >= set(done.removed)
+    np.testing.assert_equal(_there(hub), _frames(records))
+    np.testing.assert_equal(_there(hub, f"{hub.url}@v1"), first)
+    with pytest.raises(ConflictError) as info:
+        _push(records, hub, tag="v1")
+    assert info.value.got == "v1"
+
+
+def test_another_branch(hub: HubStub, records: Path) -> None:
+    """Of a repository that is there, with files that are no dataset's."""
+    hub.exists = True
+    (hub.folder / "notes.txt").write_text("mine")
+    hub.commit()
+    url = f"{hub.url}@next%2F2"
+    _push(records, hub, url)
+    assert hub.read("notes.txt", "next/2") == b"mine"
+    assert set(hub.commits[hub.branches["main"]]) == {"notes.txt"}
+    np.testing.assert_equal(_there(hub, url), _frames(records))
+    assert f'seqrecord.open("{url}")' in hub.read("README.md", "next/2").decode()
+
+
+def test_another_dataset_is_not_replaced_unasked(
+    hub: HubStub, records: Path, tmp_path: Path
+) -> None:
+    _push(records, hub)
+    shutil.copytree(records, tmp_path / "later")
+    _append(tmp_path / "later", "two")
+    _append(tmp_path / "other", "other", mode="create", num_frames=2)
+    for folder, onto in (("other", records), ("records", tmp_path / "later")):
+        _push(onto, hub)
+        head = hub.branches["main"]
+        with pytest.raises(ConflictError, match="--replace"):
+            _push(tmp_path / folder, hub)
+        assert hub.branches["main"] == head
+    done = _push(tmp_path / "other", hub, replace=True)
+    assert len(done.removed) >= 4
+    np.testing.assert_equal(_there(hub), _frames(tmp_path / "other"))
+
+
+def test_a_push_that_fails_in_the_middle(hub: HubStub, records: Path) -> None:
+    _push(records, hub)
+    before, frames = hub.branches["main"], _frames(records)
+    _append(records, "two")
+    hub.most_uploads = len(hub.uploads) + 1
+    with pytest.raises(AccessError):
+        _push(records, hub)
+    assert hub.branches["main"] == before
+    np.testing.assert_equal(_there(hub), frames)
+    hub.most_uploads = None
+    _push(records, hub)
+    assert len(hub.uploads) == len(set(hub.uploads)), "nothing is sent twice"
+    np.testing.assert_equal(_there(hub), _frames(records))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_busy_hub(hub: HubStub, records: Path) -> None:
+    hub.limit = (5, 0.6)
+    _push(records, hub, tag="v1")
+    hub.limit = None
+    assert hub.branches["v1"] == hub.branches["main"]
+    np.testing.assert_equal(_there(hub), _frames(records))
+
+
+def test_a_commit_whose_answer_is_lost(hub: HubStub, records: Path) -> None:
+    hub.lost = 1
+    _push(records, hub)
+    assert len(hub.messages) == 1
+    np.testing.assert_equal(_there(hub), _frames(records))
+
+
+def test_somebody_else_commits_meanwhile(hub: HubStub, records: Path) -> None:
+    _push(records, hub)
+    _append(records, "two")
+    (hub.folder / "notes.txt").write_text("mine")
+    hub.before_commit = hub.commit
+    with pytest.raises(ConflictError, match="meanwhile"):
+        _push(records, hub)
+    assert set(hub.commits[hub.branches["main"]]) == {"notes.txt"}
+
+
+def test_files_that_the_hub_leaves_out(hub: HubStub, records: Path) -> None:
+    hub.ignored = tuple(path for path in _paths(records) if path.endswith(".seqrec"))
+    with pytest.raises(StorageError, match="gitignore"):
+        _push(records, hub)
+
+
+def test_a_public_repository_that_is_to_be_private(hub: HubStub, records: Path) -> None:
+    hub.exists = True
+    with pytest.raises(DestinationError, match="public"):
+        _push(records, hub, private=True)
+    assert not hub.uploads
+
+
+def test_what_the_hub_refuses(hub: HubStub, records: Path) -> None:
+    with pytest.raises(DestinationError, match="license"):
+        _push(records, hub, license="nonsense")
+    with pytest.raises(StorageError, match="HF_TOKEN"):
+        export.to_hub(records, hub.url, storage_options=_options(hub, token="hf_WR0NG"))
+    hub.gated = True
+    with pytest.raises(AccessError):
+        _push(records, hub)
+    assert not hub.messages
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hf://datasets/org/name/folder",
+        f"hf://datasets/org/name@{'0' * 40}",
+        "hf://org/name",
+        "s3://bucket/path",
+        "records/",
+    ],
+)
+def test_what_is_no_branch(records: Path, url: str) -> None:
+    with pytest.raises(LocationError):
+        export.to_hub(records, url)
+
+
+def test_a_dataset_that_is_not_as_its_manifest_says(hub: HubStub, records: Path) -> None:
+    [path] = records.glob("records/*.seqrec")
+    with path.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(FormatError):
+        _push(records, hub)
+    assert not hub.exists
+
+
+def test_a_dataset_that_has_changed_since_it_was_opened(hub: HubStub, records: Path) -> None:
+    with seqrecord.open(records) as dataset:
+        _append(records, "two")
+        with pytest.raises(ConflictError):
+            _push(dataset, hub)
+
+
+def test_a_dataset_elsewhere(hub: HubStub, records: Path) -> None:
+    _push(records, hub)
+    with (
+        seqrecord.open(hub.url, storage_options=_options(hub)) as dataset,
+        pytest.raises(LocationError, match="copy"),
+    ):
+        _push(dataset, hub)
+
+
+def test_an_index_of_files_of_this_machine(hub: HubStub, tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    with pytest.raises(DestinationError, match="seqrecord write"):
+        _push(root, hub)
+    assert not hub.exists
+
+
+def test_an_index_of_an_original_on_the_hub(
+    hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads it says where the original is, as the card does."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    with HubStub(root, "org/original") as there:
+        options = {"endpoint": there.endpoint}
+        with seqrecord.open(there.url, storage_options=options) as dataset:
+            _push(dataset, hub)
+        original = f"{there.url}@{there.branches['main']}"
+        assert (
+            f'seqrecord.open("{hub.url}", originals="{original}")' in hub.read("README.md").decode()
+        )
+        assert any(path.startswith("externals/") for path in hub.commits[hub.branches["main"]])
+        # The same endpoint serves both in the world; here each has a stub of its own.
+        with seqrecord.open(there.url, storage_options=options) as dataset:
+            mine = dataset.contents.storage.url
+        hub.token = None
+        monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another"))
+        with pytest.raises(StorageError, match="originals="):
+            _there(hub)
+        np.testing.assert_equal(_there(hub, originals=root), _frames(mine, originals=root))
+
+
+def test_the_command(hub: HubStub, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", "hf_S3CRET")
+    words = ("push", records, hub.url, "--private", "--tag", "v1", "--license", "mit")
+    done = run(*words, "--message", "the first")
+    assert f"{hub.url}@{hub.branches['v1']}" in done.stdout
+    assert hub.messages == ["the first"]
+    assert "license: mit" in hub.read("README.md").decode()
+    assert "nothing new" in run("push", records, hub.url).stdout
+    (hub.folder / "README.md").write_text("mine")
+    hub.commit()
+    done = run("push", records, hub.url)
+    assert "--replace-card" in done.stderr
+    assert "hf://datasets/ORG/NAME" in fail("push", records, "records/")
