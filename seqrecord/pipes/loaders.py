@@ -397,6 +397,12 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
             return [self[number] for number in numbers]
         return self._reader.read(self._checked(numbers)) if len(numbers) else []
 
+    def stats(self) -> dict[str, Any]:
+        """What this process has read so far: `bytes_read`, `frames_decoded` and
+        `video_frames_decoded`, those that were decoded for others included."""
+        report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
+        return {name: report[name] for name in (*names, "video_frames_decoded")}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._selection.describe()})"
 

@@ -24,6 +24,7 @@ from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
+from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
@@ -210,7 +211,7 @@ class ChunkReader:
                 data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-        if self.verify:
+        if self.verify and not leaves_buffers(self._storage):
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
         for i, page in enumerate(pages):
@@ -227,6 +228,8 @@ class ChunkReader:
             raise self._located(page, error) from error.__cause__
         page.memo["reference"] = reference
         packets = self._externals.read(reference)
+        if self._externals.leaves_buffers:
+            return packets
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec

@@ -35,10 +35,11 @@ from seqrecord.storage import (
     map_files,
     open_storage,
 )
+from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.storage.local_upload import local_errors
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["ExternalFiles", "folder_of_home", "home", "is_trusted", "trust"]
+__all__ = ["CountedFiles", "ExternalFiles", "folder_of_home", "home", "is_trusted", "trust"]
 
 
 def home() -> Path:
@@ -81,6 +82,9 @@ class ExternalFiles:
         options: of `open_storage`, for what serves them.
     """
 
+    leaves_buffers = False
+    """Whether nothing is read, see `CountedFiles`."""
+
     def __init__(
         self,
         storage: Storage,
@@ -91,7 +95,7 @@ class ExternalFiles:
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
-        self._seen: set[int] = set()  # hashes of files that are as they were indexed
+        self._seen: set[object] = set()  # hashes of files that are as they were indexed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
@@ -254,4 +258,26 @@ class ExternalFiles:
             store = open_storage(self._originals or root, **self._options)
             expect_pages(store)
             store = self._stores.setdefault(root, store)
+        return store
+
+
+class CountedFiles(ExternalFiles):
+    """Counts what would be asked for external files, of which nothing is read. Not picklable."""
+
+    leaves_buffers = True
+
+    def __init__(self, files: ExternalFiles, asked: Asked) -> None:
+        super().__init__(files._storage, files._originals, files._options)
+        self._asked, self._seen = asked, asked.seen
+
+    def _check_same(self, file: ExternalFile) -> None:
+        """A file is looked at with one request, which tells its address, too."""
+        store = self._store(file.root)
+        self._asked.requests += store.local_path("any name") is None
+        self._asked.seen.add((store.place, file.path))
+
+    def _store(self, root: str) -> Storage:
+        store = super()._store(root)
+        if not isinstance(store, CountingStorage):
+            self._stores[root] = store = CountingStorage(store, self._asked)
         return store
