@@ -39,14 +39,7 @@ from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.storage.local_upload import local_errors
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = [
-    "CountedFiles",
-    "ExternalFiles",
-    "folder_of_home",
-    "home",
-    "is_trusted",
-    "trust",
-]
+__all__ = ["CountedFiles", "ExternalFiles", "folder_of_home", "home", "is_trusted", "trust"]
 
 
 def home() -> Path:
