@@ -79,7 +79,8 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
         loads = _Loads(execution, asked)
         for group, held in zip(plan.groups, plan.resident(start), strict=True):
             loads.do([PendingLoad(0, each) for each in each_load(group.group, held)])
-        begin, left = loads.counts(), 0 if start else plan.first_clip(1)
+        begin = loads.counts()
+        left = 0 if start else plan.first_clip(min(1, plan.num_batches))
         for current in loads.store.rounds(plan, start):
             if current.index >= stop:
                 break

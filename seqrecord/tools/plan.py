@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import ClipError
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.indexing.opening import dataset_of
+from seqrecord.indexing.opening import opened
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Amount", "PlanOptions", "PlanReport", "plan"]
 
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
-_MOST_PARTS = 4  # whose plans are made
+_MOST_PARTS = 4  # whose plans are made, where there are more clips than that
 _GOLDEN = (5**0.5 - 1) / 2
 _SPANS = 32  # of rounds, of each of these
 
@@ -185,26 +185,29 @@ def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
     Args:
         dataset: local path or URL, or an open dataset of which nothing was read yet.
     """
+    with opened(dataset) as found:
+        return _planned(found, options)
+
+
+def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     from seqrecord.pipes.clip_loader import ClipLoader  # torch takes seconds
     from seqrecord.pipes.selection import ClipSelection
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
-    given |= {"rank": 0, "world_size": options.ranks}
-    asked, opened = Asked(), dataset_of(dataset)
-    loader_options = LoaderOptions(**given)
-    opening = _opening(opened, options)
-    selection = ClipSelection(counted_dataset(opened, asked), loader_options)
+    loader_options = LoaderOptions(**given | {"rank": 0, "world_size": options.ranks})
+    asked, opening = Asked(), _opening(dataset, options)
+    selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
     opening += Amount(asked.requests, asked.nbytes).times(options.ranks)  # such as a first frame
     asked.stands_for_all = True
     counter = _Counter(ClipLoader(selection, loader_options), options, asked)
     first, batch, clips, batches = counter.epoch(0)
-    later, cache = Amount(), _cache_limit(opened.contents.storage)
+    later, cache = Amount(), _cache_limit(dataset.contents.storage)
     if options.epochs > 1 and (cache is None or first.bytes > cache):
         later = counter.epoch(1)[0] if counter.is_exact else first
     total = opening + first + later.times(options.epochs - 1)
     rate = None if options.bandwidth is None else _rate(options.bandwidth)
     return PlanReport(
-        url=opened.url,
+        url=dataset.url,
         settings={
             **{name: getattr(options, name) for name in _SETTINGS},
             "stride": options.spec.stride,
@@ -241,7 +244,7 @@ class _Counter:
         self._parts = options.ranks * max(1, options.workers)
         # What a process keeps from epoch to epoch: its memory, and the files that it knows.
         self._kept: dict[int, tuple[BufferCache, set[object]]] = {}
-        self.is_exact = self._parts <= _MOST_PARTS
+        self.is_exact = True
         self.peak_memory = 0
 
     def epoch(self, number: int) -> tuple[Amount, Amount, int, int]:
@@ -249,7 +252,10 @@ class _Counter:
         from seqrecord.engine.counting import Counts
         from seqrecord.sampling import Part
 
-        count = min(self._parts, _MOST_PARTS)
+        count = self._parts
+        if self._loader.clips(number).num_clips > self._options.most_loads:
+            count = min(count, _MOST_PARTS)
+        self.is_exact &= count == self._parts
         whole, first, clips, batches = Counts(), Counts(), 0, 0
         for index in (self._parts * i // count for i in range(count)):
             plan = self._loader.plan(number, Part(index, self._parts))
@@ -267,9 +273,9 @@ class _Counter:
         from seqrecord.pipes.clip_loader import Counted
 
         in_worker = self._options.workers > 0
-        kept = None if in_worker else self._kept.get(plan.part.index)
-        buffers, self._asked.seen = kept or (BufferCache(), set())
-        self._kept[plan.part.index] = buffers, self._asked.seen
+        buffers, seen = self._kept.pop(plan.part.index, (BufferCache(), set()))
+        self._asked.seen.clear()
+        self._asked.seen |= seen
         execution = self._loader.execution(
             plan, (), EngineStats(), counted=Counted(buffers, in_worker)
         )
@@ -278,6 +284,9 @@ class _Counter:
             spans = [(0, plan.num_rounds)]
         walked = walk(execution, self._asked, spans)
         execution.release()
+        if not in_worker:  # else the next epoch has another process
+            stays = buffers if execution.resources.first_row is not None else BufferCache()
+            self._kept[plan.part.index] = stays, set(self._asked.seen)
         read, taken = walked.total, self._loader.taken(self._parts, walked.memory, walked.chunk)
         self.peak_memory = max(self.peak_memory, taken * max(1, self._options.workers))
         if len(spans) > 1:
