@@ -290,7 +290,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         }
         for name, (column, numbers_of) in self._texts.items():
             if name in batch:
-                found[column] = torch.tensor([numbers_of[text] for text in batch[name]])
+                found[column] = torch.tensor(
+                    [numbers_of[text] for text in batch[name]], device="cpu"
+                )
         if "task" in batch:
             found["task"] = batch["task"]
         episode = np.array([int(key.rpartition("_")[2]) for key in batch["episode"]])

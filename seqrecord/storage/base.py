@@ -195,11 +195,15 @@ class Storage(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a folder: its name without a path, and the bytes of a file."""
+    """A file or a folder: its name without a path, and the bytes of a file.
+
+    `identity` is what `identity_of` says of the file, where the listing tells that; else `None`.
+    """
 
     name: str
     is_folder: bool
     size: int = 0
+    identity: str | None = None
 
 
 @runtime_checkable
