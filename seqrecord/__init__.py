@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         Resize,
     )
-    from seqrecord.clips.windows import Latest, Seconds
+    from seqrecord.clips.windows import Latest, Seconds, delta_timestamps
     from seqrecord.engine.device.prefetch import prefetch_to_device
     from seqrecord.indexing.opening import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.indexing.opening import summarize, verify
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from seqrecord.storage import cache_info, clear_cache
     from seqrecord.tools.bench import bench
     from seqrecord.tools.drawing import draw_timeline, view, view_rerun
+    from seqrecord.tools.plan import plan
     from seqrecord.writing.commits import reindex
     from seqrecord.writing.convert import convert
     from seqrecord.writing.recorder import SeqRecordRecorder
@@ -91,12 +92,14 @@ __all__ = [
     "clear_cache",
     "collate",
     "convert",
+    "delta_timestamps",
     "draw_timeline",
     "edit",
     "errors",
     "export",
     "open",
     "open_source",
+    "plan",
     "prefetch_to_device",
     "reindex",
     "sources",
@@ -142,9 +145,11 @@ _IMPORTED_LATER = {
     "clear_cache": "storage",
     "collate": "pipes.collating",
     "convert": "writing.convert",
+    "delta_timestamps": "clips.windows",
     "draw_timeline": "tools.drawing",
     "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",
+    "plan": "tools.plan",
     "prefetch_to_device": "engine.device.prefetch",
     "reindex": "writing.commits",
     "summarize": "indexing.opening",

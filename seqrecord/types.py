@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
     from seqrecord.reading.versions import DatasetVersion
     from seqrecord.tools.bench import BenchReport, StepTimes
+    from seqrecord.tools.plan import Amount, PlanReport
     from seqrecord.writing.convert import ConvertReport
     from seqrecord.writing.convert_jobs import BadEpisode, Progress
     from seqrecord.writing.recorder import RecorderStats, RecordingEpisode
     from seqrecord.writing.writer import EpisodeWriter
 
 __all__ = [
+    "Amount",
     "BadEpisode",
     "BenchReport",
     "ClipFunction",
@@ -39,6 +41,7 @@ __all__ = [
     "FeatureSummary",
     "FrameTransform",
     "GroupSummary",
+    "PlanReport",
     "Progress",
     "RecorderStats",
     "RecordingEpisode",
@@ -54,6 +57,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(
         __name__,
         {
+            "Amount": "seqrecord.tools.plan",
             "BadEpisode": "seqrecord.writing.convert_jobs",
             "BenchReport": "seqrecord.tools.bench",
             "ClipFunction": "seqrecord.clips.transforms",
@@ -69,6 +73,7 @@ if not TYPE_CHECKING:
             "FeatureSummary": "seqrecord.reading.summary",
             "FrameTransform": "seqrecord.reading.frames",
             "GroupSummary": "seqrecord.reading.summary",
+            "PlanReport": "seqrecord.tools.plan",
             "Progress": "seqrecord.writing.convert_jobs",
             "RecorderStats": "seqrecord.writing.recorder",
             "RecordingEpisode": "seqrecord.writing.recorder",

@@ -1,13 +1,12 @@
 """Random originals, read in place, packed, and by an independent loop: all must be the same.
 
-`python -m tests.in_place_cases --first 0 --cases 1000` tries cases by their numbers, which say all
-of a case, and prints how many of them ended how. An original's frames are known from PyAV, which
+`python -m tests.in_place_cases 0 1000` tries a thousand cases from number 0 on, which says all of a
+case, and prints how many of them ended how. An original's frames are known from PyAV, which
 decodes each video from front to back, from Pillow and from numpy alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -17,7 +16,7 @@ import tarfile
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,21 +31,17 @@ import seqrecord
 from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
 from seqrecord.sources import open_source
-from tests.video_file_data import (
-    HEIGHT,
-    QUIET,
-    WIDTH,
-    decoded,
-    hide_first,
-    in_fragments,
-    pictures,
-    write_video,
-)
+from tests import video_file_data as video
 
 __all__ = ["KINDS", "assert_same", "check", "frames_of"]
 
 KINDS = ("videos", "cameras", "v3.0", "v2.1", "folders", "webdataset")
 FPS = 10
+_PLACE, _NUMBER = "chunk-{chunk_index:03d}/file-{file_index:03d}", "episode_{episode_index:06d}"
+_PATHS = {
+    "v3.0": (f"data/{_PLACE}.parquet", f"videos/{{video_key}}/{_PLACE}.mp4"),
+    "v2.1": (f"data/chunk-000/{_NUMBER}.parquet", f"videos/chunk-000/{{video_key}}/{_NUMBER}.mp4"),
+}
 Frames = dict[str, list[dict[str, Any]]]
 
 
@@ -72,12 +67,8 @@ def make(root: Path, number: int, kind: str | None = None) -> Case:
     rng = random.Random(number)
     case = Case(root, rng, kind or rng.choice(KINDS))
     root.mkdir(parents=True)
-    if case.kind in ("v3.0", "v2.1"):
-        _lerobot(case)
-    elif case.kind in ("videos", "cameras"):
-        _videos(case)
-    else:
-        _tree(case)
+    makers = (_videos, _videos, _lerobot, _lerobot, _tree, _tree)
+    makers[KINDS.index(case.kind)](case)
     if case.maybe(0.3):
         _link(case)
     return case
@@ -96,29 +87,27 @@ class _Encoder:
         self.options = {"g": str(length), "bf": str(rng.choice([0, 0, 1, 3]))}
         is_open = case.maybe(0.2) and "x26" in self.codec
         if self.codec == "libx265":
-            self.options["x265-params"] = f"{QUIET}:open-gop={int(is_open)}:keyint={length}"
+            self.options["x265-params"] = f"{video.QUIET}:open-gop={int(is_open)}:keyint={length}"
         elif self.codec == "libx264":
             self.options["x264-params"] = f"open-gop={int(is_open)}:keyint={length}"
         case.may_be_refused |= is_open or length > 256
         self.fragmented = self.ending == ".mp4" and case.maybe(0.15)
 
-    def write(self, path: Path, times: list[int], cuts: Sequence[int], first: int) -> list[int]:
-        """Frames at these milliseconds, of which some are hidden: the times of what is shown."""
+    def write(self, path: Path, times: list[int], cuts: Sequence[int], first: int) -> None:
+        """Frames at these milliseconds, behind others that are hidden or not there."""
         case = self.case
         path.parent.mkdir(parents=True, exist_ok=True)
         hidden = case.rng.randrange(4) if self.ending in (".mp4", ".mov") and case.maybe(0.3) else 0
-        lead = [100 * i for i in range(hidden)]
-        times = lead + [time + 100 * hidden for time in times]
-        cuts = [cut + hidden for cut in cuts]
-        shown = pictures(len(times), first)
-        write_video(path, shown, self.codec, options=self.options, times=times, key_frames=cuts)
+        times = [*range(0, 100 * hidden, 100), *(time + 100 * hidden for time in times)]
+        made: dict[str, Any] = {"times": times, "key_frames": [cut + hidden for cut in cuts]}
+        pictures = video.pictures(len(times), first)
+        video.write_video(path, pictures, self.codec, options=self.options, **made)
         if hidden:
-            hide_first(path, 100 * hidden, 1000)
+            video.hide_first(path, 100 * hidden, 1000)
         elif self.fragmented:
             whole = path.rename(path.with_name("whole.mp4"))
-            in_fragments(whole, path)
+            video.in_fragments(whole, path)
             whole.unlink()
-        return [time - 100 * hidden for time in times[hidden:]]
 
 
 def _times(case: Case, count: int) -> list[int]:
@@ -142,7 +131,7 @@ def _videos(case: Case) -> None:
             path = case.root / key / name if case.kind == "cameras" else case.root / key
             path = path.with_name(path.name + encoder.ending)
             encoder.write(path, times, [], 1000 * at + 50 * number)
-            columns[name] = decoded(path)[1]
+            columns[name] = video.decoded(path)[1]
         case.frames[key] = _rows(columns)
     case.options = {"by_folder": True} if case.kind == "cameras" else {}
 
@@ -185,12 +174,13 @@ def _lerobot(case: Case) -> None:
             stem = f"file-{number:03d}" if is_v3 else f"episode_{number:06d}"
             path = root / folder / f"{stem}.mp4"
             encoder.write(path, all_times, cuts, 100 * number + 7 * names.index(name))
-            found, images = decoded(path)
+            found, images = video.decoded(path)
             for episode in episodes:
-                wanted = np.add(begins[episode], times[episode]) / 1000
+                begin = begins[episode] / 1000 + found[0]  # of fragments not 0, where B-frames are
+                wanted = begin + np.array(times[episode]) / 1000
                 nearest = np.abs(found[None] - wanted[:, None]).argmin(1)
                 columns[episode][name] = images[nearest]
-                places[episode] = number, begins[episode] / 1000
+                places[episode] = number, begin
         for at, part in enumerate(("file_index", "from_timestamp")):
             table[f"videos/{name}/{part}"] = [places[i][at] for i in range(len(lengths))]
         table[f"videos/{name}/chunk_index"] = [0] * len(lengths)
@@ -199,12 +189,11 @@ def _lerobot(case: Case) -> None:
         parts = []
         for episode in episodes:
             count = lengths[episode]
-            seconds = np.array(times[episode]) / 1000
-            columns[episode] |= {"timestamp": seconds.astype(np.float32)}
-            columns[episode] |= {"observation.state": state[episode]}
+            seconds = (np.array(times[episode]) / 1000).astype(np.float32)
+            columns[episode] |= {"timestamp": seconds, "observation.state": state[episode]}
             columns[episode] |= {"task": [f"task {episode % 2}"] * count}
             values = {
-                "timestamp": seconds.astype(np.float32),
+                "timestamp": seconds,
                 "observation.state": list(state[episode]),
                 "frame_index": np.arange(count),
                 "episode_index": np.full(count, episode),
@@ -236,25 +225,25 @@ def _in_files(case: Case, lengths: Sequence[int]) -> list[list[int]]:
 def _write_meta(
     root: Path, table: dict[str, list[Any]], cameras: list[str], lengths: list[int], version: str
 ) -> None:
-    shapes = {"timestamp": [1], "observation.state": [3]}
-    features: dict[str, Any] = {n: {"dtype": "float32", "shape": s} for n, s in shapes.items()}
+    floats = {"timestamp": [1], "observation.state": [3]}.items()
+    features: dict[str, Any] = {name: {"dtype": "float32", "shape": s} for name, s in floats}
     numbers = ("frame_index", "episode_index", "index", "task_index")
     features |= {name: {"dtype": "int64", "shape": [1]} for name in numbers}
-    features |= {n: {"dtype": "video", "shape": [HEIGHT, WIDTH, 3]} for n in cameras}
-    info = {"codebase_version": version, "fps": FPS, "features": features, "chunks_size": 1000}
+    features |= {n: {"dtype": "video", "shape": [video.HEIGHT, video.WIDTH, 3]} for n in cameras}
+    info: dict[str, Any] = {
+        "codebase_version": version,
+        "fps": FPS,
+        "features": features,
+        "chunks_size": 1000,
+    }
     tasks = {"task_index": [0, 1], "task": ["task 0", "task 1"]}
     (root / "meta").mkdir()
+    info["data_path"], info["video_path"] = _PATHS[version]
     if version == "v3.0":
-        info["data_path"] = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-        info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
         (root / "meta/episodes/chunk-000").mkdir(parents=True)
         pq.write_table(pa.table(table), root / "meta/episodes/chunk-000/file-000.parquet")
         pq.write_table(pa.table(tasks), root / "meta/tasks.parquet")
     else:
-        info["data_path"] = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-        info["video_path"] = (
-            "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-        )
         for name, columns in (("episodes", table), ("tasks", tasks)):
             lines = (json.dumps(row) for row in _rows(columns))
             (root / f"meta/{name}.jsonl").write_text("\n".join(lines))
@@ -395,13 +384,16 @@ def check(root: Path, number: int, *, kind: str | None = None, is_long: bool = F
 def _check_loaders(case: Case, places: list[Any], *, is_long: bool) -> None:
     """Batches of both, in their order; and the rest of an epoch from a state of the other one."""
     rng = case.rng
+    with seqrecord.open(places[1]) as dataset:
+        every = [*dataset.episodes.values()]
+        dense = [n for n in dataset.features if all(each.present(n).all() for each in every)]
     options: dict[str, Any] = {
         "clip_len": rng.choice([1, 2, 4]),
         "batch_size": rng.choice([1, 3]),
         "shuffle": case.maybe(0.7),
         "seed": rng.randrange(9),
         "stride": rng.choice([1, 1, 2, 5]),
-        "features": [name for name, spec in _shared(places).items() if spec.kind != "frame_name"],
+        "features": dense,
         "memory_limit": "64MiB",
         "engine": seqrecord.EngineOptions(num_threads=rng.choice([1, 2])),
     }
@@ -422,67 +414,43 @@ def _check_loaders(case: Case, places: list[Any], *, is_long: bool) -> None:
     one, other = (seqrecord.SeqRecordPipe(place, **options) for place in places)
     batches, states = list[Any](), list[Any]()
     for batch in one:
-        batches.append(_plain(batch))
+        batches.append(batch)
         states.append(one.state_dict())
-    assert_same([_plain(batch) for batch in other], batches)
+    assert_same([*other], batches)
     if len(batches) > 1:
         at = rng.randrange(len(batches) - 1)
         again = seqrecord.SeqRecordPipe(places[0], **options)
         again.load_state_dict(states[at])
-        assert_same([_plain(batch) for batch in again], batches[at + 1 :])
+        assert_same([*again], batches[at + 1 :])
     if is_long:
         stream = seqrecord.SeqRecordStream(places[0], **options)
         assert len([*DataLoader(stream, batch_size=None, num_workers=2)]) >= len(batches)
-        del options["batch_size"], options["features"]
-        mix = seqrecord.SeqRecordMix(
-            {str(i): seqrecord.SeqRecordPipe(p, clip_len=1) for i, p in enumerate(places)},
-            batch_size=4,
-            stop="longest",
-        )
+        each = {f"{i}": seqrecord.SeqRecordPipe(p, clip_len=1) for i, p in enumerate(places)}
+        mix = seqrecord.SeqRecordMix(each, batch_size=4, stop="longest")
         assert {name for batch in mix for name in batch["dataset"]} == {"0", "1"}
-
-
-def _shared(places: list[Any]) -> dict[str, Any]:
-    """The features that no frame lacks."""
-    with seqrecord.open(places[1]) as dataset:
-        return {
-            name: spec
-            for name, spec in dataset.features.items()
-            if all(each.present(name).all() for each in dataset.episodes.values())
-        }
-
-
-def _plain(batch: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, (list, str)) else np.asarray(value).copy()
-        for name, value in batch.items()
-    }
 
 
 def _check_edits(case: Case, places: list[Any], root: Path) -> None:
     """The same edits of both, which then have the same frames."""
-    edits = ["delete", "rename", "drop", "rewrite", "reindex", "merge", "clean"]
-    for edit in case.rng.sample(edits, case.rng.randrange(1, 5)):
+    edit, keys, names = seqrecord.edit, list[str](), list[str]()
+    edits: dict[str, Callable[[Path], object]] = {
+        "delete": lambda place: len(keys) > 1 and edit.delete_episodes(place, keys[:1]),
+        "rename": lambda place: edit.rename_episodes(place, {keys[0]: "another"}),
+        "drop": lambda place: len(names) > 1 and edit.drop_features(place, names[:1]),
+        "rewrite": lambda place: edit.rewrite_files(place, least_dead=0.01),
+        "reindex": seqrecord.reindex,
+        "clean": lambda place: edit.clean(place, older_than=-1e3),
+        "merge": lambda place: edit.merge_datasets([place], root / f"m {place.name}"),
+    }
+    for name in case.rng.sample([*edits], case.rng.randrange(1, 5)):
         with seqrecord.open(places[0]) as dataset:
-            key, keys = case.rng.choice([*dataset.episodes]), [*dataset.episodes]
-            name, names = case.rng.choice([*dataset.features]), [*dataset.features]
+            keys[:], names[:] = [*dataset.episodes], [*dataset.features]
+        case.rng.shuffle(keys)
+        case.rng.shuffle(names)
         for place in places:
-            if edit == "delete" and len(keys) > 1:
-                seqrecord.edit.delete_episodes(place, [key])
-            elif edit == "rename":
-                seqrecord.edit.rename_episodes(place, {key: "another"})
-            elif edit == "drop" and len(names) > 1:
-                seqrecord.edit.drop_features(place, [name])
-            elif edit == "rewrite":
-                seqrecord.edit.rewrite_files(place, least_dead=0.01)
-            elif edit == "reindex":
-                seqrecord.reindex(place)
-            elif edit == "clean":
-                seqrecord.edit.clean(place, older_than=-1e3)
-            elif edit == "merge":
-                merged = root / f"merged {place.name}"
-                seqrecord.edit.merge_datasets([place], merged, prefixes=["x/"])
-                places = [*places[1:], merged]
+            edits[name](place)
+        if name == "merge":
+            places = [root / f"m {place.name}" for place in places]
     with seqrecord.open(places[0]) as one, seqrecord.open(places[1]) as other:
         assert_same(frames_of(one), frames_of(other), of="edits")
     assert seqrecord.verify(places[0], deep=True).ok
@@ -509,17 +477,13 @@ def _files(root: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=100)
-    parser.add_argument("--kind", choices=KINDS)
-    asked = parser.parse_args()
+    first, cases = map(int, sys.argv[1:])
     counts: Counter[str] = Counter()
-    for number in range(asked.first, asked.first + asked.cases):
+    for number in range(first, first + cases):
         with tempfile.TemporaryDirectory(prefix="seqrecord-in-place-") as folder:
             os.environ["SEQRECORD_HOME"] = f"{folder}/home"
             try:
-                counts[check(Path(folder), number, kind=asked.kind)] += 1
+                counts[check(Path(folder), number)] += 1
             except Exception:
                 counts["failed"] += 1
                 print(f"case {number}:", traceback.format_exc()[-3000:], flush=True)  # noqa: T201

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from seqrecord import errors
-from seqrecord.storage import Storage, StorageWrapper
+from seqrecord.storage import Storage, StorageWrapper, entries_of, identity_of
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.uploads import UploadTiming
 from seqrecord.storage.whole import WholeFileStorage
@@ -165,6 +166,20 @@ class ReadContract:
         with pytest.raises(errors.StorageError, match=r"manifest\.json") as caught:
             storage.read_whole("manifest.json", len(DATA) - 1)
         assert not isinstance(caught.value, errors.NotFoundError)
+
+    def test_a_listing_tells_of_each_file_what_the_file_tells(
+        self, storage: Storage, add: Add
+    ) -> None:
+        add(PATH, DATA)
+        add("records/01-cd.seqrec", b"x")
+        told = {}
+        with suppress(errors.LocationError):  # a web server lists nothing
+            told = {each.name: each for each in entries_of(storage, "records")}
+        for name, each in told.items():
+            size, identity = identity_of(storage, f"records/{name}")
+            assert (each.size, each.identity) == (size, identity)
+            assert not each.is_folder
+        assert list(told) in ([], ["00000-ab.seqrec", "01-cd.seqrec"])
 
     def test_close_then_use_again(self, storage: Storage, add: Add) -> None:
         add(PATH, DATA)

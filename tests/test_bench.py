@@ -103,6 +103,32 @@ def test_a_slow_consumer(dataset: Path) -> None:
     assert report.advice[1:] == ("too few batches for a reliable figure: run more of them.",)
 
 
+def test_the_most_that_a_training_could_reach(
+    dataset: Path, pass_time: Callable[[float], None]
+) -> None:
+    """Beside the loader a step takes 0.2 s, alone half of that."""
+    seen: list[dict[str, Any]] = []
+
+    def step(batch: dict[str, Any]) -> None:
+        seen.append(batch)
+        pass_time(0.2 if len(seen) <= 4 else 0.1)
+
+    report = bench(dataset, clip_len=4, batch_size=2, step=step, max_batches=4)
+    assert report.alone is not None
+    assert report.alone.mean == pytest.approx(0.1)
+    assert report.consuming.mean == pytest.approx(0.2)
+    assert report.most_clips_per_second == pytest.approx(20)
+    assert report.clips_per_second == pytest.approx(10)
+    assert len(seen) == 4 + 4
+    assert all(batch is seen[3] for batch in seen[4:])
+    [line] = [line for line in str(report).splitlines() if "at most" in line]
+    assert "20.0/s" in line
+    assert "50 %" in line
+    assert "2.00 times" in line
+    assert report.to_json()["most_clips_per_second"] == pytest.approx(20)
+    assert bench(dataset, clip_len=4).most_clips_per_second is None
+
+
 class SlowStorage(StorageWrapper):
     """Which reads one chunk at a time: the first in a second, every other in 50 ms."""
 
@@ -243,7 +269,7 @@ def test_the_command(dataset: Path) -> None:
     [consumer] = [line for line in lines if line.startswith("  consumer ")]
     assert float(consumer.split()[1]) >= 5
     assert int(waiting.split()[-2]) + int(consumer.split()[-2]) in (99, 100, 101)
-    for word in ("frames/s", "GB/s", "first batch", "peak memory"):
+    for word in ("frames/s", "GB/s", "first batch", "peak memory", "again and again"):
         assert word in result.stdout
     assert not any(line.startswith("  copy to device") for line in lines)
     assert "2/2 batches" in result.stderr

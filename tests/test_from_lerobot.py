@@ -6,12 +6,14 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks.lerobot.__main__ import parse
 from tests.command_line import main
+from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[1]
@@ -26,8 +28,9 @@ PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
 
 def test_every_line_is_tested() -> None:
     programs = [words[0] for words in LINES]
-    assert programs == ["pip", *["seqrecord"] * 3, "make", "python"]
-    assert len(PYTHON) == 1
+    plugin = ["pip", "SEQRECORD_LEROBOT=1"]
+    assert programs == [*plugin, "pip", *["seqrecord"] * 3, "make", "python"]
+    assert len(PYTHON) == 2
 
 
 def test_convert_train_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,11 +43,23 @@ def test_convert_train_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         made = CliRunner().invoke(main, short)
         assert made.exit_code == 0, made.output
     there: dict[str, object] = {"device": "cpu"}
-    exec(PYTHON[0], there)  # as the page has it
+    exec(PYTHON[1], there)  # as the page has it
     images = there["images"]
     assert getattr(images, "shape", None) == (7, 16, 3, 48, 64)  # 15 clips in batches of 8
     info = json.loads(Path("back/meta/info.json").read_text())
     assert (info["codebase_version"], info["total_frames"]) == ("v3.0", 15)
+
+
+def test_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
+    with_video(Path("my-lerobot-dataset"), (5, 3, 7), CAMERAS[0])
+    there: dict[str, Any] = {}
+    exec(PYTHON[0], there)
+    assert there["batch"][CAMERAS[0]].shape == (7, 2, 3, 48, 64)  # 15 items in batches of 8
+    assert there["state"] == {"epoch": 1, "start_index": 0}
 
 
 def test_compare() -> None:

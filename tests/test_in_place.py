@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
-from seqrecord.errors import SourceError
+from seqrecord.errors import CodecError, FormatError, LocationError, SourceError, StorageError
 from seqrecord.sources import open_source
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
@@ -122,6 +125,98 @@ def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
         seqrecord.convert(open_source(root), tmp_path / "x", workers=1, reference=reference)
     assert info.value.episode == "episode_000002"
     assert "an episode without frames" in info.value.message
+
+
+_READ = ("a:b/2024-01-01T10:00:00", "%20/*", "file:a/ ", "ü~/-i")
+_REFUSED = (b"a\n/b", b"a/b\n", b"a\xff/b", b"a/\xff", b"a/b\\", b"a/C:")
+
+
+@pytest.mark.parametrize("name", [*_READ, *map(os.fsdecode, _REFUSED)])
+def test_names(name: str, tmp_path: Path, home: Path) -> None:
+    folder, stem = name.split("/")
+    (tmp_path / folder).mkdir()
+    path = write_video(tmp_path / "a.mp4", pictures(3)).rename(tmp_path / f"{name}.mp4")
+    if name in _READ:
+        with seqrecord.open(path.parent) as dataset:
+            assert len(dataset.episodes[stem][:]["image"]) == 3
+        return
+    with pytest.raises((SourceError, LocationError)) as info:
+        seqrecord.open(path.parent)
+    assert info.value.file is not None
+    assert not [*home.glob("indexes/*-*")]
+
+
+def _box(data: bytes | bytearray, *names: bytes) -> int:
+    """Where the content of a box of an MP4 begins."""
+    at, end = 0, len(data)
+    for name in names:
+        while data[at + 4 : at + 8] != name:
+            at += int.from_bytes(data[at : at + 4], "big")
+            assert at < end, name
+        at, end = at + 8, at + int.from_bytes(data[at : at + 4], "big")
+    return at
+
+
+@pytest.mark.parametrize("lie", ["more", "sizes"])
+def test_tables_that_lie(lie: str, tmp_path: Path) -> None:
+    """They name 100,000 packets in a few bytes, or packets behind the end of the file."""
+    path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "1", "bf": "0"})
+    data = bytearray(path.read_bytes())
+    table = (b"moov", b"trak", b"mdia", b"minf", b"stbl")
+    sizes, chunks, times = (_box(data, *table, n) for n in (b"stsz", b"stsc", b"stts"))
+    if lie == "more":
+        (first,) = struct.unpack_from(">I", data, sizes + 12)
+        struct.pack_into(">II", data, sizes + 4, first, 100_000)
+        struct.pack_into(">I", data, chunks + 12, 100_000)
+        struct.pack_into(">I", data, times + 8, 100_000)
+        at = _box(data, b"moov", b"trak", b"edts") - 4
+        data[at : at + 4] = b"free"
+    else:
+        struct.pack_into(">I", data, sizes + 12 + 4 * 8, 1 << 20)
+    path.write_bytes(data)
+    source = open_source(path)
+    with pytest.raises(SourceError) as info:
+        seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
+    assert info.value.file == str(path)
+    assert str(info.value.expected).startswith(("at most", "packets up to")), info.value
+
+
+def test_damaged_packets_are_those_of_the_original(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(9), options={"g": "3", "bf": "0"})
+    with seqrecord.open(path) as dataset:
+        data, before = path.read_bytes(), path.stat()
+        path.write_bytes(data[:48] + os.urandom(len(data) - 48))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises((CodecError, FormatError)) as info:
+            dataset.episodes["a"][:]
+    assert (info.value.file, info.value.feature) == (str(path), "image")
+    assert info.value.offset is not None
+    assert info.value.offset >= 48
+
+
+@pytest.mark.parametrize("place", ["", "indexes", "trusted"])
+def test_a_home_that_cannot_be_written(place: str, tmp_path: Path, home: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(3))
+    (home / place).parent.mkdir(exist_ok=True)
+    (home / place).write_text("no folder")
+    with pytest.raises(StorageError) as info:
+        seqrecord.open(path)
+    assert str(info.value.file).startswith(str(home))
+
+
+@pytest.mark.parametrize("part", ["trusted", "*/*/records", "*/*/index", "*/*/externals", "*/*"])
+def test_an_index_of_which_a_part_was_removed_is_made_anew(
+    part: str, tmp_path: Path, home: Path
+) -> None:
+    path = write_video(tmp_path / "a.mp4", pictures(3))
+    seqrecord.open(path).close()
+    for folder in home.glob(part):
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    with seqrecord.open(path) as dataset:
+        assert len(dataset.episodes["a"][:]["image"]) == 3
+        url = dataset.url
+    with seqrecord.open(path) as dataset:
+        assert dataset.url == url
 
 
 @pytest.mark.parametrize("number", range(16))

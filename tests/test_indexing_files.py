@@ -32,8 +32,10 @@ from seqrecord.reading.dataset import open_packed
 from seqrecord.reading.externals import ExternalFiles, trust
 from seqrecord.schema import EncodedImage
 from seqrecord.sources import open_source
+from seqrecord.sources.references import external_files
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
+from tests.gcs_stub import GcsStub
 from tests.places import CLOUDS, Place
 from tests.test_references import OF_FOLDER
 from tests.test_source_contract import upload
@@ -255,6 +257,59 @@ def test_a_tree_of_a_bucket(tmp_path: Path, place: Place) -> None:
         assert str(info.value.file).endswith(name)
 
 
+def test_files_of_a_bucket_are_listed_and_not_looked_at_one_by_one(
+    tmp_path: Path, gcs: GcsStub
+) -> None:
+    pytest.importorskip("obstore", reason="pip install obstore")
+    bucket, options = gcs.new_bucket(), gcs.options()
+    looks = {f"HEAD /{bucket}/{name}/manifest.json" for name in ("tree", "clips")}  # for a dataset
+    for path in (root := tartanair(tmp_path / "tree")).rglob("*.*"):
+        gcs.put(bucket, f"tree/{path.relative_to(root).as_posix()}", path.read_bytes())
+    _index(f"gs://{bucket}/tree", tmp_path / "index", options)
+    assert {each for each in gcs.asked if each.startswith("HEAD")} <= looks
+
+    for number in range(60):
+        gcs.put(bucket, f"clips/{number:03d}.mp4", b"x" * (number + 1))
+
+    def identity() -> str:
+        source: Any = open_source(f"gs://{bucket}/clips", storage_options=options)
+        return str(source.identity())
+
+    gcs.asked.clear()
+    first = identity()
+    assert len(gcs.asked) < 30, "to find out what lies there, too"
+    assert {each for each in gcs.asked if each.startswith("HEAD")} <= looks
+    assert identity() == first
+    gcs.put(bucket, "clips/007.mp4", b"y" * 8)  # which has as many bytes
+    assert identity() != first
+
+
+def test_files_of_a_disk_are_what_they_are_one_by_one(tmp_path: Path) -> None:
+    """Links and folders that are links too."""
+    for name in ("a/0.mp4", "a/1.mp4", "b/2.mp4", "other/3.mp4", "more/c/4.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode() * len(name))
+    root = tmp_path / "clips"
+    root.mkdir()
+    (tmp_path / "a").rename(root / "a")
+    (tmp_path / "b").rename(root / "b")
+    (root / "a" / "3.mp4").symlink_to(tmp_path / "other" / "3.mp4")
+    (root / "b" / "5.mp4").symlink_to(root / "a" / "0.mp4")
+    (root / "c").symlink_to(tmp_path / "more" / "c")
+    paths = sorted(path for name in "abc" for path in (root / name).iterdir())
+    found = external_files(root, paths)
+    assert set(found) == {str(path) for path in paths}
+    for path, file in found.items():
+        real = Path(path).resolve()
+        assert Path(file.root, file.path) == real
+        inside = real.is_relative_to(root)
+        assert file.root == str(root if inside else real.parent)
+        about = real.stat()
+        assert (file.size, file.identity) == (about.st_size, f"mtime {about.st_mtime_ns}")
+    with pytest.raises(NotFoundError):
+        external_files(root, [*paths, root / "a" / "9.mp4"])
+
+
 @pytest.mark.parametrize("what", ["changed", "shrunk", "gone", "touched"])
 def test_files_that_are_not_opened(what: str, tmp_path: Path) -> None:
     root = tartanair(tmp_path / "tree")
@@ -309,7 +364,7 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     with pytest.raises(CodecError) as info:
         seqrecord.open(index).episodes["office/Easy/P000"][:4]
     assert str(info.value.episode).startswith("office/Easy/P000")
-    assert info.value.feature == "image_left"
+    assert (info.value.feature, info.value.file, info.value.offset) == ("image_left", str(path), 0)
     path.write_bytes(b"")
     with pytest.raises(SourceError) as empty:
         _index(root, tmp_path / "another")

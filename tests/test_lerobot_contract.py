@@ -9,10 +9,13 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from seqrecord.lerobot import LeRobotDataset, PlannedSampler
+from tests.lerobot_video_data import unpack
 
 PLUGIN = Path(__file__).parents[1] / "integrations" / "lerobot"
 RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord" / "contract.json").read_text())
@@ -31,7 +34,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Modules that define, call and ask what the contract says, and our classes' stand-ins."""
+    """Modules that define, call and ask what the contract says."""
     signatures, calls = RECORDED["signatures"], RECORDED["calls"]
     uses = [
         *(f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked),
@@ -53,9 +56,9 @@ def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lerobot\nVersion: 0.6.1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    ours = ModuleType("seqrecord.lerobot")
-    ours.LeRobotDataset, ours.PlannedSampler = "our dataset", dict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "seqrecord.lerobot", ours)
+    (tmp_path / "lerobot/datasets/lerobot_dataset.py").write_text(
+        "from tests.lerobot_stand_in import Metadata as LeRobotDatasetMetadata\n"
+    )
     yield SimpleNamespace(
         factory=importlib.import_module("lerobot.datasets.factory"),
         training=importlib.import_module(SCRIPT),
@@ -84,31 +87,26 @@ def test_what_the_variable_replaces(
     monkeypatch.setenv("SEQRECORD_LEROBOT", wanted)
     theirs = lerobot.training.EpisodeAwareSampler
     assert installed()
-    assert lerobot.factory.LeRobotDataset == "our dataset"
+    assert lerobot.factory.LeRobotDataset is LeRobotDataset
     assert (lerobot.training.EpisodeAwareSampler is theirs) == (wanted == "class")
 
 
 def test_the_sampler_is_told_of_batches_workers_and_ranks(
-    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
-    monkeypatch.setattr(
-        lerobot.training, "make_train_eval_datasets", lambda cfg: (f"of {cfg.name}", None)
-    )
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
+    monkeypatch.setattr(lerobot.training, "make_train_eval_datasets", lambda _: (made, None))
     assert installed()
-    cfg = SimpleNamespace(name="training", batch_size=4, num_workers=2)
-    assert lerobot.training.make_train_eval_datasets(cfg) == ("of training", None)
-    made = lerobot.training.EpisodeAwareSampler(
-        [0], [9], seed=3, drop_n_last_frames=2, shuffle=True
+    cfg = SimpleNamespace(batch_size=2, num_workers=2)
+    assert lerobot.training.make_train_eval_datasets(cfg) == (made, None)
+    sampler = lerobot.training.EpisodeAwareSampler(
+        [0], [9], seed=3, drop_n_last_frames=1, shuffle=True
     )
-    assert made == {
-        "dataset": "of training",
-        "batch_size": 4,
-        "num_workers": 2,
-        "seed": 3,
-        "drop_last_frames": 2,
-        "num_replicas": 1,
-    }
+    options: Any = {"batch_size": 2, "num_workers": 2, "seed": 3, "drop_last_frames": 1}
+    assert list(sampler) == list(PlannedSampler(made, **options, num_replicas=1))
+    assert len(sampler) == 16 - 3
 
 
 def test_another_lerobot_ends_the_training(
@@ -130,13 +128,12 @@ def test_a_value_that_means_nothing(lerobot: Any, installed: Any, monkeypatch: A
 
 
 def test_our_class_takes_and_has_what_is_asked() -> None:
-    ours = pytest.importorskip("seqrecord.lerobot").LeRobotDataset
     for text in RECORDED["calls"]["LeRobotDataset"]:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)
         names = {word.arg: word for word in call.keywords if word.arg}
-        inspect.signature(ours).bind(*call.args, **names)
-    source = inspect.getsource(ours)
+        inspect.signature(LeRobotDataset).bind(*call.args, **names)
+    source = inspect.getsource(LeRobotDataset)
     optional = {"hf_dataset", "repo_id_to_index"}  # asked behind hasattr, and in code never reached
     for name in set(RECORDED["asked"]["dataset"]) - optional:
-        assert hasattr(ours, name) or f"self.{name} =" in source or f"self.{name}:" in source, name
+        assert hasattr(LeRobotDataset, name) or f"self.{name} =" in source, name

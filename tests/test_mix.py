@@ -248,6 +248,25 @@ def test_whole_batches_alternate_where_shapes_disagree(root: Path) -> None:
     assert not SeqRecordMix(only, **settings).alternate
 
 
+def test_squeezed(root: Path) -> None:
+    windows: dict[str, Any] = {"clip_len": None, "windows": {"image": [0, 1]}, "squeeze": True}
+    sources = streams(root, "ab", **windows)
+    sources |= {"talking": SeqRecordStream(root / "talking", **windows)}
+    mix = SeqRecordMix(sources, batch_size=6, stop=5)
+    assert not mix.alternate
+    for batch in mix:
+        assert (batch["image"].shape[1], batch["where"].shape) == (2, (6, 3))
+        assert batch["pose_is_missing"].tolist() == [name != "b" for name in batch["dataset"]]
+        for name, text in zip(batch["dataset"], batch["say"], strict=True):
+            assert isinstance(text, str) if name == "talking" else text is None
+    other = {**sources, "b": SeqRecordStream(root / "b", **{**windows, "squeeze": False})}
+    with pytest.raises(ClipError, match=r"disagree.*where.*a: \w+ \[3\]; b: \w+ \[1, 3\]"):
+        SeqRecordMix(other, batch_size=6, alternate=False)
+    for batch in SeqRecordMix(other, batch_size=6, stop=3):
+        [name] = set(batch["dataset"])
+        assert batch["where"].shape == ((6, 1, 3) if name == "b" else (6, 3))
+
+
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_texts_and_metadata(root: Path, device: str | None) -> None:
     sources = streams(root, "a", metadata=["task"]) | {

@@ -32,6 +32,17 @@ def test_the_most_that_was_resident() -> None:
     assert stats.report()["resident_bytes"] == 9
 
 
+def test_the_share_of_an_epoch_that_the_training_waits() -> None:
+    stats = EngineStats()
+    assert stats.report()["waiting_percent"] == 0
+    for begin in (0, 3, 6):
+        stats.add_waiting(stats.begun + begin, stats.begun + begin + 1)
+    report = stats.report()
+    assert report["waiting_for_batches_seconds"] == pytest.approx(3)
+    assert report["epoch_seconds"] == pytest.approx(7)
+    assert report["waiting_percent"] == pytest.approx(300 / 7)
+
+
 def test_seconds_by_feature_add_up() -> None:
     stats = EngineStats()
     for _ in range(2):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
 
-__all__ = ["Latest", "Seconds"]
+__all__ = ["Latest", "Seconds", "delta_timestamps"]
 
 _TOLERANCE = 1e-4  # seconds
 _ROUNDING = 1e-6  # of a step
@@ -186,6 +186,18 @@ class Seconds:
         assert self.every is not None
         count = math.floor((self.last - self.first) / self.every + _ROUNDING) + 1
         return tuple(self.first + i * self.every for i in range(count))
+
+
+def delta_timestamps(
+    times: Mapping[str, Iterable[float]], fps: float, *, tolerance: float = _TOLERANCE
+) -> dict[str, list[int]]:
+    """LeRobot's `delta_timestamps`, in seconds, as `windows` of a loader: offsets in frames.
+
+    A time is the nearest frame, as LeRobot has it. Raises `ClipError`, which names the feature,
+    where that is more than `tolerance` seconds away.
+    """
+    windows = {name: Seconds(some, tolerance=tolerance) for name, some in times.items()}
+    return {name: window.offsets(fps, name).tolist() for name, window in windows.items()}
 
 
 @dataclass(frozen=True)

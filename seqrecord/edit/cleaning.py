@@ -317,6 +317,7 @@ def clean(
     `keep_versions` is kept too; a version with the same content as a later one does not count.
     Times are those that the storage gives: a small file is written
     there, and removed again, to see what time it is; files with a later time stay, with a warning.
+    Lists of external files stay: a writer at work may refer to one.
     Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
     refused when it commits: so that no resume recovers what is being removed, the manifest is put
     anew first.

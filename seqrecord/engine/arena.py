@@ -272,16 +272,32 @@ class Packed:
         return _jagged(self._values.view(shape), [shape[0] for shape in self._shapes])
 
 
-def for_users(features: Mapping[str, Any], as_nested: Collection[str]) -> dict[str, Any]:
-    """The features of a batch as users get them: ragged ones as lists, and some nested."""
+def for_users(
+    features: Mapping[str, Any], as_nested: Collection[str], squeezed: Collection[str] = ()
+) -> dict[str, Any]:
+    """The features of a batch as users get them: ragged ones as lists, and some nested; some
+    without their axis of frames."""
     return {
         name: item
         if isinstance(item, (torch.Tensor, list))
         else item.nested()
         if name in as_nested
         else item.lists()
-        for name, item in features.items()
+        for name, item in squeeze(features, squeezed).items()
     }
+
+
+def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The features of a batch, those of these names without their axis of frames."""
+    found = dict(features)
+    for name in names:
+        item = found[name]
+        if isinstance(item, torch.Tensor):
+            found[name] = item.squeeze(1)
+        else:
+            clips = item if isinstance(item, list) else item.lists()
+            found[name] = [clip and clip[0] for clip in clips]  # none of a source without it
+    return found
 
 
 def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:

@@ -241,7 +241,7 @@ class Channel:
             raise ClipError(_ENDED) from None
         finally:
             end = perf_counter()
-            self._stats.add(waiting_for_batches_seconds=end - begin)
+            self._stats.add_waiting(begin, end)
             self._stats.trace.add("wait for batch", begin, end)
 
     def _take(self) -> Batch:

@@ -88,6 +88,11 @@ class ChunkBuffers:
                 self._idle.pop()
         return np.empty(nbytes, np.uint8)
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest array that nobody uses."""
+        return len(self._idle[-1]) if self._idle else 0
+
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
         with self._lock:
             insort(self._idle, buffer, key=len)

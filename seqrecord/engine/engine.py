@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
 
 __all__ = ["Engine", "Execution", "Job", "Resources", "Scheduler", "run_plan"]
+
+_Loader = TypeVar("_Loader", bound=ChunkLoader)
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
@@ -113,7 +115,7 @@ class Execution:
     """
 
     def __init__(self, job: Job, resources: Resources, stats: EngineStats) -> None:
-        self.job, self.resources, self._stats = job, resources, stats
+        self.job, self.resources, self.stats = job, resources, stats
         device = resources.device
         on_device = partial(DeviceBuffers, stream=resources.stream)
         make = HostBuffers if device is None else on_device
@@ -129,19 +131,8 @@ class Execution:
         filled: Callable[[OpenBatch, int], None],
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
-        job, resources, buffers, stats = self.job, self.resources, self.buffers, self._stats
-        plan, transform = job.plan, job.frame_transform
-        loader = ChunkLoader(
-            job.dataset,
-            buffers,
-            {group.group: group.window.frame_step for group in plan.groups},
-            plan.groups[plan.leading].group,
-            None if transform is None else (transform, job.specs),
-            resources.num_threads,
-            stats,
-            job.clip_frames,
-            in_pieces={group.group for group in plan.groups if group.in_pieces},
-        )
+        job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
+        loader = self.loader(ChunkLoader)
         workers = WorkerPool(
             loader,
             num_threads=resources.num_threads,
@@ -149,16 +140,9 @@ class Execution:
             channel=channel,
             stats=stats,
         )
-        store: FrameStore
-        if resources.first_row is None:
-            store = Rings(plan, job.clip_frames, buffers.arenas)
-        else:
-            store = AllFrames(
-                plan, job.clip_frames, buffers.arenas, resources.first_row, _chunks(job.dataset)
-            )
         executor = Executor(
-            plan,
-            store,
+            job.plan,
+            self.store(),
             workers,
             channel,
             job.clip_frames.num_frames,
@@ -174,6 +158,28 @@ class Execution:
         finally:
             loader.close()
             buffers.end()
+
+    def loader(self, kind: Callable[..., _Loader]) -> _Loader:
+        """What does the plan's loads, of this kind."""
+        job, plan, transform = self.job, self.job.plan, self.job.frame_transform
+        return kind(
+            job.dataset,
+            self.buffers,
+            {group.group: group.window.frame_step for group in plan.groups},
+            plan.groups[plan.leading].group,
+            None if transform is None else (transform, job.specs),
+            self.resources.num_threads,
+            self.stats,
+            job.clip_frames,
+            in_pieces={group.group for group in plan.groups if group.in_pieces},
+        )
+
+    def store(self) -> FrameStore:
+        """Where the plan's frames are; empty, but for those that stay in memory."""
+        job, first_row, arenas = self.job, self.resources.first_row, self.buffers.arenas
+        if first_row is None:
+            return Rings(job.plan, job.clip_frames, arenas)
+        return AllFrames(job.plan, job.clip_frames, arenas, first_row, _chunks(job.dataset))
 
     def release(self) -> None:
         """Keep the memory for the next iteration, if there is one."""

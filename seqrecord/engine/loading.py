@@ -44,7 +44,7 @@ from seqrecord.reading.frames import (
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage.ranges import check_wanted
 
-__all__ = ["ChunkLoader", "Fetched", "Transform"]
+__all__ = ["ChunkLoader", "Fetched", "Transform", "present_in"]
 
 Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
 """A function, and which arrays it makes of a frame."""
@@ -415,9 +415,7 @@ class ChunkLoader:
     ) -> int:
         """How many frames were transformed."""
         parts = (fetched, *fetched.others)
-        present = np.ones(len(frames), bool)
-        for part in parts:
-            present &= _all_present(part.chunk, part.pages, frames)
+        present = present_in(parts, frames)
         for frame, row in zip(frames[present].tolist(), rows[present].tolist(), strict=True):
             decoded: dict[str, Any] = {}
             for part in parts:
@@ -465,6 +463,14 @@ class ChunkLoader:
         else:
             place["episode"] = self._dataset.contents.index.key(chunk.episode)
             add_place(error, "frame_transform", **place, frame=transformed)
+
+
+def present_in(parts: Iterable[Fetched], frames: IntArray) -> npt.NDArray[np.bool_]:
+    """Which frames, counted in the episode, lack nothing in any of these parts; bool[frames]."""
+    present = np.ones(len(frames), bool)
+    for part in parts:
+        present &= _all_present(part.chunk, part.pages, frames)
+    return present
 
 
 def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.NDArray[np.bool_]:

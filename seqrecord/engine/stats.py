@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
+from time import perf_counter
 from typing import Any, Literal
 
 from seqrecord.engine.trace import Trace
@@ -57,9 +58,11 @@ class EngineStats:
     waiting_for_loads_seconds: float = 0.0  # by the scheduler, for frames
     waiting_for_consumer_seconds: float = 0.0  # by the scheduler, to begin a batch
     waiting_for_batches_seconds: float = 0.0  # by the consumer
+    epoch_seconds: float = 0.0  # from the beginning until the consumer last had what it asked for
     device_seconds: float = 0.0  # from the host to the device; of the copies, not of a thread
     decode_seconds_by_feature: dict[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
+    begun: float = field(default_factory=perf_counter, repr=False, compare=False)
     _counters: Callable[[], Mapping[str, int]] = field(default=dict, repr=False, compare=False)
     _counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     _lock: PerProcess[threading.Lock] = field(
@@ -75,6 +78,12 @@ class EngineStats:
             counters = vars(self)
             for name, amount in amounts.items():
                 counters[name] += amount
+
+    def add_waiting(self, begin: float, end: float) -> None:
+        """The consumer has waited from one time to another, by `perf_counter`."""
+        with self._lock.get():
+            self.waiting_for_batches_seconds += end - begin
+            self.epoch_seconds = end - self.begun
 
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
         """Add to the seconds of each feature."""
@@ -93,13 +102,15 @@ class EngineStats:
         self.trace.count("resident", bytes=resident_bytes)
 
     def report(self) -> dict[str, Any]:
-        """All counters by name, the storage's too, and the `bottleneck` in words."""
+        """All counters by name, the storage's too, `waiting_percent`, the share of `epoch_seconds`
+        that the consumer waited, and the `bottleneck` in words."""
         with self._lock.get():
             counters = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.compare}
         before = self._counted
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
         words = STAGES[bottleneck(counters)] if self.clips else "nothing has been delivered yet"
-        return {**storage, **counters, "bottleneck": words}
+        waiting = 100 * counters["waiting_for_batches_seconds"] / (self.epoch_seconds or 1.0)
+        return {**storage, **counters, "waiting_percent": waiting, "bottleneck": words}
 
 
 def bottleneck(

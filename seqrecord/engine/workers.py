@@ -34,7 +34,16 @@ from seqrecord.processes.threads import ThreadPool, start
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 
-__all__ = ["THREAD_NAME", "Copies", "CopyThreads", "Done", "Loading", "PieceCopies", "WorkerPool"]
+__all__ = [
+    "THREAD_NAME",
+    "Copies",
+    "CopyThreads",
+    "Done",
+    "Loading",
+    "PieceCopies",
+    "WorkerPool",
+    "chunks_at_once",
+]
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +51,19 @@ THREAD_NAME = "seqrecord-engine"  # how the names of all threads of the engine b
 _MORE_COPIERS = 1  # threads that copy beside `num_threads`, for some wait for the GIL
 _MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one task bring
 _LEAST_TOGETHER = 128 << 10  # … however little there is for each thread
+
+
+def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple[int, int]:
+    """How many chunks are read ahead, and how many loaded, at a time.
+
+    Reading from a disk is work for a core. Other storage is mostly waited for: there, chunks are
+    read while there is no room for their frames. `max_read_ahead` of them have memory of their own;
+    so that they are half as many as the loads, others take that of loads.
+    """
+    if is_local:
+        return 0, min(num_threads, memory.max_loads)
+    spared = max(0, memory.max_loads // 2 - memory.max_read_ahead)
+    return spared + memory.max_read_ahead, memory.max_loads - spared
 
 
 class Loading(NamedTuple):
@@ -76,13 +98,9 @@ class WorkerPool:
         stats: EngineStats,
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
-        # Reading from a disk is work for a core. Other storage is mostly waited for: there, chunks
-        # are read while there is no room for their frames. `max_read_ahead` of them have memory
-        # of their own; so that they are half as many as the loads, others take that of loads.
-        spared = max(0, memory.max_loads // 2 - memory.max_read_ahead)
-        self.num_read_ahead, num_loaders = spared + memory.max_read_ahead, memory.max_loads - spared
-        if loader.is_local:
-            self.num_read_ahead, num_loaders = 0, min(num_threads, memory.max_loads)
+        self.num_read_ahead, num_loaders = chunks_at_once(
+            memory, num_threads, is_local=loader.is_local
+        )
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self._num_loaders = num_loaders
         self._loader = loader

@@ -39,7 +39,7 @@ from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
 )
-from seqrecord.reading.externals import home
+from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
 from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
@@ -104,13 +104,12 @@ def find_index(
     source = _source_at(location, storage_options)
     if source is None:
         return None
-    folder = home() / "indexes"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with closing(open_storage(location, storage_options)) as storage:
         place, shown = storage.place, storage.url
     real = place if "://" in place else os.path.realpath(place)
-    base = folder / hashlib.sha256(real.encode()).hexdigest()[:32]
-    with _locked(base.with_suffix(".lock"), shown):
+    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    with folder_of_home("indexes") as folder, _locked(folder / f"{name}.lock", shown):
+        base = folder / name
         return _Indexed(source, base, shown, workers).brought_up_to_date()
 
 
@@ -149,6 +148,11 @@ def _check_small(source: Source) -> None:
             expected="video or images, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "neither",
         )
+
+
+def _size_of(folder: Path) -> str:
+    """Bytes of an index beside its manifest and notes, as text."""
+    return str(sum(p.stat().st_size for p in folder.rglob("*/*") if p.is_file()))
 
 
 def _as_content(file: ExternalFile) -> ExternalFile:
@@ -193,7 +197,7 @@ class _Indexed:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         value = {"original": self.shown, "identity": identity, "content": content}
-        value["folder"] = folder.name
+        value |= {"folder": folder.name, "size": _size_of(folder)}
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(value, indent=1))
         temporary.replace(self.base.with_suffix(".json"))
@@ -201,10 +205,9 @@ class _Indexed:
         for other in self.base.parent.glob(f"{self.base.name}-*"):
             if other not in kept:
                 shutil.rmtree(other, ignore_errors=True)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         _logger.warning(
             "%s: indexed in %.1f s; the index is in %s and takes %s",
-            *(self.shown, time.monotonic() - begin, folder, format_size(size)),
+            *(self.shown, time.monotonic() - begin, folder, format_size(int(value["size"]))),
         )
         return folder
 
@@ -215,14 +218,18 @@ class _Indexed:
         """What is kept of the index; `None` where there is none that can be used."""
         with suppress(OSError, ValueError, SeqRecordError):
             found = json.loads(self.base.with_suffix(".json").read_text())
-            names = {"original", "identity", "content", "folder"}
+            names = {"original", "identity", "content", "folder", "size"}
             if (
                 isinstance(found, dict)
                 and found.keys() == names
                 and all(isinstance(value, str) for value in found.values())
             ):
-                read_manifest(LocalStorage(self._folder(found)))
-                return found
+                folder = self._folder(found)
+                read_manifest(LocalStorage(folder))
+                lists = [path.stem for path in (folder / EXTERNALS).glob("*.json")]
+                # Somebody may have removed a part of what is kept.
+                if found["size"] == _size_of(folder) and all(map(is_trusted, lists)):
+                    return found
         return None
 
     def _content(self, before: str = "") -> str:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -42,13 +43,13 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import Session, find_remaining
-from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted, repr_of
 from seqrecord.units import format_size, parse_size
 
-__all__ = ["ClipLoader", "open_trace"]
+__all__ = ["ClipLoader", "Counted", "open_trace"]
 
 _ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
 """Settings of plans that are arguments; the others are chosen."""
@@ -59,6 +60,14 @@ _logger = logging.getLogger("seqrecord")
 
 _Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
 """Of epochs in so many parts; of the rest of one by its number and sessions, else by 0 and none."""
+
+
+class Counted(NamedTuple):
+    """A process that runs plans of which loads are only counted: the memory that it has, and
+    whether it is a DataLoader's worker."""
+
+    buffers: BufferCache
+    in_worker: bool
 
 
 class ClipLoader:
@@ -161,17 +170,32 @@ class ClipLoader:
         return run_plan(execution, stats, batch=batch)
 
     def execution(
-        self, plan: Plan, sessions: Sessions, stats: EngineStats, stream: SideStream | None = None
+        self,
+        plan: Plan,
+        sessions: Sessions,
+        stats: EngineStats,
+        stream: SideStream | None = None,
+        *,
+        counted: Counted | None = None,
     ) -> Execution:
         """What executes a plan, of an epoch of which these sessions are over; for batches of a mix
-        on the `stream` of these."""
+        on the `stream` of these. Or what is only `counted`, on whichever machine."""
         selection, device = self.selection, self._find_device()
+        here = Counted(self._buffers, get_worker_info() is not None)
+        process = counted or here
         fitted, first_row = self._fit(plan.part.count, plan.epoch, sessions), None
         if fitted.in_memory is not None:
             first_row = first_rows(selection.episodes.num_frames, selection.selected)
         on_device = device is not None
-        memory = settle(fitted, plan, selection, on_device=on_device, of_mix=self.of_mix)
-        if not on_device and not self.of_mix:
+        memory = settle(
+            fitted,
+            plan,
+            selection,
+            on_device=on_device,
+            of_mix=self.of_mix,
+            in_worker=process.in_worker,
+        )
+        if not on_device and not self.of_mix and counted is None:
             check_machine(fitted.nbytes(memory), selection.dataset.url)
         job = Job(
             selection.dataset,
@@ -186,14 +210,23 @@ class ClipLoader:
         resources = Resources(
             memory,
             self.options.tuning.num_threads or worker_threads(),
-            self._buffers,
+            process.buffers,
             device,
             stream,
-            shared=get_worker_info() is not None,
+            shared=process.in_worker and counted is None,
             decode_there=self.options.tuning.video_decoder == "torchcodec",
             first_row=first_row,
         )
         return Execution(job, resources, stats)
+
+    def taken(self, num_parts: int, memory: Memory, chunk: int) -> int:
+        """The most bytes that an epoch in so many parts takes, which uses this memory, and of which
+        a load holds a chunk of at most so many bytes as it is stored."""
+        fitted = self._fit(num_parts)
+        spared = max(0, fitted.sizes.chunk - chunk)
+        if self.selection.frame_transform is not None:  # a load holds several
+            spared = 0
+        return fitted.nbytes(memory) - memory.max_loads * spared
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
@@ -207,8 +240,8 @@ class ClipLoader:
         memory, which is sent without a copy, and of which each piece takes file descriptors.
         """
         columns = self.columns(batch.episode, batch.start, plan.epoch)
-        nested = self.selection.nested
-        features: dict[str, Any] = for_users(batch.features, nested)
+        nested, squeezed = self.selection.nested, self.selection.squeezed
+        features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
             for name, column in plan.columns(number).items():
                 columns[name] = torch.from_numpy(column)
@@ -218,7 +251,7 @@ class ClipLoader:
             if name in nested:
                 features[name] = [item]
             elif are_copied:
-                features[name] = [torch.from_numpy(row.copy()) for row in item.numpy()]
+                features[name] = [torch.from_numpy(np.array(row)) for row in item.numpy()]
         return self.selection.singles(features, columns)[::-1]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:

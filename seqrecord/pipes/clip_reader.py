@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.clips.grids import followed, frame_keys, numbered, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
-from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested
+from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
 from seqrecord.engine.batches import ClipRows, Copy
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.calls import read_only
@@ -100,6 +100,7 @@ class ClipReader:
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
         self._filling = PerProcess(threading.Lock)  # who reads what stays
         self._num_threads = PerProcess(worker_threads)
+        self.stats = PerProcess(EngineStats)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ClipReader, (self._selection, self._memory_limit)
@@ -111,7 +112,7 @@ class ClipReader:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
         features, tell = self._read(seed, *selection.locate(numbers))
-        columns = tell()
+        features, columns = squeeze(features, selection.squeezed), tell()
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
@@ -206,7 +207,7 @@ class ClipReader:
             grids[0].group,
             None if transform is None else (transform, selection.arrays),
             self._num_threads.get(),
-            EngineStats(),
+            self.stats.get(),
             selection.windows.frames,
             exact=one.in_memory is not None,
         )

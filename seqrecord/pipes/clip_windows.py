@@ -68,6 +68,7 @@ class SelectedWindows:
         stored: which of each stored feature.
         padded: the features of which clips say what is padding.
         aged: those of which they say how old values are.
+        alone: those without a window.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class SelectedWindows:
             if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
         ]
         self.aged = [name for name in names if isinstance(found[name], KnownWindow)]
+        self.alone = [name for name, window in found.items() if window is self._others]
         self.frames = self._frames(found)
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:

@@ -132,7 +132,9 @@ class WithEpochs(Generic[PlanT]):
         Work: `bytes_read`, `frames_decoded`, without those that an iteration before has left in
         memory; `clips`, `batches`; `video_frames_decoded`, those that were decoded for others
         included; `device_bytes`, copied to a device; `resident_bytes`, the most that held frames
-        took; seconds of work and of waiting in each stage, for decoding also by feature; `loads` of
+        took; seconds of work and of waiting in each stage, for decoding also by feature, and
+        `waiting_percent`: how much of `epoch_seconds`, from the epoch's beginning until the
+        training last had a batch, it has waited for batches, the first one included; `loads` of
         chunks, and `loads_held_back`, which had to wait for memory; `requests`, `retries` and other
         counts of the storage; and the `bottleneck`, in words.
 
@@ -396,6 +398,12 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         if cls.__getitem__ is not own.__getitem__ and cls.__getitems__ is own.__getitems__:
             return [self[number] for number in numbers]
         return self._reader.read(self._checked(numbers)) if len(numbers) else []
+
+    def stats(self) -> dict[str, Any]:
+        """What this process has read so far: `bytes_read`, `frames_decoded` and
+        `video_frames_decoded`, those that were decoded for others included."""
+        report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
+        return {name: report[name] for name in (*names, "video_frames_decoded")}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._selection.describe()})"

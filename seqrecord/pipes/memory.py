@@ -57,13 +57,19 @@ _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and th
 
 
 def settle(
-    fit: Fit, plan: Plan, selection: ClipSelection, *, on_device: bool, of_mix: bool = False
+    fit: Fit,
+    plan: Plan,
+    selection: ClipSelection,
+    *,
+    on_device: bool,
+    of_mix: bool = False,
+    in_worker: bool,
 ) -> Memory:
     """What an epoch gets of its limit: rows of stores, batches in flight and loads.
 
     The batches `of_mix` are the mix's.
     """
-    on_host, in_worker = not on_device and not of_mix, get_worker_info() is not None
+    on_host = not on_device and not of_mix
     is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
     frames = [group.max_resident_frames for group in plan.groups]
     memory = fit.memory(frames, fixed=is_fixed and on_host)

@@ -255,8 +255,10 @@ class MixLoader:
 
     def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
-        nested = self.sources[int(batch.source[0])].selection.nested
-        return [{**for_users(batch.features, nested), **self._columns(batch)}]
+        selection = self.sources[int(batch.source[0])].selection
+        squeezed = selection.squeezed if self.alternate else self.features.squeezed
+        features = for_users(batch.features, selection.nested, squeezed)
+        return [{**features, **self._columns(batch)}]
 
     def _columns(self, batch: Batch) -> dict[str, Any]:
         """What a batch tells of its clips, each a list or a tensor of clips in its order.

@@ -52,6 +52,7 @@ class Features:
 
     specs: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
+    squeezed: frozenset[str]
     missing: Mapping[str, tuple[int, ...]]
     disagreement: tuple[str, str] | None  # a feature, and what each source has of it
 
@@ -75,13 +76,17 @@ class Features:
         specs, lengths, disagreement = {}, {}, None
         for name in names:
             having = {source: one for source, one in sources.items() if name in one.made}
-            found = {source: (one.made[name], one.lengths[name]) for source, one in having.items()}
-            specs[name], lengths[name] = next(iter(found.values()))
+            found = {
+                source: (one.made[name], one.lengths[name], name in one.squeezed)
+                for source, one in having.items()
+            }
+            specs[name], lengths[name], _ = next(iter(found.values()))
             if disagreement is None and not _agree(list(found.values())):
                 said = (f"{source}: {_shown(*item)}" for source, item in found.items())
                 disagreement = name, "; ".join(said)
         missing = {} if disagreement else {n: lacking[n] for n in names if lacking[n]}
-        return cls(specs, lengths, missing, disagreement)
+        squeezed = frozenset(n for n in names for one in sources.values() if n in one.squeezed)
+        return cls(specs, lengths, squeezed, missing, disagreement)
 
     @property
     def missing_arrays(self) -> dict[str, tuple[int, ...]]:
@@ -89,16 +94,17 @@ class Features:
         return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
 
 
-def _agree(found: Sequence[tuple[ArraySpec, int]]) -> bool:
+def _agree(found: Sequence[tuple[ArraySpec, int, bool]]) -> bool:
     """Whether these go into one batch: arrays make a tensor of one shape."""
-    kinds = {(spec.value, spec.dtype, spec.shape, length) for spec, length in found}
-    return len(kinds) == 1 and all(spec.is_fixed or spec.value != "array" for spec, _ in found)
+    kinds = {(spec.value, spec.dtype, spec.shape, *frames) for spec, *frames in found}
+    return len(kinds) == 1 and all(spec.is_fixed or spec.value != "array" for spec, *_ in found)
 
 
-def _shown(spec: ArraySpec, length: int) -> str:
+def _shown(spec: ArraySpec, length: int, is_squeezed: bool) -> str:
+    frames = [] if is_squeezed else [length]
     if spec.value != "array":
-        return f"{spec} [{length}]"
-    return str(replace(spec, shape=(length, *spec.shape)))
+        return f"{spec} {frames}"
+    return str(replace(spec, shape=(*frames, *spec.shape)))
 
 
 @dataclass(frozen=True)

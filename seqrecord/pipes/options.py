@@ -164,6 +164,10 @@ class ClipOptions:
             `start` alone. Each feature is read and held for its own window. With `frame_transform`
             windows are those of the arrays that it returns. `{"gps": Latest(max_age=60)}`: of a
             feature that not every frame has, the newest value at or before each frame.
+        squeeze: leave out the axis of frames of features without a window, which have the frame
+            `start` alone: [batch, …] in place of [batch, 1, …], a text in place of a list of one.
+            Not with a `clip_len` above 1. Features of variable shapes that are not padded, and what
+            functions of a `clip_transform` make, stay as they are.
         pad: what to do with clips that have frames before an episode's first one or behind its
             last one. `None` leaves them out. "edge" puts that frame in the place of those that do
             not exist, so that every frame is a start; "before" does so for the first frame alone,
@@ -228,6 +232,7 @@ class ClipOptions:
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
     reverse: float = _checked(0.0, _check_reverse)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
+    squeeze: bool = _checked(False, _check_flag)
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
     drop_last_frames: int = _checked(
         0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
@@ -271,6 +276,12 @@ class ClipOptions:
             "dilation is that of clip_len",
             "clip_len too",
             self.dilation,
+        )
+        refuse(
+            self.squeeze and (self.clip_len not in (None, 1) or self.lists_frames),
+            "squeeze is for clips with one frame of each feature without a window",
+            "no lists of frames, and clip_len=1 or none",
+            f"clip_len={self.clip_len}",
         )
         for dilation in self.dilations:
             ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own

@@ -87,6 +87,7 @@ class ClipSelection:
         steps: how far apart these are, where that is drawn.
         arrays: of each feature of a frame, after `frame_transform` or padding.
         nested: those of them that come as nested tensors.
+        squeezed: those of them that come without an axis of frames.
         draws: what `clip_transform` makes of clips.
         made: dtype and shape of the features of a frame of batches.
         lengths: how many frames of each of these a clip of a batch has.
@@ -98,6 +99,7 @@ class ClipSelection:
     chosen: ChosenClips | None = None
     excerpts: Excerpts | None = None
     steps: SelectedSteps | None = None
+    squeezed: frozenset[str] = frozenset()
     metadata: tuple[str, ...] = ()
     times_without_frame = 0
 
@@ -167,6 +169,9 @@ class ClipSelection:
         if functions:
             self._call(functions, *first)
         self.nested &= {name for name, spec in self.made.items() if not spec.is_fixed}
+        if options.squeeze and not functions:
+            fixed = {n for n, spec in self.made.items() if spec.is_fixed or spec.value != "array"}
+            self.squeezed = frozenset(fixed.intersection(self.windows.alone))
         self._check_names(metadata, () if transform is None else _OF_DRAWS)
         self.metadata = metadata
 
@@ -343,7 +348,8 @@ class ClipSelection:
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
         for name, spec in self.made.items():
-            whole = ArraySpec(spec.dtype, (self.lengths[name], *spec.shape))
+            frames = () if name in self.squeezed else (self.lengths[name],)
+            whole = ArraySpec(spec.dtype, (*frames, *spec.shape))
             lines.append(f"{name}: {whole if spec.value == 'array' else spec}")
         return "\n  ".join(lines)
 

@@ -24,6 +24,7 @@ from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
+from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 __all__ = ["Chunk", "ChunkReader", "Page"]
@@ -210,7 +211,7 @@ class ChunkReader:
                 data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-        if self.verify:
+        if self.verify and not leaves_buffers(self._storage):
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
         for i, page in enumerate(pages):
@@ -225,14 +226,16 @@ class ChunkReader:
             reference = parse_reference(data, page.external, page.feature, count)
         except FormatError as error:
             raise self._located(page, error) from error.__cause__
+        page.memo["reference"] = reference
         packets = self._externals.read(reference)
+        if self._externals.leaves_buffers:
+            return packets
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec
             return reference.page(packets, codec)
         except (ChecksumError, FormatError) as error:
-            file = self._externals.file_of(reference)
-            raise error.located(file=f"{file.root}/{file.path}") from error.__cause__
+            raise error.located(**self._externals.place_of(reference)) from error.__cause__
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""
@@ -391,4 +394,9 @@ class ChunkReader:
             raise self._located(page, wrong) from error
 
     def _located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
-        return self.raw[page.chunk.group].located(error, page.chunk.row, page.feature)
+        raw, reference = self.raw[page.chunk.group], page.memo.get("reference")
+        if reference is None:
+            return raw.located(error, page.chunk.row, page.feature)
+        at, error.offset = error.offset or 0, None
+        error.located(**self._externals.place_of(reference, at), feature=page.feature)
+        return error.located(**raw.place_of(page.chunk.row))

@@ -9,7 +9,8 @@ its store tells.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ from seqrecord.storage import (
     map_files,
     open_storage,
 )
+from seqrecord.storage.counting import Asked, CountingStorage
+from seqrecord.storage.local_upload import local_errors
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["ExternalFiles", "home", "trust"]
+__all__ = ["CountedFiles", "ExternalFiles", "folder_of_home", "home", "is_trusted", "trust"]
 
 
 def home() -> Path:
@@ -48,14 +51,23 @@ def home() -> Path:
     return Path(given or platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
 
 
+@contextmanager
+def folder_of_home(name: str) -> Iterator[Path]:
+    """A folder in `home`, made if none is there; what the system says of it in the block is a
+    `StorageError`."""
+    folder = home() / name
+    with local_errors(str(folder), writing=True):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield folder
+
+
 def trust(list_id: str) -> None:
     """This user has made the list of this id: the files that it names may be opened."""
-    folder = home() / "trusted"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / list_id).touch()
+    with folder_of_home("trusted") as folder:
+        (folder / list_id).touch()
 
 
-def _is_trusted(list_id: str) -> bool:
+def is_trusted(list_id: str) -> bool:
     """Whether this user has made the list."""
     return (home() / "trusted" / list_id).is_file()
 
@@ -70,6 +82,9 @@ class ExternalFiles:
         options: of `open_storage`, for what serves them.
     """
 
+    leaves_buffers = False
+    """Whether nothing is read, see `CountedFiles`."""
+
     def __init__(
         self,
         storage: Storage,
@@ -80,7 +95,7 @@ class ExternalFiles:
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
-        self._seen: set[int] = set()  # hashes of files that are as they were indexed
+        self._seen: set[object] = set()  # hashes of files that are as they were indexed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
@@ -155,6 +170,19 @@ class ExternalFiles:
             )
         return files[reference.file]
 
+    def place_of(self, reference: Reference, offset: int = 0) -> dict[str, Any]:
+        """File and offset, as errors name them, of what is at an offset in the page that holds
+        what a page refers to; of video where the page's range begins."""
+        file = self.file_of(reference)
+        shown, start = f"{self._store(file.root).url}/{file.path}", reference.start
+        if not reference.is_video:
+            ends = np.cumsum(reference.sizes)
+            frame = int(np.searchsorted(ends[:-1], offset - reference.room, side="right"))
+            start += int(reference.offsets[frame])
+            if reference.parts:
+                shown, start = f"{shown}/{reference.parts[frame].name}", 0
+        return {"file": shown, "offset": start}
+
     def list(self, list_id: str) -> ExternalList:
         """A list of the dataset."""
         found = self._lists.get(list_id)
@@ -189,7 +217,7 @@ class ExternalFiles:
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless what a list names may be opened."""
-        if self._originals is None and not _is_trusted(list_id):
+        if self._originals is None and not is_trusted(list_id):
             raise StorageError(
                 "this dataset refers to files outside of it, and was not indexed by you on this "
                 "machine: say with originals= where they lie",
@@ -230,4 +258,26 @@ class ExternalFiles:
             store = open_storage(self._originals or root, **self._options)
             expect_pages(store)
             store = self._stores.setdefault(root, store)
+        return store
+
+
+class CountedFiles(ExternalFiles):
+    """Counts what would be asked for external files, of which nothing is read. Not picklable."""
+
+    leaves_buffers = True
+
+    def __init__(self, files: ExternalFiles, asked: Asked) -> None:
+        super().__init__(files._storage, files._originals, files._options)
+        self._asked, self._seen = asked, asked.seen
+
+    def _check_same(self, file: ExternalFile) -> None:
+        """A file is looked at with one request, which tells its address, too."""
+        store = self._store(file.root)
+        self._asked.requests += store.local_path("any name") is None
+        self._asked.seen.add((store.place, file.path))
+
+    def _store(self, root: str) -> Storage:
+        store = super()._store(root)
+        if not isinstance(store, CountingStorage):
+            self._stores[root] = store = CountingStorage(store, self._asked)
         return store

@@ -28,6 +28,7 @@ from seqrecord.format.pages import aligned, slice_frames
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
+from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange
 
 __all__ = ["FrameRun", "Lender", "RawFrames", "frame_runs"]
@@ -242,7 +243,7 @@ class RawFrames:
             padding = 0 if exact else _PADDING
             nbytes += self._read_file(self._paths[file], list(some), rows, lender, padding)
         for piece in pieces:
-            if rows[piece.feature].dtype == np.bool_:
+            if rows[piece.feature].dtype == np.bool_ and not leaves_buffers(self._storage):
                 self._check_bools(piece, rows[piece.feature])
         return nbytes
 
@@ -340,6 +341,7 @@ class RawFrames:
         ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
         for piece in pieces:
             piece.seen = 0
+        checks = self._verify and not leaves_buffers(self._storage)
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
@@ -359,7 +361,7 @@ class RawFrames:
                 for piece, table in tables.items():
                     piece.sums = table.tolist()
                 for (piece, _, _), data in zip(block, read, strict=True):
-                    if self._verify and not piece.is_right(data):
+                    if checks and not piece.is_right(data):
                         return piece
                     if piece.rows is not None:
                         array = rows[piece.feature]

@@ -5,17 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from seqrecord.checksum import crc32c
-from seqrecord.errors import SourceError
+from seqrecord.errors import LocationError, SourceError, located
 from seqrecord.format.references import ExternalFile, PartOfFolder, ReferencedFile
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.files import opened
-from seqrecord.sources.remote import remote_files
-from seqrecord.storage import LocalStorage, Storage, fixed_url_of, identity_of, map_files
+from seqrecord.sources.remote import RemoteFiles, remote_files
+from seqrecord.storage import (
+    LocalStorage,
+    Storage,
+    entries_of,
+    fixed_url_of,
+    identity_of,
+    map_files,
+)
+from seqrecord.storage.base import check_path
 
 __all__ = [
     "checksum_of",
@@ -38,16 +47,20 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     wanted = list(dict.fromkeys(paths))
     remote = remote_files(root)
     if remote is not None:
-        return _listed(remote.storage, {str(path): remote.name_of(path) for path in wanted})
+        named = {str(path): remote.name_of(path) for path in wanted}
+        told, url = _told(remote.storage, named.values(), remote), fixed_url_of(remote.storage)
+        return {path: ExternalFile(url, name, *told[name]) for path, name in named.items()}
     real_root = os.path.realpath(root if root.is_dir() else root.parent)
+    root_of = lru_cache(maxsize=None)(partial(_root_of, real_root))
     by_root: dict[str, dict[str, str]] = {}
     for path in wanted:
-        real = os.path.realpath(path)
-        folder = real_root if _is_inside(real, real_root) else str(Path(real).parent)
-        by_root.setdefault(folder, {})[str(path)] = os.path.relpath(real, folder)
+        real = Path(os.path.realpath(path)) if path.is_symlink() else path
+        folder, above = root_of(real.parent)
+        by_root.setdefault(folder, {})[str(path)] = above + real.name
     found: dict[str, ExternalFile] = {}
     for folder, names in by_root.items():
-        found |= _listed(LocalStorage(folder), names)
+        told = _told(LocalStorage(folder), names.values())
+        found |= {path: ExternalFile(folder, name, *told[name]) for path, name in names.items()}
     return found
 
 
@@ -98,9 +111,11 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[PartOfF
     Raises `NotFoundError` for a file that is not there, and `SourceError` for an empty one.
     """
     remote = remote_files(Path(folder))
-    storage = LocalStorage(folder) if remote is None else remote.storage
     above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
-    told = map_files(storage, lambda path: identity_of(storage, path), [above + n for n in names])
+    wanted = [above + name for name in names]
+    storage = LocalStorage(folder) if remote is None else remote.storage
+    # A folder of a disk is not listed for each chunk of it.
+    told = _looked_at(storage, wanted) if remote is None else _told(storage, wanted, remote)
     for path, (size, _) in told.items():
         if not size:
             raise SourceError("an empty file", file=f"{storage.url}/{path}")
@@ -119,6 +134,16 @@ def referring_schema(schema: Schema) -> Schema:
         return numbers[spec.name if spec.may_be_referred_to else ""]
 
     return Schema([replace(spec, group=group(spec)) for spec in schema.values()])
+
+
+def _root_of(real_root: str, folder: Path) -> tuple[str, str]:
+    """The root of files in a folder, and what is in front of their names: of a folder that is not
+    below `real_root` it is that folder."""
+    real = os.path.realpath(folder)
+    if not _is_inside(real, real_root):
+        return real, ""
+    inside = os.path.relpath(real, real_root)
+    return real_root, "" if inside == "." else f"{inside}/"
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +189,31 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
     return value or 1
 
 
-def _listed(storage: Storage, names: dict[str, str]) -> dict[str, ExternalFile]:
-    told = map_files(storage, lambda name: identity_of(storage, name), set(names.values()))
-    root = fixed_url_of(storage)
-    return {path: ExternalFile(root, name, *told[name]) for path, name in names.items()}
+def _told(
+    storage: Storage, names: Iterable[str], remote: RemoteFiles | None = None
+) -> dict[str, tuple[int, str | None]]:
+    """Sizes and identities of files, see `identity_of`: by a listing of each folder, those that
+    `remote` has already, and else of each file alone.
+
+    A listing that is older than a file makes readers refuse that file; a later one would not.
+    """
+    wanted = dict.fromkeys(names)
+    with located(LocationError, file=storage.url):
+        for name in wanted:
+            check_path(name)
+    told: dict[str, tuple[int, str | None]] = {}
+    with suppress(LocationError):  # nothing can be listed
+        for folder in dict.fromkeys(name.rpartition("/")[0] for name in wanted):
+            above = f"{folder}/" if folder else ""
+            if remote is None:
+                found = entries_of(storage, folder)
+            else:
+                found = [*remote.listing(remote.root / folder).values()]
+            for entry in found:
+                if entry.identity is not None and (name := above + entry.name) in wanted:
+                    told[name] = entry.size, entry.identity
+    return told | _looked_at(storage, [name for name in wanted if name not in told])
+
+
+def _looked_at(storage: Storage, names: Iterable[str]) -> dict[str, tuple[int, str | None]]:
+    return map_files(storage, lambda name: identity_of(storage, name), names)

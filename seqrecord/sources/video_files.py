@@ -24,6 +24,7 @@ _CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as p
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
 _MOST_BEFORE = 64  # bytes of a container between a packet's place and the packet
+_MAX_PACKETS = 1 << 24  # in the tables of a file: three days of 60 frames a second
 _MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
@@ -150,8 +151,21 @@ class VideoFile:
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
                 # The tables of a file of fragments are those of the fragments that were looked at.
                 if 0 < len(entries) <= self._stream.frames:
+                    most = min(self.nbytes, _MAX_PACKETS)
+                    if len(entries) > most:
+                        raise SourceError(
+                            "a video whose tables name more packets than it can hold",
+                            file=str(self.path),
+                            expected=f"at most {most}",
+                            got=len(entries),
+                        )
                     return entries
         return ()
+
+    @property
+    def nbytes(self) -> int:
+        """How long the file is."""
+        return int(self._file.size)
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         """A packet as a decoder takes it: without a container, where its codec is kept."""

@@ -74,6 +74,16 @@ def read_table(file: VideoFile) -> PacketTable:
         facts = np.array([(e.timestamp, e.pos, e.size) for e in entries], np.int64).T
         key = np.array([entry.is_keyframe for entry in entries], bool)
         shown = np.array([not entry.is_discard for entry in entries], bool)
+        outside = (facts[1] < 0) | (facts[1] > file.nbytes - facts[2])
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise SourceError(
+                "a truncated video, or one whose tables lie: packets outside of the file",
+                file=str(file.path),
+                offset=int(facts[1, at]),
+                expected=f"packets up to byte {file.nbytes}",
+                got=f"{int(facts[2, at])} bytes",
+            )
         return PacketTable(facts[0], shown, key, key, facts[1], facts[2])
     packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T

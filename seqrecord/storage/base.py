@@ -195,11 +195,15 @@ class Storage(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a folder: its name without a path, and the bytes of a file."""
+    """A file or a folder: its name without a path, and the bytes of a file.
+
+    `identity` is what `identity_of` says of the file, where the listing tells that; else `None`.
+    """
 
     name: str
     is_folder: bool
     size: int = 0
+    identity: str | None = None
 
 
 @runtime_checkable
@@ -258,11 +262,12 @@ def check_path(path: str) -> str:
         not path.isprintable()
         or "\\" in path
         or any(part in ("", ".", "..") for part in parts)
-        or ":" in parts[0]
+        or path[1:2] == ":"  # a drive
     ):
         raise LocationError(
             "not a clean relative path",
-            expected="names joined by single slashes, none of them . or ..",
+            expected="names joined by single slashes, none of them . or .., of printable "
+            "characters and without a backslash",
             got=repr_of(path),
         )
     return path

@@ -171,6 +171,11 @@ class CachedStorage(StorageWrapper):
         self._count(cache_damaged=dropped)
         return dropped > 0
 
+    @property
+    def limit(self) -> int:
+        """The most bytes that the folder may take."""
+        return self._limit
+
     def counters(self) -> dict[str, int]:
         with self._lock.get():
             return {**self.inner.counters(), **{name: self._counts[name] for name in _COUNTERS}}

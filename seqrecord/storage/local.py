@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
-from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_buffers, check_path
+from seqrecord.storage.base import Entry, FileInfo, Unfinished, Upload, check_buffers, check_path
 from seqrecord.storage.local_replacing import put_file, read_file
 from seqrecord.storage.local_upload import (
     NOTES,
@@ -80,7 +80,24 @@ class LocalStorage:
     def identity(self, path: str) -> tuple[int, str | None]:
         """Its length and the time of its change; see `identity_of`."""
         found = self._stat(path)
-        return found.st_size, f"mtime {found.st_mtime_ns}"
+        return found.st_size, _identity(found)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """See `Browsable`; without links, which may lead out of the folder."""
+        found = []
+        try:
+            where = self._inside(folder) if folder else self.root
+            with self._errors(folder), os.scandir(where) as inside:
+                for entry in inside:
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append(Entry(entry.name, is_folder=True))
+                    elif entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                            about = entry.stat()
+                            found.append(Entry(entry.name, False, about.st_size, _identity(about)))
+        except NotFoundError:
+            return []
+        return sorted(found, key=lambda entry: entry.name)
 
     def _stat(self, path: str) -> os.stat_result:
         self._drop(path)  # reads that follow are of this file or of a newer one
@@ -221,6 +238,10 @@ class _Unfinished:
         with self._storage._errors(self.path):
             self._notes.unlink(missing_ok=True)
             self._partial.unlink(missing_ok=True)
+
+
+def _identity(about: os.stat_result) -> str:
+    return f"mtime {about.st_mtime_ns}"
 
 
 def _open(root: Path, real_root: str, path: str) -> Handle:

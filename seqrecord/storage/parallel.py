@@ -69,16 +69,23 @@ class ParallelStorage(StorageWrapper):
                 check_wanted(file)
                 self.inner.read_ranges(path, *part)
 
-        parts = plan(ranges, buffers, max_gap=self._max_gap, max_bytes=self._max_bytes)
+        parts = self.requests(ranges, buffers)
         if len(parts) < 2:
-            # Of empty ranges it says whether the file is there.
-            read(parts[0] if parts else (list(ranges), list(buffers)))
+            read(parts[0])
             return
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
             futures = [threads.submit(read, part) for part in parts]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
+
+    def requests(
+        self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> list[ReadRequest]:
+        """The requests of a call, at least one."""
+        parts = plan(ranges, buffers, max_gap=self._max_gap, max_bytes=self._max_bytes)
+        # That of empty ranges says whether the file is there.
+        return parts or [(list(ranges), list(buffers))]
 
 
 class RequestThreads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ _SETTINGS = (  # that a report names
     *("memory_limit", "device", "consumer_seconds"),
 )
 _FEW_BATCHES = 10
+_ALONE = 20  # steps with the last batch
 _BURSTS = 3  # times the median wait that the mean wait is
 
 
@@ -46,6 +47,7 @@ class BenchOptions(LoaderOptions):
     Args:
         consumer_seconds: how long the consumer takes for a batch; it sleeps, as a process does
             that waits for its GPU.
+        step: one step of a training, which is called with each batch, instead of the sleep.
         max_batches: end after so many; by default with the epoch.
         progress: called after each batch with the number done and the number there are.
     """
@@ -53,6 +55,7 @@ class BenchOptions(LoaderOptions):
     clip_len: int = 16
     batch_size: int | None = 4
     consumer_seconds: float = 0.0
+    step: Callable[[Any], object] | None = None
     max_batches: int | None = None
     progress: Callable[[int, int], None] | None = None
 
@@ -97,7 +100,7 @@ def measure(
     open_seconds: float = 0.0,
 ) -> BenchReport:
     """Time an epoch of a stream; `synchronize` waits until a batch is on its device."""
-    steps = _Steps(synchronize, options.consumer_seconds)
+    steps = _Steps(synchronize, options)
     num_batches = min(len(stream), options.max_batches or len(stream))
     steps.run(stream, num_batches, options.progress)
     settings = {name: getattr(options, name) for name in _SETTINGS}
@@ -110,9 +113,12 @@ def measure(
 class _Steps:
     """Training steps, and how long their parts take: one item of each list for each step."""
 
-    def __init__(self, synchronize: Callable[[], None] | None, consumer_seconds: float) -> None:
+    def __init__(self, synchronize: Callable[[], None] | None, options: BenchOptions) -> None:
         self._synchronize = synchronize
-        self._consumer_seconds = consumer_seconds
+        self._step = options.step
+        if self._step is None and options.consumer_seconds:
+            self._step = lambda _: time.sleep(options.consumer_seconds)
+        self.alone: list[float] = []  # seconds of steps with the last batch, beside no loader
         self.waiting: list[float] = []
         self.copying: list[float] = []
         self.consuming: list[float] = []
@@ -130,9 +136,7 @@ class _Steps:
             if self._synchronize is not None:
                 self._synchronize()
             moved = perf_counter()
-            if self._consumer_seconds:
-                time.sleep(self._consumer_seconds)
-            done = perf_counter()
+            done = self._consume(batch)
             self.waiting.append(there - asked)
             self.copying.append(moved - there)
             self.consuming.append(done - moved)
@@ -142,6 +146,20 @@ class _Steps:
             if progress is not None:
                 progress(len(self.clips), num_batches)
             asked = perf_counter()
+        if isinstance(batches, Generator):
+            batches.close()  # whose threads would read on
+        if self._step is not None:
+            for _ in range(min(num_batches, _ALONE)):
+                begin = perf_counter()
+                self.alone.append(self._consume(batch) - begin)
+
+    def _consume(self, batch: Any) -> float:
+        """When it is done."""
+        if self._step is not None:
+            self._step(batch)
+            if self._synchronize is not None:
+                self._synchronize()
+        return perf_counter()
 
 
 def _report(
@@ -180,6 +198,7 @@ def _report(
         waiting=waiting,
         copying=copying,
         consuming=consuming,
+        alone=StepTimes.of(steps.alone) if steps.alone else None,
         peak_memory=_peak_memory(),
         stats=stats,
         advice=advice,
@@ -242,6 +261,7 @@ class BenchReport:
     waiting: StepTimes
     copying: StepTimes  # to the device, as far as the consumer has to wait for it
     consuming: StepTimes
+    alone: StepTimes | None  # a step with the last batch again and again, beside no loader
     peak_memory: int  # bytes; the most that the process has had at a time, before `bench` too
     stats: Mapping[str, Any]  # see `SeqRecordPipe.stats`
     advice: tuple[str, ...]
@@ -259,9 +279,20 @@ class BenchReport:
         """Of clips delivered."""
         return self.clips_per_second * self.clip_bytes / self.num_clips
 
+    @property
+    def most_clips_per_second(self) -> float | None:
+        """What this training could reach with a loader that takes no time: that of its steps
+        `alone`. `None` without a training."""
+        if self.alone is None or not self.alone.mean:
+            return None
+        return self.num_clips / self.num_batches / self.alone.mean
+
     def to_json(self) -> dict[str, Any]:
         """Everything, with the rates; times are in seconds and sizes in bytes."""
-        rates = ("clips_per_second", "frames_per_second", "bytes_per_second")
+        rates = (
+            *("clips_per_second", "frames_per_second", "bytes_per_second"),
+            "most_clips_per_second",
+        )
         return {**asdict(self), **{name: getattr(self, name) for name in rates}}
 
     def __str__(self) -> str:
@@ -281,6 +312,7 @@ class BenchReport:
             *self._steps(),
             "",
             f"  clips         {', '.join(rates)}",
+            *self._headspace(),
             f"  read          {reading}; {counted(frames, 'frame')} decoded",
             f"  mixed from    {counted(self.stats['mixed_from'], 'place')} at a time",
             f"  first batch   after {first}, and {opened} before it to open the dataset",
@@ -289,6 +321,14 @@ class BenchReport:
             *self.advice,
         ]
         return "\n".join(lines)
+
+    def _headspace(self) -> list[str]:
+        if (most := self.most_clips_per_second) is None or self.alone is None:
+            return []
+        line = f"  at most       {most:,.1f}/s, with the last batch again and again: "
+        line += f"{percent(self.clips_per_second / most)} of that is reached; a step takes "
+        slower = self.consuming.mean / self.alone.mean
+        return [f"{line}{slower:.2f} times as long beside the loader"]
 
     def _steps(self) -> list[str]:
         parts = [("waiting for data", self.waiting), ("consumer", self.consuming)]

@@ -17,7 +17,7 @@ from seqrecord.errors import (
     SourceError,
 )
 from seqrecord.format.manifest import Manifest
-from seqrecord.format.references import MAX_LIST_FILES, ExternalFile, ExternalList, list_path
+from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.externals import trust
@@ -52,6 +52,7 @@ from seqrecord.writing.stored_statistics import merged
 
 __all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
 
+_FILES_OF_A_LIST = 10_000  # so that it does not become too large, however long their names are
 _MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
 
 
@@ -184,9 +185,15 @@ def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
     files: dict[str, ExternalFile] = source.external_files()
     names = [*files]
     found: dict[str, tuple[str, int]] = {}
-    for begin in range(0, len(names), MAX_LIST_FILES):
-        some = names[begin : begin + MAX_LIST_FILES]
+    for begin in range(0, len(names), _FILES_OF_A_LIST):
+        some = names[begin : begin + _FILES_OF_A_LIST]
         each = ExternalList(tuple(files[name] for name in some))
+        try:
+            ExternalList.parse(each.encode(), each.id)
+        except FormatError as error:  # nobody could read it
+            what = f"originals that cannot be referred to: {error.message}"
+            facts = {**error.facts(), "file": each.files[0].root}
+            raise SourceError(what, **facts) from error
         with suppress(ConflictError):  # it is there already, as it is
             storage.put(list_path(each.id), each.encode(), expected=None)
         trust(each.id)

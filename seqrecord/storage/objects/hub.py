@@ -216,6 +216,7 @@ class HubStorage(ObjectStorage):
     """
 
     bucket: HubFolder
+    requests_by_file = 1  # beside those of its ranges: for its address
     refusal = "a dataset on the Hub can only be read here"
 
     @property

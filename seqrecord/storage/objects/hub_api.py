@@ -73,7 +73,7 @@ class Listing:
         self._folders: dict[str, dict[str, Entry]] = {}
         for path, file in files.items():
             above, _, name = path.rpartition("/")
-            entry = Entry(name, is_folder=False, size=file.size)
+            entry = Entry(name, False, file.size, file.identity)
             while name not in (inside := self._folders.setdefault(above, {})):
                 inside[name] = entry
                 if not above:

@@ -6,7 +6,7 @@ A file is copied within one bucket or container without its bytes coming to this
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -103,7 +103,7 @@ class ObjectStorage(WholeFileStorage):
         """Its length and e-tag; see `identity_of`."""
         key = self.bucket.key(check_path(path))
         meta = self._ask(path, lambda store: store.head(key))
-        return int(meta["size"]), meta.get("e_tag")
+        return int(meta["size"]), _identity(meta)
 
     def expect_pages(self) -> None:
         """See `seqrecord.storage.base.expect_pages`."""
@@ -191,12 +191,16 @@ class ObjectStorage(WholeFileStorage):
         prefix = f"{prefix}/" if prefix else ""
         found = self._ask(folder or ".", lambda store: store.list_with_delimiter(prefix or None))
         folders = {each[len(prefix) :].strip("/") for each in found["common_prefixes"]}
-        files = {each["path"][len(prefix) :]: each["size"] for each in found["objects"]}
+        files = {each["path"][len(prefix) :]: each for each in found["objects"]}
         return sorted(
             [
                 *(Entry(name, is_folder=True) for name in folders),
                 # What stands for a folder is an object of its name, or of its name and a slash.
-                *(Entry(n, False, size) for n, size in files.items() if n and n not in folders),
+                *(
+                    Entry(name, False, each["size"], _identity(each))
+                    for name, each in files.items()
+                    if name and name not in folders
+                ),
             ],
             key=lambda entry: entry.name,
         )
@@ -216,6 +220,11 @@ class ObjectStorage(WholeFileStorage):
 
 
 _logger = logging.getLogger("seqrecord")
+
+
+def _identity(meta: Mapping[str, Any]) -> str | None:
+    """An object's e-tag, which Azure quotes in answers to HEAD and not in listings."""
+    return (meta.get("e_tag") or "").strip('"') or None
 
 
 def can_copy_on_server(source: Storage, destination: Storage) -> bool:

@@ -19,6 +19,7 @@ _MODULES = {
     "index": "packing",
     "info": "commands",
     "merge": "editing",
+    "plan": "timing",
     "push": "exporting",
     "reindex": "packing",
     "split": "upkeep",

@@ -93,7 +93,7 @@ def clean(
     Removes files that interrupted writes left behind (no --resume can add them then), and record
     files that the dataset had until so long ago, unless --keep-versions keeps them. Copies what
     lives in record files of which much was deleted or dropped into new ones; the old ones are
-    removed when they are old enough.
+    removed when they are old enough. The lists of files to which an index refers (externals/) stay.
     """
     if no_rewrite and is_given(context, "min_dead"):
         raise click.UsageError("--min-dead says what is rewritten, and --no-rewrite nothing")

@@ -1,0 +1,166 @@
+"""Does a plan's loads without reading and decoding, to count what they would ask for.
+
+The store, the loads and what these read are those of an epoch; only the storage leaves buffers as
+they are (see `CountingStorage`), and nothing is decoded into rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from seqrecord.clips.tables import IntArray
+from seqrecord.engine.arena import Rows
+from seqrecord.engine.engine import Execution
+from seqrecord.engine.loading import ChunkLoader, Fetched, present_in
+from seqrecord.engine.stores import AssignedLoad, PendingLoad, each_load, loads_of_round
+from seqrecord.engine.workers import chunks_at_once
+from seqrecord.reading.chunks import Page
+from seqrecord.sampling.memory import Memory
+from seqrecord.storage.counting import Asked
+
+__all__ = ["Counts", "Walk", "walk"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What some loads ask for. Of video, `video_frames_decoded` are those of all videos, with what
+    lies between a chunk's first frame and those that are needed: an upper bound, for only the page
+    says where a decoder may begin. `clips` are those that the loads are for."""
+
+    requests: float = 0
+    nbytes: float = 0
+    frames_decoded: float = 0
+    video_frames_decoded: float = 0
+    clips: float = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return self + other * -1
+
+    def __mul__(self, times: float) -> Counts:
+        return Counts(*(getattr(self, f.name) * times for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What the loads of some rounds ask for, in `total`, and those that the `first` batch needs.
+
+    `frames` are those of the leading group that they bring. `memory` is what they use of the
+    execution's, and `chunk` the bytes of the largest chunk that is held as it is stored.
+    """
+
+    total: Counts
+    first: Counts
+    frames: int
+    memory: Memory
+    chunk: int
+
+
+def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -> Walk:
+    """Do the loads of some rounds `[start, stop)` of a plan; of several spans of rounds it is said
+    that they use all rows. Where frames stay in memory, all rounds are to be walked.
+
+    The dataset is one that counts what is asked for.
+    """
+    plan, num_frames = execution.job.plan, execution.job.clip_frames.num_frames
+    resources, leading = execution.resources, plan.groups[plan.leading].group
+    used = {
+        id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in execution.buffers.arenas
+    }
+    total, first, clips, frames = Counts(), Counts(), 0, 0
+    for start, stop in spans:
+        loads = _Loads(execution, asked)
+        for group, held in zip(plan.groups, plan.resident(start), strict=True):
+            loads.do([PendingLoad(0, each) for each in each_load(group.group, held)])
+        begin = loads.counts()
+        left = 0 if start else plan.first_clip(min(1, plan.num_batches))
+        for current in loads.store.rounds(plan, start):
+            if current.index >= stop:
+                break
+            waiting = loads_of_round(current, plan.groups, num_frames)
+            reached, assigned = loads.do(waiting, left or len(current.clips))
+            if 0 < left <= len(current.clips):
+                first = reached - begin
+            left, clips = max(0, left - len(current.clips)), clips + len(current.clips)
+            loads.store.finish(current, assigned)
+            for item in assigned:
+                used[id(item.target)][item.rows] = True
+                frames += item.load.count * (item.load.group == leading)
+        loads.loader.close()
+        total += loads.counts() - begin
+    is_local = execution.job.dataset.contents.chunks.is_local
+    ahead, loaders = chunks_at_once(resources.memory, resources.num_threads, is_local=is_local)
+    memory = replace(
+        resources.memory,
+        num_rows=tuple(int(np.count_nonzero(each)) for each in used.values()),
+        max_loads=loaders,
+        max_read_ahead=ahead,
+    )
+    chunk = execution.buffers.chunks.largest
+    return Walk(replace(total, clips=clips), first, frames, memory, chunk)
+
+
+class _Loads:
+    """Loads of an execution, and what they have asked for."""
+
+    def __init__(self, execution: Execution, asked: Asked) -> None:
+        self.loader, self.store = execution.loader(_CountingLoader), execution.store()
+        self._asked, self._stats = asked, execution.stats
+
+    def counts(self) -> Counts:
+        asked, stats = self._asked, self._stats
+        nbytes = asked.disk_nbytes if self.loader.is_local else asked.nbytes
+        return Counts(asked.requests, nbytes, stats.frames_decoded, stats.video_frames_decoded)
+
+    def do(self, waiting: list[PendingLoad], until: int = 0) -> tuple[Counts, list[AssignedLoad]]:
+        """Do loads that have room; what was counted before the first that no clip before `until`
+        needs."""
+        reached, placed = None, sorted(self.store.place(waiting), key=attrgetter("first_use"))
+        for item in placed:
+            if reached is None and item.first_use >= until:
+                reached = self.counts()
+            self.loader([item.load], item.target, item.rows)
+        return reached or self.counts(), placed
+
+
+class _CountingLoader(ChunkLoader):
+    """Reads what it would, of a dataset that counts that, and decodes nothing."""
+
+    def _store_run(
+        self,
+        page: Page,
+        data: memoryview,  # noqa: ARG002
+        frames: list[int],
+        out: Rows,  # noqa: ARG002
+        row: int,  # noqa: ARG002
+    ) -> None:
+        if self._reader.features[page.feature].is_video:
+            page.memo.setdefault("video", _CountedVideo()).read(page.positions(frames))
+
+    def _store_transformed(
+        self,
+        fetched: Fetched,
+        frames: IntArray,
+        *_: Any,
+    ) -> int:
+        return int(np.count_nonzero(present_in((fetched, *fetched.others), frames)))
+
+
+class _CountedVideo:
+    """Stands for the reader of a page of video, whose first group of pictures begins the page."""
+
+    def __init__(self) -> None:
+        self.num_decoded = self._position = 0
+
+    def read(self, positions: IntArray) -> None:
+        """Decode frames of the page, which ascend."""
+        first, stop = int(positions[0]), int(positions[-1]) + 1
+        self.num_decoded += stop - (self._position if first >= self._position else 0)
+        self._position = stop

@@ -1,0 +1,9 @@
+"""LeRobot's dataset and sampler, read by seqrecord; see docs/from-lerobot.md."""
+
+from __future__ import annotations
+
+from seqrecord.lerobot.dataset import LeRobotDataset
+from seqrecord.lerobot.form import to_lerobot
+from seqrecord.lerobot.sampler import PlannedSampler
+
+__all__ = ["LeRobotDataset", "PlannedSampler", "to_lerobot"]

@@ -1,0 +1,329 @@
+"""`LeRobotDataset`: LeRobot's class, which reads by seqrecord."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from seqrecord.clips.grids import numbered
+from seqrecord.clips.tables import IntArray
+from seqrecord.clips.windows import delta_timestamps
+from seqrecord.errors import ClipError, MissingPackageError, SourceError
+from seqrecord.indexing.opening import dataset_of
+from seqrecord.lazy import required
+from seqrecord.lerobot.form import channels_first, numbers
+from seqrecord.lerobot.planned import PlannedIndex, PlannedReader
+from seqrecord.pipes.collating import collate
+from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.loaders import SeqRecordDataset
+from seqrecord.processes.forks import PerProcess, cached_property
+from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.sources.lerobot_layout import (
+    number_columns,
+    read_episodes,
+    read_info,
+    read_texts,
+)
+from seqrecord.text import counted
+
+__all__ = ["LeRobotDataset"]
+
+_PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
+_MM = 1000.0  # of a metre
+
+
+class LeRobotDataset(TorchDataset[dict[str, Any]]):
+    """Takes the place of `lerobot.datasets.lerobot_dataset.LeRobotDataset` where it is read.
+
+    Items are those of LeRobot's class, as equal as the decoders are: this one decodes by PyAV. All
+    features of `meta.features` are there; one with a window [T, …], with `<feature>_is_pad`, bool
+    [T]. Images are float32 [C, H, W] from 0 to 1, or uint8.
+
+    The files are read [in place](in-place.md), and downloaded from the Hub where LeRobot's class
+    would download them, but always all. `PlannedSampler` gives an order in which each frame is
+    decoded about once an epoch. In any other order items are as right, and each decodes its own
+    frames.
+
+    Raises `ClipError` (a `ValueError`) where a time of `delta_timestamps` is not that of a frame to
+    `tolerance_s`, `SourceError` for a dataset that is not what its `meta` says, and
+    `MissingPackageError` without LeRobot. Frames that are further than 0.1 ms from their time in
+    the video are a `SourceError` here and now, not when an item needs them.
+
+    Args:
+        repo_id: the name on the Hub, as for LeRobot's class; so are the arguments up to `token`.
+        video_backend: has no effect.
+        records: what `seqrecord write` has made of the dataset, to be read in place of its files:
+            a path, a URL, or an open dataset. Needed for images in tables and for depth.
+        cache_limit: bytes, or text such as "512MiB", of small frames that each process keeps.
+
+    Attributes:
+        meta: LeRobot's own metadata.
+        delta_indices: `delta_timestamps` in frames, or `None`.
+        clips: the items as a `seqrecord.SeqRecordDataset`.
+        first_items: the number of the first item of each episode, int64 [all episodes].
+    """
+
+    def __init__(
+        self,
+        repo_id: str,
+        root: str | PathLike[str] | None = None,
+        episodes: Sequence[int] | None = None,
+        episode_filter: Callable[[dict[str, Any]], bool] | None = None,
+        image_transforms: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        delta_timestamps: dict[str, list[float]] | None = None,
+        tolerance_s: float = 1e-4,
+        revision: str | None = None,
+        force_cache_sync: bool = False,
+        video_backend: str | None = None,  # noqa: ARG002
+        return_uint8: bool = False,
+        depth_output_unit: str = "mm",
+        *,
+        token: str | bool | None = None,
+        records: DatasetLike | None = None,
+        cache_limit: int | str = "512MiB",
+    ) -> None:
+        theirs: Any
+        try:
+            theirs = required("lerobot.datasets.lerobot_dataset", _PACKAGE)
+        except MissingPackageError:  # before 0.3
+            theirs = required("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
+        login = {} if token is None else {"token": token}
+        self.repo_id, self.tolerance_s = repo_id, tolerance_s
+        self.delta_timestamps, self.image_transforms = delta_timestamps, image_transforms
+        self.depth_output_unit = depth_output_unit
+        self.meta = theirs.LeRobotDatasetMetadata(
+            repo_id, root, revision, force_cache_sync=force_cache_sync, **login
+        )
+        if depths := getattr(self.meta, "depth_keys", []):
+            self.meta.rescale_depth_stats(depth_output_unit)
+        if episode_filter is not None:
+            episodes = self.meta.filter_episodes(episode_filter, candidates=episodes)
+        self.episodes = episodes
+        dataset = self._open(root, login) if records is None else dataset_of(records)
+        self.root, self.revision = self.meta.root, self.meta.revision
+        self._images = {
+            name: return_uint8 and self.features[name]["dtype"] == "video"
+            for name in self.meta.camera_keys
+            if name not in depths
+        }
+        self._depths = dict.fromkeys(depths, _MM if depth_output_unit == "mm" else 1.0)
+        self._texts = self._find_texts()
+        self.delta_indices = self._find_windows()
+        self.clips = self._select(dataset, cache_limit)
+        self._reader = PerProcess(partial(PlannedReader, self.clips, self._items))
+
+    def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
+        """The files of the dataset, downloaded as LeRobot does if some are missing."""
+        if not _has_all_files(self.meta.root):
+            hub: Any = required("huggingface_hub", _PACKAGE)
+            place: dict[str, Any] = {"local_dir": root}
+            if root is None:
+                constants: Any = required("lerobot.utils.constants", _PACKAGE)
+                place = {"cache_dir": constants.HF_LEROBOT_HUB_CACHE}
+            place |= {"repo_type": "dataset", "revision": self.meta.revision, **login}
+            self.meta.root = Path(hub.snapshot_download(self.repo_id, **place))
+        return dataset_of(self.meta.root)
+
+    def _find_texts(self) -> dict[str, tuple[str, dict[str, int]]]:
+        """The features that are texts here: the column of their numbers, and these by text."""
+        root, info = self.meta.root, read_info(self.meta.root)
+        return {
+            name: (column, {text: i for i, text in read_texts(root, info, column).items()})
+            for name, column in number_columns(root, info).items()
+        }
+
+    def _find_windows(self) -> dict[str, list[int]] | None:
+        """`delta_timestamps` in frames."""
+        if self.delta_timestamps is None:
+            return None
+        columns = {column for column, _ in self._texts.values()}
+        known = [name for name in self.features if name not in columns]
+        if wrong := [name for name in self.delta_timestamps if name not in known]:
+            raise ClipError(
+                "windows of no such features", expected=", ".join(known), got=", ".join(wrong)
+            )
+        return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
+
+    def _select(self, dataset: Dataset, cache_limit: int | str) -> SeqRecordDataset:
+        """The items of the episodes as clips."""
+        lengths = dataset.contents.index.num_frames.astype(np.int64)
+        count, total, said = len(lengths), int(lengths.sum()), self.meta
+        is_whole = (count, total) == (said.total_episodes, said.total_frames)
+        if not is_whole or f"episode_{count - 1:06d}" not in dataset.episodes:
+            raise SourceError(
+                "another dataset than its meta says; `seqrecord doctor` tells what is wrong",
+                file=str(self.meta.root),
+                expected=f"{said.total_frames} frames in {said.total_episodes} episodes, numbered "
+                "from 0",
+                got=f"{total} frames in {count} episodes",
+            )
+        self._length, self._begin = lengths, np.cumsum(lengths) - lengths
+        keys = None
+        if self.episodes is not None:
+            keys = [f"episode_{i:06d}" for i in sorted({*self.episodes}) if 0 <= i < count]
+        deltas = (self.delta_indices or {}).items()
+        windows = {name: window for name, window in deltas if name in dataset.features}
+        clips = SeqRecordDataset(
+            dataset,
+            features=[n for n in dataset.features if n in self.features or n in self._texts],
+            episodes=keys,
+            clip_len=None if windows else 1,
+            windows=windows or None,
+            pad="edge" if windows else None,
+            squeeze=True,
+            memory_limit=cache_limit,
+        )
+        chosen = clips.clips.selected
+        self.first_items = np.full(count, -1)
+        self.first_items[chosen] = np.cumsum(lengths[chosen]) - lengths[chosen]
+        return clips
+
+    @property
+    def fps(self) -> int:
+        """Frames a second."""
+        fps: int = self.meta.fps
+        return fps
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        """`meta.features`."""
+        features: dict[str, dict[str, Any]] = self.meta.features
+        return features
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the chosen episodes, each of which is an item."""
+        return len(self.clips)
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes were chosen."""
+        return len(self._length) if self.episodes is None else len(self.episodes)
+
+    @cached_property
+    def absolute_to_relative_idx(self) -> dict[int, int] | None:
+        """Items' numbers by `index` of their frames; `None` where all episodes are chosen."""
+        if self.episodes is None:
+            return None
+        owner, inside = numbered(self._length[self.clips.clips.selected])
+        index = self._begin[self.clips.clips.selected][owner] + inside
+        return {number: item for item, number in enumerate(index.tolist())}
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, number: int | slice) -> Any:
+        """An item by its number, or those of a slice."""
+        if isinstance(number, slice):
+            return list(self.__getitems__(range(*number.indices(len(self)))))
+        return self._taken([number])[0]
+
+    def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
+        """The items of these numbers; a `DataLoader` asks for those of a batch.
+
+        Those of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
+        """
+        if not all(isinstance(number, PlannedIndex) for number in items):
+            windows = self.delta_indices or {}
+            pictures = counted(sum(len(windows.get(n, [0])) for n in self._images), "picture")
+            say_once(
+                f"{self.clips.dataset.url}: items come in another order than that of "
+                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
+                "those that lead to them from a keyframe; in that order each picture is decoded "
+                "about once an epoch"
+            )
+        return self._taken(items)
+
+    def _taken(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        reader = self._reader.get()
+        found = [reader.take(n) if isinstance(n, PlannedIndex) else None for n in numbers]
+        others = [number for number, item in zip(numbers, found, strict=True) if item is None]
+        if others:
+            rest = iter(self._items(collate(self.clips.__getitems__(others))))
+            found = [next(rest) if item is None else item for item in found]
+        return [self._transformed(item) for item in found if item is not None]
+
+    def _transformed(self, item: dict[str, Any]) -> dict[str, Any]:
+        item = dict(item)  # which may come again
+        if self.image_transforms is not None:
+            for name in self._images:
+                item[name] = self.image_transforms(item[name])
+        return item
+
+    def stats(self) -> dict[str, int]:
+        """What this process has read: `bytes_read`, `frames_decoded`, `video_frames_decoded` of all
+        cameras together, with those that were decoded for others only; and `items_in_order`,
+        which were read ahead."""
+        names = ("bytes_read", "frames_decoded", "video_frames_decoded")
+        planned, alone = self._reader.get().stats.report(), self.clips.stats()
+        return {name: planned[name] + alone[name] for name in names} | {
+            "items_in_order": planned["clips"]
+        }
+
+    def set_image_transforms(
+        self, image_transforms: Callable[[torch.Tensor], torch.Tensor] | None
+    ) -> None:
+        """Replace what is called with each image."""
+        self.image_transforms = image_transforms
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.repo_id!r}, {self.num_episodes} episodes, "
+            f"{self.num_frames} frames, read by seqrecord from {self.clips.dataset.url!r})"
+        )
+
+    # ---- items of batches
+
+    def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those of a batch of clips."""
+        found = {
+            name: self._values(name, value)
+            for name, value in batch.items()
+            if name.removesuffix("_is_pad") in self.features
+        }
+        for name, (column, numbers_of) in self._texts.items():
+            if name in batch:
+                found[column] = torch.tensor(
+                    [numbers_of[text] for text in batch[name]], device="cpu"
+                )
+        if "task" in batch:
+            found["task"] = batch["task"]
+        episode = np.array([int(key.rpartition("_")[2]) for key in batch["episode"]])
+        found |= self._places(episode, batch["start"].numpy())
+        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+    def _values(self, name: str, value: Any) -> Any:
+        if name in self._images:
+            return channels_first(value, return_uint8=self._images[name])
+        if name in self._depths:
+            return value.unsqueeze(-3) * self._depths[name]
+        return numbers(value)
+
+    def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
+        """The columns that say where frames are, of clips that start there, int64 [clips]."""
+        found: dict[str, torch.Tensor] = {}
+        deltas = self.delta_indices or {}
+        for name in self.features.keys() & {"episode_index", "frame_index", "index"}:
+            asked = start[:, None] + np.array(deltas.get(name, [0]))
+            frames = asked.clip(0, self._length[episode, None] - 1)
+            first = {"episode_index": episode, "index": self._begin[episode]}.get(name, 0 * episode)
+            values = first[:, None] + (frames if name != "episode_index" else 0 * frames)
+            found[name] = torch.from_numpy(values if name in deltas else values[:, 0])
+            if name in deltas:
+                found[f"{name}_is_pad"] = torch.from_numpy(asked != frames)
+        return found
+
+
+def _has_all_files(root: Path) -> bool:
+    """Whether the files are there that `meta` names."""
+    files = set[str]()
+    for episode in read_episodes(root, read_info(root)):
+        files |= {episode.file, *(video.file for video in episode.videos.values())}
+    return all((root / file).exists() for file in files)

@@ -1,0 +1,340 @@
+"""plan: what a training will read, hold and cost, before it runs.
+
+The plan of an epoch is made as a loader makes it, and its loads are done as an engine does them,
+but on a storage that counts requests and makes none.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from seqrecord.errors import ClipError
+from seqrecord.format.manifest import MANIFEST
+from seqrecord.indexing.opening import opened
+from seqrecord.pipes.arguments import takes_arguments
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
+from seqrecord.storage import CachedStorage, Storage, StorageWrapper
+from seqrecord.storage.counting import Asked
+from seqrecord.text import counted, repr_of
+from seqrecord.units import check_integer, format_size, parse_size
+
+if TYPE_CHECKING:
+    from seqrecord.engine.counting import Counts, Walk
+    from seqrecord.pipes.clip_loader import ClipLoader
+    from seqrecord.sampling import Plan
+
+__all__ = ["Amount", "PlanOptions", "PlanReport", "plan"]
+
+_MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
+_MOST_PARTS = 4  # whose plans are made, where there are more clips than that
+_GOLDEN = (5**0.5 - 1) / 2
+_SPANS = 32  # of rounds, of each of these
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(LoaderOptions):
+    """What `plan` is told beside the dataset: the loader's arguments, and those of the run.
+
+    Args:
+        epochs: how many.
+        ranks: processes that train, each with its part of every epoch.
+        workers: of the DataLoader of each rank; 0: the loader runs in the rank's process.
+        bandwidth: bytes a second that all ranks together can read, or text such as "1GB".
+        price_per_gb: of 10^9 bytes that are read, in any currency.
+        price_per_request: in the same currency.
+        most_loads: so many loads of chunks are counted one by one; of an epoch with more, those of
+            rounds that are spread over it, of which one in the beginning.
+    """
+
+    clip_len: int = 16
+    batch_size: int | None = 4
+    epochs: int = 1
+    ranks: int = 1
+    workers: int = 0
+    bandwidth: int | str | None = None
+    price_per_gb: float = 0.0
+    price_per_request: float = 0.0
+    most_loads: int = _MOST_LOADS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("epochs", 1), ("ranks", 1), ("workers", 0), ("most_loads", 1)):
+            check_integer(name, getattr(self, name), least=least)
+        for name in ("price_per_gb", "price_per_request"):
+            price: object = getattr(self, name)
+            if not (isinstance(price, (int, float)) and 0 <= price < float("inf")):
+                raise ClipError(f"{name} is no price", expected=">= 0", got=repr_of(price, 100))
+        if self.bandwidth is not None and _rate(self.bandwidth) < 1:
+            raise ClipError("bandwidth is no rate", expected="1 or more", got=self.bandwidth)
+        given = {"rank": self.rank, "world_size": self.world_size, "device": self.device}
+        for name, value in given.items():
+            if value is not None:
+                expected = "ranks=, for all of them" if name != "device" else "no device"
+                raise ClipError(f"plan takes no {name}", expected=expected, got=value)
+
+
+def _rate(bandwidth: int | str) -> int:
+    try:
+        return parse_size(bandwidth)
+    except ValueError as error:
+        raise ClipError(f"bandwidth: {error}") from None
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What is asked of the storage, and decoded of it.
+
+    `requests` are those to services, none of a local disk or a mount; `bytes` are those that they
+    bring, gaps between pages too. `frames_decoded` are counted as in `SeqRecordPipe.stats`, and so
+    are `video_frames_decoded`, of which this is the most there can be.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    frames_decoded: int = 0
+    video_frames_decoded: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def times(self, number: int) -> Amount:
+        """So many times as much."""
+        return Amount(*(number * getattr(self, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What `plan` has found, of all ranks and workers together, but for memory.
+
+    `peak_memory` is what the loaders of one rank take at most, in bytes: frames, batches and reads
+    in flight, in its own process or in those of its workers. What Python, torch and the training
+    take, and the batches that a DataLoader holds ready, come on top. `first_batch` is what is read
+    before every rank and worker has a batch, with `opening`, and the times are what reading takes
+    at the `bandwidth`; `None` without one.
+    """
+
+    url: str
+    settings: Mapping[str, Any]
+    clips: int  # of the first epoch
+    batches: int
+    opening: Amount  # by all processes
+    first_epoch: Amount
+    later_epoch: Amount  # each one
+    total: Amount
+    first_batch: Amount
+    peak_memory: int
+    first_batch_seconds: float | None
+    hours: float | None
+    price: float
+    is_exact: bool  # whether every load was counted
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything; times are in seconds or hours, and sizes in bytes."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        ranks, workers = self.settings["ranks"], self.settings["workers"]
+        what = f"{counted(self.clips, 'clip')} in {self.batches:,} batches"
+        whose = f"{counted(ranks, 'rank')} with {counted(workers, 'worker')}"
+        about = "" if self.is_exact else "about "
+        rows = [("opening", self.opening), ("first epoch", self.first_epoch)]
+        if self.settings["epochs"] > 1:
+            rows += [("each later epoch", self.later_epoch), ("all", self.total)]
+        lines = [
+            f"{self.url}: {counted(self.settings['epochs'], 'epoch')} of {what}, {whose}",
+            "",
+            f"  {'':<18}{'requests':>14}{'read':>14}{'frames decoded':>18}",
+            *(
+                f"  {name:<18}{amount.requests:>14,}{format_size(amount.bytes):>14}"
+                f"{amount.frames_decoded:>18,}"
+                for name, amount in rows
+            ),
+            "",
+            f"  peak memory   {format_size(self.peak_memory)} of each rank's loaders",
+            f"  first batch   after {format_size(self.first_batch.bytes)} and "
+            f"{counted(self.first_batch.requests, 'request')}"
+            + ("" if self.first_batch_seconds is None else f": {self.first_batch_seconds:,.1f} s"),
+        ]
+        if videos := self.total.video_frames_decoded:
+            lines.append(f"  video         at most {videos:,} frames decoded")
+        if self.hours is not None:
+            lines.append(f"  time          {about}{self.hours:,.2f} h of reading")
+        if self.price:
+            lines.append(f"  price         {about}{self.price:,.2f}")
+        if not self.is_exact:
+            lines += ["", "Counted from a part of the loads."]
+        return "\n".join(lines)
+
+
+@takes_arguments(PlanOptions)
+def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
+    """Say what a training will read, hold in memory and cost, from index and plan alone.
+
+    No page is read, but of an index of originals those that say where these lie; with a
+    `frame_transform` the first frame. Epochs after the second count as the second one. With a
+    cache that is large enough for what the first epoch reads, later ones read nothing; a smaller
+    one counts as none.
+
+    Raises `ClipError` for what makes no sense, `MemoryLimitError` for a limit that is too small,
+    and what opening the dataset raises.
+
+    Args:
+        dataset: local path or URL, or an open dataset of which nothing was read yet.
+    """
+    with opened(dataset) as found:
+        return _planned(found, options)
+
+
+def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
+    from seqrecord.pipes.clip_loader import ClipLoader  # torch takes seconds
+    from seqrecord.pipes.selection import ClipSelection
+
+    given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
+    loader_options = LoaderOptions(**given | {"rank": 0, "world_size": options.ranks})
+    asked, opening = Asked(), _opening(dataset, options)
+    selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
+    opening += Amount(asked.requests, asked.nbytes).times(options.ranks)  # such as a first frame
+    asked.stands_for_all = True
+    counter = _Counter(ClipLoader(selection, loader_options), options, asked)
+    first, batch, clips, batches = counter.epoch(0)
+    later, cache = Amount(), _cache_limit(dataset.contents.storage)
+    if options.epochs > 1 and (cache is None or first.bytes > cache):
+        later = counter.epoch(1)[0] if counter.is_exact else first
+    total = opening + first + later.times(options.epochs - 1)
+    rate = None if options.bandwidth is None else _rate(options.bandwidth)
+    return PlanReport(
+        url=dataset.url,
+        settings={
+            **{name: getattr(options, name) for name in _SETTINGS},
+            "stride": options.spec.stride,
+        },
+        clips=clips,
+        batches=batches,
+        opening=opening,
+        first_epoch=first,
+        later_epoch=later,
+        total=total,
+        first_batch=opening + batch,
+        peak_memory=counter.peak_memory,
+        first_batch_seconds=None if rate is None else (opening + batch).bytes / rate,
+        hours=None if rate is None else total.bytes / rate / 3600,
+        price=total.bytes / 1e9 * options.price_per_gb + total.requests * options.price_per_request,
+        is_exact=counter.is_exact,
+    )
+
+
+_SETTINGS = (
+    *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("memory_limit", "epochs", "ranks", "workers", "bandwidth", "price_per_gb"),
+    "price_per_request",
+)
+
+
+class _Counter:
+    """Counts epochs, whose parts are those of ranks and workers."""
+
+    def __init__(self, loader: ClipLoader, options: PlanOptions, asked: Asked) -> None:
+        from seqrecord.engine.buffers import BufferCache
+
+        self._loader, self._options, self._asked = loader, options, asked
+        self._parts = options.ranks * max(1, options.workers)
+        # What a process keeps from epoch to epoch: its memory, and the files that it knows.
+        self._kept: dict[int, tuple[BufferCache, set[object]]] = {}
+        self.is_exact = True
+        self.peak_memory = 0
+
+    def epoch(self, number: int) -> tuple[Amount, Amount, int, int]:
+        """What an epoch reads, what its first batches do, and its clips and batches."""
+        from seqrecord.engine.counting import Counts
+        from seqrecord.sampling import Part
+
+        count = self._parts
+        if self._loader.clips(number).num_clips > self._options.most_loads:
+            count = min(count, _MOST_PARTS)
+        self.is_exact &= count == self._parts
+        whole, first, clips, batches = Counts(), Counts(), 0, 0
+        for index in (self._parts * i // count for i in range(count)):
+            plan = self._loader.plan(number, Part(index, self._parts))
+            read, batch = self._part(plan, count)
+            whole, first = whole + read, first + batch
+            clips, batches = clips + plan.num_clips, batches + plan.num_batches
+        scale = self._parts / count
+        totals = round(clips * scale), round(batches * scale)
+        return _amount(whole * scale), _amount(first * scale), *totals
+
+    def _part(self, plan: Plan, num_parts: int) -> tuple[Counts, Counts]:
+        from seqrecord.engine.buffers import BufferCache
+        from seqrecord.engine.counting import walk
+        from seqrecord.engine.stats import EngineStats
+        from seqrecord.pipes.clip_loader import Counted
+
+        in_worker = self._options.workers > 0
+        buffers, seen = self._kept.pop(plan.part.index, (BufferCache(), set()))
+        self._asked.seen.clear()
+        self._asked.seen |= seen
+        execution = self._loader.execution(
+            plan, (), EngineStats(), counted=Counted(buffers, in_worker)
+        )
+        spans = _spans(plan, self._options.most_loads // num_parts)
+        if execution.resources.first_row is not None:  # loads are what others have not brought
+            spans = [(0, plan.num_rounds)]
+        walked = walk(execution, self._asked, spans)
+        execution.release()
+        if not in_worker:  # else the next epoch has another process
+            stays = buffers if execution.resources.first_row is not None else BufferCache()
+            self._kept[plan.part.index] = stays, set(self._asked.seen)
+        read, taken = walked.total, self._loader.taken(self._parts, walked.memory, walked.chunk)
+        self.peak_memory = max(self.peak_memory, taken * max(1, self._options.workers))
+        if len(spans) > 1:
+            self.is_exact = False
+            read *= self._scale(plan, walked)
+        return read, walked.first
+
+    def _scale(self, plan: Plan, walked: Walk) -> float:
+        """How many times what was walked a plan has: by frames, but by clips where these are not
+        all of what lies between."""
+        window = plan.groups[plan.leading].window
+        if self._options.spec.stride >= window.span:
+            return plan.num_clips / max(1.0, walked.total.clips)
+        _, begin, stop = plan.used(plan.leading)
+        return int((-(begin - stop) // window.frame_step).sum()) / max(1, walked.frames)
+
+
+def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
+    """Rounds `[start, stop)`: all of a plan, or as many as have about so many loads."""
+    middle = next(plan.rounds(plan.num_rounds // 2), None)
+    of_round = max(1, 0 if middle is None else sum(len(todo.loads) for todo in middle.groups))
+    if plan.num_rounds * of_round <= most_loads:
+        return [(0, plan.num_rounds)]
+    length = max(1, most_loads // of_round // _SPANS)
+    # Episodes of one length have rounds that repeat themselves: evenly spaced ones may be alike.
+    places = (i * _GOLDEN % 1 for i in range(_SPANS))
+    starts = [int((plan.num_rounds - length) * place) for place in places]
+    return [(start, start + length) for start in starts]
+
+
+def _amount(counts: Counts) -> Amount:
+    names = ("requests", "nbytes", "frames_decoded", "video_frames_decoded")
+    return Amount(*(round(getattr(counts, name)) for name in names))
+
+
+def _opening(dataset: Dataset, options: PlanOptions) -> Amount:
+    """What opening the dataset has asked for, in each process that opens it."""
+    of = dataset.contents
+    requests = of.storage.counters().get("requests", 0)
+    is_disk = of.storage.local_path(MANIFEST) is not None
+    nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
+    opens = 1 if options.workers and multiprocessing.get_start_method() != "fork" else 0
+    return Amount(requests, nbytes).times(options.ranks * (1 + opens * options.workers))
+
+
+def _cache_limit(storage: Storage) -> int | None:
+    while isinstance(storage, StorageWrapper):
+        if isinstance(storage, CachedStorage):
+            return storage.limit
+        storage = storage.inner
+    return None

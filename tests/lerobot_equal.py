@@ -1,0 +1,123 @@
+"""Whether items of `seqrecord.lerobot.LeRobotDataset` are those of lerobot itself, to the last bit.
+
+::
+
+    python -m tests.lerobot_equal FOLDER    # prints a line of JSON for each dataset
+
+By a Python that has lerobot, which writes datasets into FOLDER and reads them by PyAV, as
+`make test-lerobot` does; with lerobot 0.3.3 these are of v2.1. Compared are all items: with windows
+and without, of some episodes, as uint8 and as float32; numbers of all dtypes, images in tables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lerobot.equal import CAMERAS, VARIANTS, write
+from tests.lerobot_data import FEATURES, FPS, episodes, write_dataset
+
+_FRAMES = {
+    **dict.fromkeys(CAMERAS, range(-2, 2)),
+    "observation.images.wrist": range(-9, 10, 3),
+    "observation.state": range(-3, 1),
+    "action": range(6),
+    "index": (-1, 0, 3),
+    "frame_index": (-1, 0),
+    "episode_index": (0, 1),
+}
+_OF_TABLES = {name: (-1, 0, 2) for name in FEATURES if name != "note"}
+_ATTRIBUTES = ("num_frames", "num_episodes", "episodes", "fps", "features")
+_NEW = "absolute_to_relative_idx"  # which 0.3.3 has not
+
+
+def compare(root: Path, frames: dict[str, Any], records: Path | None = None) -> dict[str, Any]:
+    """How many values were compared, which errors theirs raised instead of an item, and what
+    differs: feature, arguments and item."""
+    compared, raised = Counter[str](), Counter[str]()
+    differ = []
+    windows = {name: [i / FPS for i in some] for name, some in frames.items()}
+    for options in (
+        {},
+        {"return_uint8": True},
+        {"episodes": [0, 2]},
+        {"delta_timestamps": windows},
+        {"delta_timestamps": windows, "episodes": [1, 2], "return_uint8": True},
+    ):
+        ours, theirs = _both(root, options, records)
+        for name in (*_ATTRIBUTES, _NEW):
+            assert getattr(ours, name) == getattr(theirs, name, getattr(ours, name)), name
+        assert len(ours) == len(theirs)
+        if {"episodes", "delta_timestamps"} <= options.keys() and not hasattr(theirs, _NEW):
+            continue  # 0.3.3 takes the windows of other episodes
+        given = ours.__getitems__(range(len(ours)))
+        for number, together in enumerate(given):
+            try:
+                wanted = theirs[number]
+            except (
+                RuntimeError,
+                ValueError,
+                AssertionError,
+                IndexError,
+            ) as error:  # of 0.3.3's reader
+                raised[type(error).__name__] += 1
+                continue
+            for item in (together, ours[number]):
+                for name in {**wanted, **item}:
+                    compared[name] += 1
+                    if not _same(item.get(name), wanted.get(name)):
+                        differ.append((name, str(options), number))
+    return {"compared": compared.total(), "theirs raises": raised, "differ": differ}
+
+
+def _both(root: Path, options: dict[str, Any], records: Path | None) -> tuple[Any, Any]:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset as Theirs
+
+    from seqrecord.lerobot import LeRobotDataset
+
+    ours = LeRobotDataset("a/test", root, records=records, **options)
+    theirs: dict[str, Any] = {"video_backend": "pyav", **options}
+    try:
+        return ours, Theirs("a/test", root, **theirs)
+    except TypeError:  # 0.3.3 gives no uint8
+        as_uint8 = theirs.pop("return_uint8")
+        found = Theirs("a/test", root, **theirs)
+        assert as_uint8
+        return LeRobotDataset("a/test", root, records=records, **_of_floats(options)), found
+
+
+def _of_floats(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "return_uint8"}
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if not isinstance(theirs, torch.Tensor):
+        return type(ours) is type(theirs) and bool(ours == theirs)
+    return (
+        isinstance(ours, torch.Tensor)
+        and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        and torch.equal(ours, theirs)
+    )
+
+
+def main(folder: Path) -> None:
+    """Run the command; the exit status is 1 if anything differs."""
+    import seqrecord
+
+    write(folder)
+    found = {name: compare(folder / name, _FRAMES) for name in VARIANTS}
+    write_dataset(folder / "tables", FEATURES, episodes(), use_videos=False)
+    seqrecord.convert(seqrecord.open_source(folder / "tables"), folder / "records", workers=1)
+    found["tables"] = compare(folder / "tables", _OF_TABLES, folder / "records")
+    for name, result in found.items():
+        sys.stdout.write(json.dumps({"dataset": name, **result}) + "\n")
+    sys.exit(any(result["differ"] for result in found.values()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

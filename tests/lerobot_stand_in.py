@@ -1,0 +1,58 @@
+"""What the class asks of LeRobot's own metadata, from `meta/info.json`: no lerobot is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+__all__ = ["Metadata", "install"]
+
+
+class Metadata:
+    """Stands in for `LeRobotDatasetMetadata`."""
+
+    def __init__(
+        self,
+        repo_id: str,
+        root: Path | None = None,
+        revision: str | None = None,
+        force_cache_sync: bool = False,
+        token: str | None = None,
+    ) -> None:
+        del force_cache_sync, token
+        home = Path(os.environ.get("HF_LEROBOT_HOME", ""))
+        self.root = home / repo_id if root is None else Path(root)
+        self.revision = revision or "v3.0"
+        info = json.loads((self.root / "meta/info.json").read_text())
+        self.features: dict[str, Any] = {
+            name: {**one, "shape": tuple(one["shape"])} for name, one in info["features"].items()
+        }
+        self.fps, self.total_frames = info["fps"], info["total_frames"]
+        self.total_episodes = info["total_episodes"]
+        kinds = ("image", "video")
+        self.camera_keys = [n for n, one in self.features.items() if one["dtype"] in kinds]
+
+    def filter_episodes(self, predicate: Any, candidates: list[int] | None = None) -> list[int]:
+        """Of rows that have no more than the number."""
+        every = range(self.total_episodes) if candidates is None else candidates
+        return [number for number in every if predicate({"episode_index": number})]
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `lerobot.datasets.lerobot_dataset`, which is imported by that name."""
+    name = "lerobot.datasets.lerobot_dataset"
+    module = ModuleType(name)
+    module.LeRobotDatasetMetadata = Metadata  # type: ignore[attr-defined]
+    for parent in ("lerobot", "lerobot.datasets"):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    monkeypatch.setitem(sys.modules, name, module)
+    constants = ModuleType("lerobot.utils.constants")
+    constants.HF_LEROBOT_HUB_CACHE = "the cache"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lerobot.utils", ModuleType("lerobot.utils"))
+    monkeypatch.setitem(sys.modules, constants.__name__, constants)

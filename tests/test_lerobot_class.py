@@ -1,0 +1,490 @@
+"""LeRobot's class, read by seqrecord: items, and the order in which each frame is decoded once.
+
+`make test-lerobot` compares all of that with lerobot itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, get_worker_info
+
+import seqrecord
+from seqrecord.errors import ClipError, MissingPackageError, SourceError
+from seqrecord.export import to_lerobot as export
+from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
+from tests.lerobot_stand_in import install
+from tests.lerobot_video_data import CAMERAS, unpack
+from tests.video_data import moving
+
+LENGTHS = (60, 1, 41, 75, 30, 52)
+FPS = 10
+FRONT, WRIST = CAMERAS
+WINDOWS = {FRONT: [-0.1, 0.0], "action": [i / FPS for i in range(8)]}
+COLUMNS = ("episode_index", "frame_index", "index", "task_index", "timestamp")
+
+
+@pytest.fixture(autouse=True)
+def lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEQRECORD_HOME", str(tmp_path_factory.mktemp("home")))
+        yield tmp_path_factory.mktemp("lerobot")
+
+
+@pytest.fixture(scope="module")
+def root(home: Path) -> Path:
+    """A dataset of v3.0 with two cameras, which `seqrecord export` has written."""
+    codecs = {FRONT: "av1:gop=2", WRIST: "h264:gop=4"}
+    rng = np.random.default_rng(0)
+    with seqrecord.SeqRecordWriter(home / "records", fps=FPS, codecs=codecs) as writer:
+        for number, length in enumerate(LENGTHS):
+            front = moving(length, seed=number, size=(64, 96))
+            with writer.episode(f"{number}") as episode:
+                for i in range(length):
+                    values = rng.normal(size=(2, 4)).astype(np.float32)
+                    wrist = front[i, 8:40, 8:56]
+                    touch = rng.integers(0, 256, 2, np.uint8)
+                    frame = {FRONT: front[i], WRIST: wrist, "action": values[0], "touch": touch}
+                    task = f"task {number % 3}"
+                    episode.append({**frame, "observation.state": values[1], "task": task})
+    return export(home / "records", home / "exported")
+
+
+@pytest.fixture(scope="module", params=["v21", "v3"])
+def golden(home: Path, request: pytest.FixtureRequest) -> Path:
+    """What lerobot's own writer has written, of both versions."""
+    return unpack(home, f"lerobot_video_{request.param}")
+
+
+def dataset(root: Path, **options: Any) -> LeRobotDataset:
+    return LeRobotDataset("a/test", root, **options)
+
+
+@lru_cache
+def columns(root: Path) -> dict[str, npt.NDArray[Any]]:
+    """All rows of the tables, and all pictures."""
+    tables = [pq.read_table(path) for path in sorted(root.rglob("data/**/*.parquet"))]
+    rows = pa.concat_tables(tables)
+    found = {name: np.array(rows[name].to_pylist()) for name in rows.column_names}
+    with seqrecord.open(root) as opened:
+        for name in CAMERAS:
+            found[name] = np.concatenate([opened.episodes[k][:][name] for k in opened.episodes])
+    return found
+
+
+def expected(root: Path, number: int, windows: dict[str, list[float]], *, as_uint8: bool) -> Any:
+    """The item of a row, by brute force."""
+    rows, item = columns(root), dict[str, Any]()
+    every = rows["episode_index"]
+    [of_episode] = np.nonzero(every == every[number])
+    for name, values in rows.items():
+        offsets = [round(time * FPS) for time in windows.get(name, [0])]
+        asked = number + np.array(offsets)
+        used = asked.clip(of_episode[0], of_episode[-1])
+        value = torch.from_numpy(values[used])
+        if name in CAMERAS:
+            value = value.permute(0, 3, 1, 2)
+            value = value if as_uint8 else value / 255.0
+        elif value.dtype != torch.bool:
+            value = value.to(torch.float32 if value.is_floating_point() else torch.int64)
+        item[name] = value if name in windows else value[0]
+        if name in windows:
+            item[f"{name}_is_pad"] = torch.from_numpy(asked != used)
+    return item
+
+
+def check(item: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """That an item is what it should be, to the last bit; `task` is a text."""
+    assert item.keys() == {*wanted, "task"}
+    assert isinstance(item["task"], str)
+    for name, value in wanted.items():
+        got = item[name]
+        assert (got.dtype, got.shape) == (value.dtype, value.shape), name
+        assert torch.equal(got, value), name
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(one[name], two[name]) if name != "task" else one[name] == two[name]
+        for name in one
+    )
+
+
+# ---- items
+
+
+@pytest.mark.parametrize("as_uint8", [False, True])
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {},
+        {
+            FRONT: [-0.3, 0.0, 0.1],
+            "observation.state": [-0.1, 0.0],
+            "index": [0.2],
+            "frame_index": [-0.1, 0.0, 0.4],
+            "episode_index": [0.0, 0.9],
+            "timestamp": [-0.1, 0.1],
+        },
+    ],
+)
+def test_items(golden: Path, windows: dict[str, list[float]], as_uint8: bool) -> None:
+    ours = dataset(golden, delta_timestamps=windows or None, return_uint8=as_uint8)
+    assert (len(ours), ours.num_frames, ours.num_episodes) == (16, 16, 3)
+    wanted = [expected(golden, i, windows, as_uint8=as_uint8) for i in range(16)]
+    for number, item in enumerate(wanted):
+        check(ours[number], item)
+    for got, item in zip(ours.__getitems__([9, 2, 9, 15]), (9, 2, 9, 15), strict=True):
+        check(got, wanted[item])
+    check(ours[-1], wanted[15])
+    for got, item in zip(ours[3:9:2], wanted[3:9:2], strict=True):
+        check(got, item)
+
+
+def test_some_episodes(golden: Path) -> None:
+    ours = dataset(golden, episodes=[2, 0], delta_timestamps={"index": [-0.1, 0.1]})
+    assert (len(ours), ours.num_episodes, ours.episodes) == (12, 2, [2, 0])
+    rows = [*range(5), *range(9, 16)]
+    assert ours.absolute_to_relative_idx == {row: item for item, row in enumerate(rows)}
+    assert dataset(golden).absolute_to_relative_idx is None
+    for item, row in enumerate(rows):
+        wanted = expected(golden, row, {"index": [-0.1, 0.1]}, as_uint8=False)
+        check(ours[item], wanted)
+    other = dataset(golden, episode_filter=lambda episode: episode["episode_index"] == 1)
+    assert [item["index"].item() for item in other[:]] == [5, 6, 7, 8]
+
+
+def test_tasks_and_other_attributes(root: Path) -> None:
+    ours = dataset(root, tolerance_s=1e-3)
+    assert [ours[i]["task"] for i in (0, 60, 61)] == ["task 0", "task 1", "task 2"]
+    check(ours[61], expected(root, 61, {}, as_uint8=False))
+    assert ours[61]["touch"].dtype == torch.int64
+    assert (ours.fps, ours.features, ours.root) == (FPS, ours.meta.features, root)
+    assert "259 frames, read by seqrecord" in repr(ours)
+
+
+def test_converted_records(root: Path, home: Path) -> None:
+    seqrecord.convert(seqrecord.open_source(root), home / "converted", workers=1)
+    ours, other = dataset(root), dataset(root, records=home / "converted")
+    for number in (0, 60, 101, 258):
+        assert same(ours[number], other[number])
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_files_are_downloaded_where_some_are_missing(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
+) -> None:
+    """By the Hub's own function, to where LeRobot's class puts them."""
+    asked = []
+    place = tmp_path / "a/test"
+    shutil.copytree(golden / "meta", place / "meta")
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        asked.append((repo_id, options))
+        to = options.get("local_dir", tmp_path / "snapshot")
+        shutil.copytree(golden, to, dirs_exist_ok=True)
+        return str(to)
+
+    hub = ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path))
+    given: dict[str, Any] = {"root": place} if is_given else {}
+    ours = LeRobotDataset("a/test", **given, revision="main", token="secret")
+    where = {"local_dir": place} if is_given else {"cache_dir": "the cache"}
+    options = {"repo_type": "dataset", "revision": "main", "token": "secret", **where}
+    assert asked == [("a/test", options)]
+    assert ours.root == (place if is_given else tmp_path / "snapshot")
+    assert same(ours[3], dataset(golden)[3])
+
+
+def test_image_transforms(golden: Path) -> None:
+    ours = dataset(golden, image_transforms=lambda image: 1 - image)
+    plain = dataset(golden)[4]
+    for name in CAMERAS:
+        assert torch.equal(ours[4][name], 1 - plain[name])
+    ours.set_image_transforms(None)
+    assert same(ours[4], plain)
+
+
+def test_a_time_that_is_no_frames(golden: Path) -> None:
+    with pytest.raises(ClipError) as error:
+        dataset(golden, delta_timestamps={FRONT: [0.0, 0.05]})
+    assert error.value.feature == FRONT
+    dataset(golden, delta_timestamps={FRONT: [0.0, 0.099]}, tolerance_s=0.01)
+
+
+@pytest.mark.parametrize("name", ["other", "task_index"])
+def test_a_window_of_what_has_none(golden: Path, name: str) -> None:
+    with pytest.raises(ClipError, match="windows of no such features") as error:
+        dataset(golden, delta_timestamps={name: [0.0]})
+    assert error.value.got == name
+
+
+def test_another_dataset_than_meta_says(golden: Path, tmp_path: Path) -> None:
+    copy = unpack(tmp_path, golden.name)
+    info = json.loads((copy / "meta/info.json").read_text())
+    (copy / "meta/info.json").write_text(json.dumps({**info, "total_frames": 17}))
+    with pytest.raises(SourceError, match="another dataset than its meta says") as error:
+        dataset(copy)
+    assert error.value.got == "16 frames in 3 episodes"
+
+
+def test_without_lerobot(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(MissingPackageError, match="pip install"):
+        dataset(golden)
+
+
+def test_what_another_order_costs_is_said_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = dataset(root, delta_timestamps=WINDOWS)
+    ours[0]
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        ours.__getitems__([1, 2])
+        ours.__getitems__([3])
+    [said] = [record.message for record in caplog.records]
+    assert "PlannedSampler: each decodes its own 3 pictures" in said
+    stats = ours.stats()
+    assert stats["video_frames_decoded"] > 4 * 2
+    assert stats["items_in_order"] == 0
+
+
+# ---- the planned order
+
+
+def test_each_frame_is_decoded_once(root: Path) -> None:
+    ours, alone = dataset(root, delta_timestamps=WINDOWS), dataset(root, delta_timestamps=WINDOWS)
+    sampler = PlannedSampler(ours, batch_size=8, seed=5)
+    orders = []
+    for epoch in range(2):
+        loader: Any = DataLoader(ours, batch_size=8, sampler=sampler)
+        order = []
+        for batch in loader:
+            order += batch["index"].tolist()
+        assert sorted(order) == list(range(sum(LENGTHS)))
+        orders.append(order)
+        stats = ours.stats()
+        assert stats["items_in_order"] == (epoch + 1) * sum(LENGTHS)
+        assert stats["video_frames_decoded"] <= 1.05 * 2 * (epoch + 1) * sum(LENGTHS)
+    assert orders[0] != orders[1]
+    some = list(PlannedSampler(ours, batch_size=8, seed=5))[:40]
+    assert some == orders[0][:40]
+    for index, item in zip(some, ours.__getitems__(some), strict=True):
+        assert index == item["index"]
+        assert index % 9 or same(item, alone[int(index)])
+
+
+def test_the_order_is_that_of_a_pipe(root: Path) -> None:
+    ours = dataset(root, delta_timestamps=WINDOWS)
+    pipe = seqrecord.SeqRecordPipe(
+        ours.clips.dataset,
+        windows=ours.clips.options.windows,
+        pad="edge",
+        batch_size=4,
+        seed=9,
+        equal=False,
+    )
+    begin = np.cumsum(LENGTHS) - LENGTHS
+    order = []
+    for batch in pipe:
+        numbers = [int(key[-6:]) for key in batch["episode"]]
+        order += (begin[numbers] + batch["start"].numpy()).tolist()
+    assert list(PlannedSampler(ours, batch_size=4, seed=9)) == order
+
+
+def test_stored_order_and_frames_left_out(root: Path) -> None:
+    ours = dataset(root, episodes=[0, 2, 1])
+    sampler = PlannedSampler(ours, batch_size=4, shuffle=False, drop_last_frames=1)
+    assert len(sampler) == 59 + 40
+    order = list(sampler)
+    assert order == [*range(59), *range(61, 101)]
+    items = ours.__getitems__(order)
+    relative = ours.absolute_to_relative_idx
+    assert relative is not None
+    assert [relative[item["index"].item()] for item in items] == order
+    assert ours.stats()["items_in_order"] == 99
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 1), (1, 3), (2, 2)])
+def test_a_state_goes_on_at_any_item(root: Path, ranks: int, workers: int) -> None:
+    ours = dataset(root)
+    options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": ranks, "seed": 2}
+    sampler = PlannedSampler(ours, **options)
+    whole = [list(sampler), list(sampler)]
+    assert sampler.state_dict() == {"epoch": 2, "start_index": 0}
+    assert all(sorted(order) == list(range(sum(LENGTHS))) for order in whole)
+    for start in (0, 1, 4, 37, 136, 250, 258, 259):
+        resumed = PlannedSampler(ours, **options)
+        resumed.load_state_dict({"epoch": 1, "start_index": start})
+        assert len(resumed) == sum(LENGTHS)
+        assert list(resumed) == whole[1][start:], start
+    sampler.set_epoch(0)
+    assert list(sampler) == whole[0]
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_ranks_and_workers_have_parts_of_their_own(root: Path, first: int) -> None:
+    """Batches go to them as Accelerate and DataLoader share them out, from batch `first` on."""
+    ranks, workers, size = 2, 2, 4
+    decoded, order = 0, list[int]()
+    for rank in range(ranks):
+        for worker in range(workers):
+            ours = dataset(root, delta_timestamps=WINDOWS)
+            sampler = PlannedSampler(ours, batch_size=size, num_workers=2, num_replicas=ranks)
+            sampler.load_state_dict({"epoch": 0, "start_index": first * ranks * size})
+            of_rank = islice(BatchSampler(sampler, size, drop_last=False), rank, None, ranks)
+            for batch in islice(of_rank, worker, None, workers):
+                sent = pickle.loads(pickle.dumps(batch))
+                items = ours.__getitems__(sent)
+                assert [item["index"].item() for item in items] == batch
+                order += batch
+            decoded += ours.stats()["video_frames_decoded"]
+            assert ours.stats()["items_in_order"] >= 0.9 * len(order) / (2 * rank + worker + 1)
+    assert len(order) == len(set(order)) == sum(LENGTHS) - first * ranks * size
+    if not first:
+        assert decoded <= 1.10 * 2 * sum(LENGTHS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_share_out_by_themselves(root: Path, workers: int) -> None:
+    options: Any = {"batch_size": 4, "num_workers": workers, "num_replicas": 3}
+    every, mine = PlannedSampler(dataset(root), **options), list[list[int]]()
+    whole = [[*batch] for batch in BatchSampler(every, 4, drop_last=False)]
+    for rank in range(3):
+        sampler = PlannedSampler(dataset(root), **options, rank=rank)
+        batches = [[*batch] for batch in BatchSampler(sampler, 4, drop_last=False)]
+        assert batches == whole[rank : len(batches) * 3 : 3]
+        assert len(sampler) == 4 * len(batches) >= 4 * (len(whole) // 3 - 2)
+        sampler.load_state_dict({"epoch": 0, "start_index": 9})
+        assert list(sampler) == [i for batch in batches for i in batch][9:]
+        mine += batches
+    assert len({len(batch) for batch in mine}) == 1
+    with pytest.raises(ClipError):
+        PlannedSampler(dataset(root), **options, rank=3)
+
+
+def of_worker(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """A batch, and what its worker has done so far."""
+    info: Any = get_worker_info()
+    stats = info.dataset.stats()
+    return {**torch.utils.data.default_collate(items), "worker": info.id, "stats": stats}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_worker_processes(root: Path, kind: str) -> None:
+    ours = dataset(root, delta_timestamps=WINDOWS, return_uint8=True)
+    sampler = PlannedSampler(ours, batch_size=4, num_workers=2)
+    loader: Any = DataLoader(
+        ours,
+        batch_size=4,
+        sampler=sampler,
+        num_workers=2,
+        persistent_workers=True,
+        collate_fn=of_worker,
+        multiprocessing_context=kind,
+    )
+    alone, seen = dataset(root, delta_timestamps=WINDOWS, return_uint8=True), list[list[int]]()
+    for epoch in range(2):
+        order, stats = list[int](), dict[int, Any]()
+        for batch in loader:
+            order += batch["index"].tolist()
+            stats[batch["worker"]] = batch["stats"]
+            item = alone[order[-1]]
+            assert torch.equal(batch[FRONT][-1], item[FRONT])
+        assert sorted(order) == list(range(sum(LENGTHS)))
+        decoded = sum(one["video_frames_decoded"] for one in stats.values())
+        assert decoded <= 1.10 * 2 * (epoch + 1) * sum(LENGTHS)
+        seen.append(order)
+    assert seen == [list(PlannedSampler(ours, batch_size=4, num_workers=2)), seen[1]]
+    assert seen[0] != seen[1]
+
+
+def test_an_iteration_that_is_left_early(root: Path) -> None:
+    ours = dataset(root)
+    sampler = PlannedSampler(ours, batch_size=4)
+    for _ in range(2):
+        sampler.set_epoch(1)
+        for batch in islice(BatchSampler(sampler, 4, drop_last=False), 3):
+            assert [item["index"] for item in ours.__getitems__(batch)] == batch
+    assert ours.stats()["items_in_order"] == 2 * 3 * 4
+
+
+def test_items_that_come_again_are_right(root: Path) -> None:
+    """As Accelerate's `even_batches` gives the first ones at the end."""
+    ours = dataset(root)
+    ours.set_image_transforms(lambda image: 1 - image)
+    order = list(PlannedSampler(ours, batch_size=4))
+    first, again = (ours.__getitems__([index])[0] for index in (order[0], order[0]))
+    assert same(first, again)
+    for batch in (order[:4], order[4:8], order[2:6], order[:4], order[6:10], order[40:44]):
+        assert [item["index"] for item in ours.__getitems__(batch)] == batch
+
+
+def test_numbers_that_are_not_those_of_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = dataset(unpack(tmp_path, "lerobot_video_v3"))
+    order = list(PlannedSampler(ours, batch_size=1, num_workers=2, num_replicas=2))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        for batch in (order[:1], order[8:9]):
+            assert [item["index"] for item in ours.__getitems__(batch)] == batch
+    workers, ranks = [record.message for record in caplog.records]
+    assert "PlannedSampler's num_workers is not 1" in workers
+    assert "PlannedSampler's num_replicas is not how many" in ranks
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"num_workers": -1}, {"num_replicas": 0}, {"seed": "one"}]
+)
+def test_arguments_that_make_no_sense(root: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ClipError):
+        PlannedSampler(dataset(root), **{"batch_size": 4, **wrong})
+
+
+# ---- batches without the class
+
+
+@pytest.mark.parametrize("as_uint8", [False, True])
+def test_batches_of_a_pipe_in_their_form(root: Path, as_uint8: bool) -> None:
+    ours = dataset(root, delta_timestamps=WINDOWS, return_uint8=as_uint8)
+    pipe = seqrecord.SeqRecordPipe(
+        root, windows=ours.delta_indices, pad="edge", squeeze=True, batch_size=5
+    )
+    for batch in islice(pipe, 3):
+        given = to_lerobot(batch, return_uint8=as_uint8)
+        numbers = [int(key[-6:]) for key in given.pop("episode")]
+        begin = np.cumsum(LENGTHS) - LENGTHS
+        items = ours.__getitems__((begin[numbers] + given["frame_index"].numpy()).tolist())
+        wanted = torch.utils.data.default_collate(items)
+        assert given.keys() == wanted.keys() - {"index", "episode_index", "task_index"}
+        for name, value in given.items():
+            if name == "task":
+                assert value == wanted[name]
+            else:
+                assert (value.dtype, value.shape) == (wanted[name].dtype, wanted[name].shape), name
+                assert torch.equal(value, wanted[name]), name

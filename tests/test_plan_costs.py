@@ -1,0 +1,310 @@
+"""`seqrecord plan`: the requests, bytes, frames and memory that it says are those of the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Latest,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+    plan,
+)
+from seqrecord.types import Amount, PlanReport
+from tests.big_index import write_big_index
+from tests.clip_data import LARGE, write_numbered
+from tests.command_line import run
+from tests.fault_proxy import FaultProxy, Request
+from tests.hub_stub import HubStub
+from tests.lerobot_video_data import CAMERAS, unpack
+from tests.places import PLACES, Place
+
+# Workers are forked while threads of the proxy run.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "seed": 5}
+
+
+class Meter(FaultProxy):
+    """A proxy that counts requests, and the bytes of the ranges that they ask for."""
+
+    def __init__(self, target: str) -> None:
+        self.nbytes, self._guarded = 0, threading.Lock()
+        super().__init__(target, self._note)
+
+    def _note(self, request: Request) -> None:
+        if request.method == "GET" and request.range and "manifest.json" not in request.path:
+            first, _, last = request.range.removeprefix("bytes=").partition("-")
+            with self._guarded:
+                self.nbytes += int(last) + 1 - int(first)
+
+
+def assert_close(expected: float, actual: float, share: float = 0.02, *, least: float = 0) -> None:
+    assert abs(expected - actual) <= max(share * actual, least), (expected, actual)
+
+
+def write(folder: Path, codecs: Any = "raw", **options: Any) -> Path:
+    return write_numbered(folder / "records", codecs=codecs, shape=LARGE, **options)
+
+
+def run_and_compare(place: Place, epochs: int = 2, **clips: Any) -> PlanReport:
+    """What is planned of a run without workers, on one rank; the run does the same."""
+    with Meter(place.host) as meter:
+        url, options = place.at(meter.host)
+        planned = seqrecord.open(url, storage_options=options)
+        report: PlanReport = plan(planned, epochs=epochs, **clips)
+        planned.close()
+        meter.reset()
+        meter.nbytes = 0
+        dataset = seqrecord.open(url, storage_options=options)
+        pipe, frames = SeqRecordPipe(dataset, **clips), 0
+        for _ in range(epochs):
+            for _ in pipe:
+                pass
+            frames += pipe.stats()["frames_decoded"]
+        dataset.close()
+        # A process that has not used obstore yet asks for the manifest's length first.
+        assert_close(report.total.requests, meter.requests, least=1)
+        assert_close(report.total.bytes, meter.nbytes)
+    assert report.total.frames_decoded == frames
+    assert report.is_exact
+    return report
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_the_run_asks_for_what_was_planned(place: Place, tmp_path: Path) -> None:
+    place.copy(write(tmp_path, codecs={"image": "raw", "flow": "balanced"}))
+    report = run_and_compare(place, **CLIPS)
+    assert report.first_epoch.requests > 10
+    assert report.later_epoch.requests > 10
+
+
+@pytest.mark.parametrize(
+    ("clips", "written"),
+    [
+        ({"shuffle": False}, {}),
+        ({"stride": 5}, {}),
+        ({"windows": {"image": [-1, 0], "id": range(4)}, "pad": "edge", "clip_len": None}, {}),
+        ({"windows": {"flow": Latest()}}, {}),
+        ({"order": "sequences"}, {"codecs": "small"}),
+        ({"features": ["id"]}, {"groups": None, "codecs": "balanced"}),
+        ({"batch_size": None}, {"groups": {"image": 0, "id": 1, "note": 1, "flow": 2}}),
+        ({"frame_transform": lambda frame: {"image": frame["image"]}}, {}),
+        ({"memory_limit": "1MiB"}, {}),
+    ],
+)
+def test_clips_of_every_kind(
+    tmp_path: Path, gcs: Any, clips: dict[str, Any], written: dict[str, Any]
+) -> None:
+    from tests.places import make_place
+
+    with make_place("gs", lambda _: gcs, tmp_path) as place:
+        place.copy(write(tmp_path, **written))
+        run_and_compare(place, **{**CLIPS, **clips})
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (1, 2), (2, 2)])
+def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: int) -> None:
+    place.copy(write(tmp_path))
+    with Meter(place.host) as meter:
+        url, options = place.at(meter.host)
+        planned = seqrecord.open(url, storage_options=options)
+        report = plan(planned, epochs=2, ranks=ranks, workers=workers, **CLIPS)
+        meter.reset()
+        meter.nbytes = 0
+        batches = 0
+        for rank in range(ranks):
+            dataset = seqrecord.open(url, storage_options=options)
+            stream = SeqRecordStream(dataset, rank=rank, world_size=ranks, **CLIPS)
+            context = "fork" if workers else None
+            loader = DataLoader(
+                stream, batch_size=None, num_workers=workers, multiprocessing_context=context
+            )
+            for _ in range(2):
+                batches += sum(1 for _ in loader)
+        assert_close(report.total.requests, meter.requests, least=ranks)
+        assert_close(report.total.bytes, meter.nbytes)
+    assert batches == 2 * report.batches
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path) -> None:
+    place.copy(write(tmp_path))
+    options: dict[str, Any] = {"storage_options": place.options, "cache_dir": tmp_path / "cache"}
+    for limit, later in (("16MiB", False), ("100MiB", True)):
+        with seqrecord.open(place.url, cache_limit=limit, **options) as dataset:
+            report = plan(dataset, epochs=3, **CLIPS)
+        first = report.first_epoch.bytes
+        assert (report.later_epoch == Amount()) == (later or first <= 16 << 20)
+        assert report.total.requests >= report.first_epoch.requests
+    assert not list((tmp_path / "cache").rglob("*.seqrec*"))
+
+
+def test_an_index_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    with HubStub(unpack(tmp_path, "lerobot_video_v3")) as hub:
+        options = {"endpoint": hub.endpoint}
+        clips: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "features": list(CAMERAS)}
+        seqrecord.open(hub.url, storage_options=options).close()  # makes the index
+        with seqrecord.open(hub.url, storage_options=options) as dataset:
+            report = plan(dataset, epochs=2, **clips)
+        hub.counts.clear()
+        hub.sent = 0
+        with seqrecord.open(hub.url, storage_options=options) as dataset:
+            pipe, frames = SeqRecordPipe(dataset, **clips), 0
+            for _ in range(2):
+                for _ in pipe:
+                    pass
+                frames += pipe.stats()["frames_decoded"]
+    assert_close(report.total.bytes, hub.sent)
+    assert hub.counts["store"] <= report.total.requests <= hub.counts.total()
+    assert report.total.frames_decoded == frames
+
+
+def test_video(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    from tests.video_data import moving
+
+    with SeqRecordWriter(tmp_path / "records", codecs={"image": "h264"}) as writer:
+        for number in range(3):
+            with writer.episode(str(number)) as episode:
+                for image in moving(70, seed=number):
+                    episode.append({"image": image})
+    several: list[dict[str, Any]] = [
+        {"clip_len": 4},
+        {"clip_len": 4, "stride": 9, "shuffle": False},
+    ]
+    for clips in several:
+        report = plan(tmp_path / "records", batch_size=4, **clips)
+        pipe = SeqRecordPipe(tmp_path / "records", batch_size=4, **clips)
+        for _ in pipe:
+            pass
+        stats = pipe.stats()
+        assert report.total.frames_decoded == stats["frames_decoded"]
+        assert report.total.bytes == stats["bytes_read"]
+        assert stats["video_frames_decoded"] <= report.total.video_frames_decoded
+        assert_close(report.total.video_frames_decoded, stats["video_frames_decoded"], 0.1)
+
+
+def test_a_part_of_the_loads_tells_of_all(tmp_path: Path) -> None:
+    """Of a dataset without its record files: nothing of them is read."""
+    write_big_index(tmp_path / "records", episodes=300, frames=90, chunk_frames=16)
+    clips: dict[str, Any] = {"clip_len": 16, "batch_size": 8, "memory_limit": "4GiB"}
+    whole = plan(tmp_path / "records", **clips)
+    part = plan(tmp_path / "records", most_loads=900, **clips)
+    assert (whole.is_exact, part.is_exact) == (True, False)
+    assert_close(part.total.bytes, whole.total.bytes, 0.04)
+    assert_close(part.total.frames_decoded, whole.total.frames_decoded)
+    assert part.first_batch == whole.first_batch
+    assert_close(part.peak_memory, whole.peak_memory)
+    assert part.clips == whole.clips
+
+
+_RUN = """
+import gc, json, sys, time
+import seqrecord
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+
+path, clips = sys.argv[1], json.loads(sys.argv[2])
+for _ in seqrecord.SeqRecordPipe(path, **clips, episodes=["0"]):
+    pass  # what the first epoch of a process loads of libraries is none of the loader's
+del _
+gc.collect()
+pipe = seqrecord.SeqRecordPipe(path, **clips)
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+begin = status("VmRSS")
+for number, batch in enumerate(pipe):
+    time.sleep(1.0 if number % 20 == 5 else 0.0)  # until all batches that may wait do so
+print(status("VmHWM") - begin)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="tells the peak on Linux")
+@pytest.mark.parametrize("clips", [{}, {"shuffle": False}])
+def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    with SeqRecordWriter(tmp_path / "records", codecs="balanced") as writer:
+        for number in range(10):
+            with writer.episode(str(number)) as episode:
+                for frame in range(50):
+                    episode.append({"image": image ^ np.uint8(frame)})
+    given = {"clip_len": 8, "batch_size": 4, "memory_limit": "200MiB", **clips}
+    report = plan(tmp_path / "records", **given)
+    command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert_close(report.peak_memory, int(found.stdout), 0.1)
+
+
+def test_money_and_hours(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    report = plan(
+        path, epochs=4, bandwidth="1MB", price_per_gb=3, price_per_request=0.5, workers=2, **CLIPS
+    )
+    total = report.total
+    assert total.bytes == report.first_epoch.bytes + 3 * report.later_epoch.bytes
+    assert report.hours == pytest.approx(total.bytes / 1e6 / 3600)
+    assert report.price == pytest.approx(total.bytes / 1e9 * 3 + 0.5 * total.requests)
+    assert report.first_batch_seconds == pytest.approx(report.first_batch.bytes / 1e6)
+    assert 0 < report.first_batch.bytes < report.first_epoch.bytes
+    single = plan(path, **CLIPS)
+    assert (single.hours, single.first_batch_seconds, single.price) == (None, None, 0)
+
+
+def test_more_ranks_than_clips(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    report = plan(path, ranks=200, equal=False, **CLIPS)
+    assert report.is_exact
+    assert report.clips == plan(path, **CLIPS).clips < 200
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    options = ("--clip-len", 3, "--epochs", 2, "--ranks", 2, "--workers", 1, "--bandwidth", "1MB")
+    found = json.loads(run("plan", path, "--json", *options, "--price-per-gb", 5).stdout)
+    report = plan(
+        path, clip_len=3, epochs=2, ranks=2, workers=1, bandwidth=10**6, price_per_gb=5
+    ).to_json()
+    assert found == json.loads(json.dumps(report)) | {"settings": found["settings"]}
+    text = run("plan", path, *options).stdout
+    assert f"{report['total']['frames_decoded']:,}" in text
+    assert "each later epoch" in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"workers": -1}, "workers"),
+        ({"bandwidth": "fast"}, "bandwidth"),
+        ({"bandwidth": 0}, "bandwidth"),
+        ({"price_per_gb": -1}, "price_per_gb"),
+        ({"price_per_request": float("nan")}, "price_per_request"),
+        ({"rank": 0, "world_size": 2}, "rank"),
+        ({"device": "cpu"}, "device"),
+    ],
+)
+def test_arguments_that_make_no_sense(path: Path, wrong: dict[str, Any], name: str) -> None:
+    with pytest.raises(ClipError, match=name):
+        plan(path, clip_len=3, **wrong)
