@@ -17,7 +17,7 @@ OWN := layers or docs or messages or code_lines or mutation or simulation or int
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -70,6 +70,9 @@ $(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt benchmarks/lerobot/no-deps-
 
 bench-lerobot: $(LEROBOT)/installed ## Measure against LeRobot, in bench/lerobot; ARGS='--to benchmarks/lerobot' and so on
 	$(BIN)/python -m benchmarks.lerobot $(BENCH)/lerobot $(ARGS)
+
+bench-training: $(INSTALLED) ## Train beside each loader, in bench/training; ARGS='--rows odometry/*' and so on
+	$(BIN)/python -m benchmarks.training $(BENCH)/training $(ARGS)
 
 lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
 	rm -rf $(LEROBOT_TOOLS)/data

@@ -7,6 +7,9 @@ import contextlib
 import socket
 import threading
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["Line"]
 
 _PIECE = 256 << 10
@@ -19,7 +22,8 @@ class Line:
     `seconds_away` is the time from a request to its answer's first byte, half of it in each
     direction; a new connection takes as long once more, as TCP's handshake does.
     `bytes_per_second` is what each direction carries for all connections together,
-    `connection_bytes_per_second` what one connection does, as its window limits it. It runs in a
+    `connection_bytes_per_second` what one connection does, as its window limits it. The bytes that
+    the target sends are added to the first number of `counter`, which may be a file's. It runs in a
     thread of this process until the block ends.
     """
 
@@ -30,6 +34,7 @@ class Line:
         seconds_away: float = 0.0,
         bytes_per_second: float = float("inf"),
         connection_bytes_per_second: float = float("inf"),
+        counter: npt.NDArray[np.int64] | None = None,
     ) -> None:
         host, _, port = target.partition(":")
         self._target = host, int(port)
@@ -37,6 +42,7 @@ class Line:
         self._rate = bytes_per_second
         window = connection_bytes_per_second * self._delay
         self._window = max(_PIECE, int(min(_AT_ONCE, window or _AT_ONCE)))
+        self._sent = np.zeros(1, np.int64) if counter is None else counter
         self._free = {"up": 0.0, "down": 0.0}  # when each direction is, by the loop's clock
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._listener.setblocking(False)
@@ -97,6 +103,7 @@ class Line:
             while data:
                 data = await self._loop.sock_recv(source, min(_PIECE, await room.wait()))
                 room.take(len(data))
+                self._sent[0] += len(data) if way == "down" else 0
                 self._free[way] = max(self._free[way], self._loop.time()) + len(data) / self._rate
                 pieces.put_nowait((self._free[way] + self._delay, data))
 

@@ -24,8 +24,8 @@ from tests.services import Azurite, Moto
 __all__ = ["FAR", "NARROW", "SERVICES", "Service", "cpu_seconds", "make_index", "serve"]
 
 SERVICES = ("azurite", "moto")
-NARROW = {"bytes_per_second": 125e6}
-FAR = {"seconds_away": 0.06, "connection_bytes_per_second": 80e6}
+NARROW: dict[str, Any] = {"bytes_per_second": 125e6}
+FAR: dict[str, Any] = {"seconds_away": 0.06, "connection_bytes_per_second": 80e6}
 
 _CHUNKS, _CHUNK_FRAMES = 160, 32  # of an episode of the made index
 _UPLOADS = 2

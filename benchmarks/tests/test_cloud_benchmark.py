@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 import seqrecord
@@ -115,8 +116,10 @@ def fetch(host: str, count: int = 1) -> float:
 
 
 def test_a_line_passes_on_what_comes(folder: WebFolder) -> None:
-    with Line(folder.host) as line:
+    sent = np.zeros(1, np.int64)
+    with Line(folder.host, counter=sent) as line:
         fetch(line.host, 4)
+    assert 4_000_000 < sent[0] < 4_010_000
 
 
 def test_a_line_is_as_long_as_it_says(folder: WebFolder) -> None:

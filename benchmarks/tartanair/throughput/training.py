@@ -25,7 +25,7 @@ from benchmarks.tartanair.compare.report import commit
 from benchmarks.tartanair.throughput import data
 from benchmarks.tartanair.timing import Results, machine, markdown, run_rows
 
-__all__ = ["ROWS", "measure", "page"]
+__all__ = ["ROWS", "calls_of", "measure", "page", "timed_calls"]
 
 STEPS = 200  # that are counted, after as many as a loader has in flight
 SKIPPED = 10
@@ -45,19 +45,19 @@ def measure(folder: Path, row: str, steps: int = STEPS) -> dict[str, Any]:
     """Seconds of a step alone, and beside the loader; and the share of the time that was waited."""
     name, milliseconds, in_worker = ROWS[row]
     torch.set_num_threads(1)
-    calls = _calls(milliseconds / 1e3)
-    alone = statistics.median(_timed(calls) for _ in range(steps))
+    calls = calls_of(milliseconds / 1e3)
+    alone = statistics.median(timed_calls(calls) for _ in range(steps))
     pipe = seqrecord.SeqRecordPipe(folder / name, **DATA[name])
     loader: Any = DataLoader(pipe, batch_size=None, num_workers=1) if in_worker else pipe
     batches: Iterator[Any] = chain.from_iterable(map(iter, repeat(loader)))
     for _ in islice(batches, SKIPPED):
-        _timed(calls)
+        timed_calls(calls)
     found, waited = [], 0.0
     for _ in range(steps):
         begin = time.perf_counter()
         batch = next(batches)
         waited += time.perf_counter() - begin
-        found.append(_timed(calls))
+        found.append(timed_calls(calls))
         del batch
     return {
         "alone": alone,
@@ -81,14 +81,14 @@ def page(results: Results) -> str:
     return markdown(("data, step, loader", *columns), lines)
 
 
-def _calls(seconds: float) -> int:
+def calls_of(seconds: float) -> int:
     """How many small calls take so long here."""
     count = 1000
-    each = statistics.median(_timed(count) for _ in range(20)) / count
+    each = statistics.median(timed_calls(count) for _ in range(20)) / count
     return max(1, round(seconds / each))
 
 
-def _timed(calls: int) -> float:
+def timed_calls(calls: int) -> float:
     """Seconds that so many small calls of torch take."""
     values = torch.ones(32, 32)
     begin = time.perf_counter()

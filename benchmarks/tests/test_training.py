@@ -1,0 +1,219 @@
+"""Trainings side by side, on so little data that the figures mean nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.tartanair.generate import generate
+from benchmarks.training.__main__ import main, names
+from benchmarks.training.loaders import LOADERS, Source
+from benchmarks.training.networks import floats
+from benchmarks.training.page import page
+from benchmarks.training.row import STEPS, Job, measure
+from benchmarks.training.trainings import TRAININGS, cut, prepare
+from tests.lerobot_video_data import CAMERAS, unpack, with_video
+
+ROOT = Path(__file__).parents[2]
+PAIRS = 120  # of two episodes: fifteen batches
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small trees where the command would render large ones."""
+    folder = tmp_path_factory.mktemp("training")
+    modalities = ("image", "depth", "pose")
+    generate(folder / "tree", episodes=[61, 61], height=16, width=24, modalities=modalities)
+    (folder / "small").symlink_to(folder / "tree")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> argparse.Namespace:
+    """As the command has them, with a LeRobot dataset of two cameras, 15 frames."""
+    root = unpack(tmp_path_factory.mktemp("lerobot"), "lerobot_v3")
+    for name in CAMERAS:
+        with_video(root, (5, 3, 7), name)
+    return argparse.Namespace(root=root, lerobot=Path("none"), frames=8)
+
+
+def job(found: dict[str, Path], loader: str, **changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "step": "network",
+        "loader": loader,
+        "place": "warm",
+        "example": str(found["example"]),
+        "originals": str(found["originals"]),
+        "folder": str(found[LOADERS[loader].form]),
+        "seconds": 0.5,
+        "workers": 0,
+    }
+    return Job(**values | changes)
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_every_training_trains(training: str, folder: Path, options: argparse.Namespace) -> None:
+    found = prepare(training, folder, options)
+    row = measure(job(found, "seqrecord", training=training))
+    assert row["steps"] > 0
+    assert row["samples"] == row["steps"] * TRAININGS[training].batch
+    assert 0 < row["waiting"] < 1
+    assert row["slower"] == pytest.approx(row["beside"] / row["alone"])
+    assert row["first_batch_seconds"] > 0
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_a_network_takes_what_lerobot_gives(
+    training: str, folder: Path, options: argparse.Namespace
+) -> None:
+    found = prepare(training, folder, options)
+    batch = torch.load(found["example"], weights_only=True)
+    network = TRAININGS[training].network(batch)
+    as_floats = {n: floats(v) if v.dtype == torch.uint8 else v for n, v in batch.items()}
+    assert any(v.shape != as_floats[n].shape for n, v in batch.items())
+    assert torch.allclose(network(batch), network(as_floats))
+
+
+def test_a_cold_row_is_one_epoch_at_most(folder: Path, options: argparse.Namespace) -> None:
+    found = prepare("odometry", folder, options)
+    row = measure(
+        job(found, "original", training="odometry", place="cold", seconds=60, step="8 ms")
+    )
+    assert row["steps"] == PAIRS // 8 - 10
+    sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
+    # Each sample has the files of two frames. Counting reads /proc, which is counted too.
+    assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000
+
+
+def test_without_a_loader_the_training_never_waits(
+    folder: Path, options: argparse.Namespace
+) -> None:
+    found = prepare("odometry", folder, options)
+    row = measure(job(found, "no loader", training="odometry"))
+    assert row["waiting"] < 0.5
+
+
+@pytest.mark.filterwarnings("ignore")  # WebDataset leaves files open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("loader", ["original", "webdataset", "seqrecord"])
+def test_loaders_give_the_same_samples(
+    loader: str, folder: Path, options: argparse.Namespace
+) -> None:
+    if package := LOADERS[loader].package:
+        pytest.importorskip(package)
+    found, training = prepare("odometry", folder, options), TRAININGS["odometry"]
+    if LOADERS[loader].form == "cut":
+        cut("odometry", found)
+    open_loader = LOADERS[loader].open
+    assert open_loader is not None
+    source = Source(found["originals"], found[LOADERS[loader].form])
+
+    def samples(batches: Any) -> Counter[tuple[bytes, bytes]]:
+        return Counter(
+            (image.numpy().tobytes(), pose.numpy().tobytes())
+            for batch in batches
+            for image, pose in zip(batch["image_left"], batch["pose_left"], strict=True)
+        )
+
+    ours = LOADERS["seqrecord"].open
+    assert ours is not None
+    expected = samples(ours(training, Source(found["originals"], found["records"]), 0))
+    assert expected.total() == PAIRS
+    assert samples(open_loader(training, source, 0)) == expected
+
+
+def test_rows_are_of_loaders_that_read_the_data() -> None:
+    found = list(names())
+    assert {step for _, step, _, _ in found} == set(STEPS)
+    assert {loader for training, _, loader, _ in found if training == "act"} == {
+        *LOADERS,
+    } - {"original"}
+    assert "lerobot" not in {loader for training, _, loader, _ in found if training != "act"}
+    assert {place for _, _, loader, place in found if loader == "no loader"} == {"warm"}
+
+
+def command(folder: Path, *rows: str) -> list[str]:
+    arguments = [str(folder), "--seconds", "0.2", "--repeats", "1", "--workers", "1"]
+    return [*arguments, "--lerobot", "none", "--to", str(folder / "to"), "--rows", *rows]
+
+
+@pytest.mark.timeout(400)
+def test_one_command_gives_rows_and_page(folder: Path, options: argparse.Namespace) -> None:
+    rows = ("odometry/8 ms/[!w]*/warm", "odometry/8 ms/original/s3", "act/8 ms/lerobot/warm")
+    arguments = [sys.executable, "-m", "benchmarks.training", *command(folder, *rows)]
+    done = subprocess.run(arguments, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    text = (folder / "to" / "RESULTS.md").read_text()
+    assert done.stdout == f"{text}\n"
+    document = json.loads((folder / "to" / "results.json").read_text())
+    assert text == page(document)
+    found: dict[str, list[dict[str, Any]]] = document["rows"]
+    measured = ["no loader", "original", "seqrecord", "seqrecord, one worker"]
+    for loader in measured:
+        [run] = found.pop(f"odometry/8 ms/{loader}/warm")
+        assert run.get("steps"), run
+        assert run["peak_memory_bytes"] > 10e6
+        assert f"| 8 ms | warm | {loader} | " in text
+    assert found == {
+        "odometry/8 ms/original/s3": [{"skipped": "reads local files only"}],
+        "act/8 ms/lerobot/warm": [{"skipped": "no LeRobot dataset: make lerobot-env, or --root"}],
+    }
+    assert "- `odometry/8 ms/original/s3`: reads local files only" in text
+
+
+@pytest.mark.service
+@pytest.mark.timeout(400)
+def test_rows_from_s3(
+    folder: Path, options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(command(folder, "odometry/8 ms/seqrecord*/s3", "odometry/8 ms/webdataset/s3"))
+    document = json.loads((folder / "to" / "results.json").read_text())
+    assert page(document) in capsys.readouterr().out
+    assert len(document["rows"]) == 3
+    sent = 0.0  # a loader may have read all of so little data before it is measured
+    for [run] in document["rows"].values():
+        if "skipped" in run:
+            assert run["skipped"] == "no package webdataset: make install-bench"
+        else:
+            assert run.get("steps"), run
+            sent += run["bytes_per_sample"]
+    assert sent > 0
+
+
+def test_the_page_has_medians_and_what_is_missing() -> None:
+    run = {
+        "steps": 9,
+        "steps_per_second": 4.0,
+        "waiting": 0.25,
+        "slower": 1.5,
+        "alone": 0.008,
+        "first_batch_seconds": 0.5,
+        "peak_memory_bytes": 5e8,
+        "cpu_seconds_per_sample": 0.002,
+        "bytes_per_sample": 1500.0,
+    }
+    rates = [{**run, "steps_per_second": rate} for rate in (1.0, 3.0, 2.0)]
+    text = page(
+        {
+            "machine": "a machine",
+            "commit": "abc",
+            "settings": {"frames": 8, "seconds": 20, "repeats": 3, "workers": 2},
+            "rows": {
+                "depth/8 ms/no loader/warm": [run],
+                "depth/8 ms/seqrecord/cold": [*rates, {"error": "KeyError: 1"}],
+            },
+        }
+    )
+    shown = "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | 0.50 | 500 | 2.00 | 1.5 |"
+    assert shown in text
+    assert "- `depth/8 ms/seqrecord/cold`: KeyError: 1" in text
+    assert "## depth" in text
+    assert "## odometry" not in text
+    assert "a machine" in text

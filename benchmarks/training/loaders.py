@@ -1,0 +1,170 @@
+"""The loaders: what each reads, and its batches for a training."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import seqrecord
+from benchmarks.tartanair.loaders.base import Settings
+from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
+from benchmarks.tartanair.loaders.tar_batches import tar_batches
+from benchmarks.training.trainings import SHARDS, Training, arguments_of
+
+__all__ = ["LOADERS", "Batches", "Loader", "Source"]
+
+Batches = Iterable[Mapping[str, Any]]
+"""Iterating gives an epoch of batches; iterating again the next epoch."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a training's data lies: the folders of its originals and of what the loader reads, or
+    its location and options on S3, and its URL there.
+    """
+
+    originals: Path
+    folder: Path
+    location: str = ""
+    options: Mapping[str, Any] | None = None
+    url: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """One loader: `open(training, source, workers)`, which `form` of the data it reads, and so on.
+
+    It has `workers`, or as many as the command says. `data` are those that it reads; all if empty.
+    """
+
+    note: str
+    form: str = "records"
+    open: Callable[[Training, Source, int], Batches] | None
+    workers: int | None = None
+    data: Sequence[str] = ()
+    reads_s3: bool = True
+    package: str = ""  # that it needs, and the command that installs it
+    install: str = ""
+
+
+def _map_style(dataset: Dataset[Any], training: Training, workers: int, **more: Any) -> Batches:
+    return DataLoader(
+        dataset,
+        training.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        **more,
+    )
+
+
+def _original(training: Training, source: Source, workers: int) -> Batches:
+    clips = arguments_of(training, source.originals)
+    return _map_style(RawFilesDataset(source.folder, **clips), training, workers)
+
+
+def _lerobot(training: Training, source: Source, workers: int) -> Batches:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    root = source.folder
+    fps = json.loads((root / "meta" / "info.json").read_text())["fps"]
+    windows: dict[str, range] = arguments_of(training, root)["windows"]
+    times = {name: [i / fps for i in window] for name, window in windows.items()}
+    dataset = LeRobotDataset(
+        "seqrecord/benchmark", root=root, video_backend="torchcodec", delta_timestamps=times
+    )
+    context = "spawn" if workers else None  # its decoders do not survive a fork
+    return _map_style(dataset, training, workers, multiprocessing_context=context)
+
+
+def _webdataset(training: Training, source: Source, workers: int) -> Batches:
+    settings = Settings(
+        batch_size=training.batch,
+        shuffle="buffer",
+        shuffle_buffer=training.buffer,
+        workers=workers,
+    )
+    where, signed = source.folder, ""
+    if source.url:
+        where, signed = source.url, "?Signature=any"  # moto looks for one, and does not check it
+    tars = [f"{where}/{shard:06d}.tar{signed}" for shard in range(SHARDS)]
+    return tar_batches(tars, settings, to_clips=_decoded, collate=_stacked, decode=True)
+
+
+def _decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for sample in samples:
+        files = {name: value for name, value in sample.items() if not name.startswith("__")}
+        yield {
+            name.rpartition(".")[0]: _picture(value) if name.endswith(".jpg") else value
+            for name, value in files.items()
+        }
+
+
+def _picture(data: bytes) -> Any:
+    """[1, H, W, 3]."""
+    return np.asarray(Image.open(io.BytesIO(data)))[None]
+
+
+def _stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
+
+
+def _seqrecord(training: Training, source: Source, workers: int) -> Batches:
+    pipe = seqrecord.SeqRecordPipe(
+        seqrecord.open(source.location or source.folder, storage_options=source.options),
+        **arguments_of(training, source.originals),
+        batch_size=training.batch,
+        drop_last=True,
+        memory_limit="1GiB",
+    )
+    if not workers:
+        return pipe
+    return DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=True)
+
+
+LOADERS = {
+    "no loader": Loader(
+        note="the same batch again and again: the most that the training could reach",
+        open=None,
+        workers=0,
+    ),
+    "original": Loader(
+        note="a map-style class that opens TartanAir's files anew for every clip, with DataLoader",
+        form="originals",
+        open=_original,
+        data=("tree", "small"),
+        reads_s3=False,
+    ),
+    "lerobot": Loader(
+        note="LeRobot's map-style class with torchcodec, with DataLoader",
+        form="originals",
+        open=_lerobot,
+        data=("lerobot",),
+        reads_s3=False,
+        package="lerobot",
+        install="make lerobot-env",
+    ),
+    "webdataset": Loader(
+        note="WebDataset of samples that were cut beforehand into tars",
+        form="cut",
+        open=_webdataset,
+        package="webdataset",
+        install="make install-bench",
+    ),
+    "seqrecord": Loader(
+        note="SeqRecordPipe in the process of the training", open=_seqrecord, workers=0
+    ),
+    "seqrecord, one worker": Loader(
+        note="SeqRecordPipe in one worker of a DataLoader", open=_seqrecord, workers=1
+    ),
+}

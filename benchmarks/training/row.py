@@ -1,0 +1,175 @@
+"""One row in a process of its own: `python -m benchmarks.training.row`, a job on stdin.
+
+The last line that it prints is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.tartanair.compare.meters import usage
+from benchmarks.tartanair.compare.prepared import files_of
+from benchmarks.tartanair.compare.row import warm
+from benchmarks.tartanair.throughput.training import calls_of, timed_calls
+from benchmarks.tartanair.timing import drop_page_cache
+from benchmarks.training.loaders import LOADERS, Source
+from benchmarks.training.networks import floats
+from benchmarks.training.trainings import TRAININGS
+
+__all__ = ["PLACES", "STEPS", "Job", "measure"]
+
+STEPS = ("network", "8 ms", "25 ms")
+PLACES = ("warm", "cold", "s3")
+SKIPPED = 10  # steps, while the loader fills what it keeps ahead
+ALONE = 0.25  # of the seconds
+
+Batch = Mapping[str, Any]
+Step = Callable[[Batch], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row, and where its data lies. `line` is a file with the bytes that S3 has sent so far."""
+
+    training: str
+    step: str
+    loader: str
+    place: str
+    example: str
+    originals: str
+    folder: str
+    seconds: float
+    workers: int
+    location: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    url: str = ""
+    line: str = ""
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """The row's figures, of the steps after the first `SKIPPED`.
+
+    Of cold files it is one epoch at most; else epochs follow one another, for so many seconds.
+    Raises `ValueError` if there is no step to count.
+    """
+    torch.set_num_threads(1)
+    training, loader = TRAININGS[job.training], LOADERS[job.loader]
+    example: Batch = torch.load(job.example, weights_only=True)
+    if job.loader == "lerobot":
+        example = {n: floats(v) if v.dtype == torch.uint8 else v for n, v in example.items()}
+    step = _step(job, example)
+    alone = _alone(step, example, ALONE * job.seconds)
+    folder = Path(job.folder)
+    if job.place == "cold":
+        drop_page_cache(files_of(folder))
+    elif job.place == "warm":
+        warm(folder)
+    began = time.perf_counter()
+    if loader.open is None:
+        epochs: Any = repeat([example])
+    else:
+        source = Source(Path(job.originals), folder, job.location, job.options or None, job.url)
+        opened = loader.open(training, source, job.workers)
+        epochs = repeat(opened, *([1] if job.place == "cold" else []))
+        del opened
+    batches = chain.from_iterable(map(iter, epochs))
+    found = next(batches)
+    first = time.perf_counter() - began
+    step(found)
+    del found
+    for batch in islice(batches, SKIPPED - 1):
+        step(batch)
+        del batch
+    figures = _steps(batches, step, job)
+    return {
+        **figures,
+        "alone": alone,
+        "slower": figures["beside"] / alone,
+        "first_batch_seconds": first,
+    }
+
+
+def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
+    """Of the steps that can be made in the time."""
+    clock = time.perf_counter
+    line = np.memmap(job.line, np.int64, "r") if job.line else np.zeros(1, np.int64)
+    waited, own, samples = 0.0, 0.0, 0
+    steps: list[float] = []
+    before, sent, begin = usage(os.getpid()), int(line[0]), clock()
+    deadline = begin + job.seconds
+    while (asked := clock()) < deadline:
+        batch = next(batches, None)
+        came, cpu = clock(), time.thread_time()
+        if batch is None:
+            break
+        step(batch)
+        own += time.thread_time() - cpu
+        steps.append(clock() - came)
+        waited += came - asked
+        samples += len(next(v for v in batch.values() if torch.is_tensor(v)))
+        del batch  # before the next one: loaders reuse what is given back
+    seconds = clock() - begin
+    if not steps:
+        raise ValueError(f"the data has no more than the {SKIPPED} steps that are not counted")
+    taken = usage(os.getpid()).since(before)
+    read = int(line[0]) - sent if job.line else taken["bytes_requested"]
+    return {
+        "steps": len(steps),
+        "samples": samples,
+        "seconds": seconds,
+        "steps_per_second": len(steps) / seconds,
+        "waiting": waited / seconds,
+        "beside": statistics.median(steps),
+        "cpu_seconds_per_sample": (taken["cpu_seconds"] - own) / samples,
+        "bytes_per_sample": read / samples,
+    }
+
+
+def _step(job: Job, example: Batch) -> Step:
+    """A step of the training's network, or as many small calls as take so long alone."""
+    if job.step != "network":
+        calls = calls_of(float(job.step.split()[0]) / 1e3)
+        return lambda _batch: timed_calls(calls)
+    torch.manual_seed(0)
+    network = TRAININGS[job.training].network(example)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def train(batch: Batch) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = network(batch)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return train
+
+
+def _alone(step: Step, example: Batch, seconds: float) -> float:
+    """The median of what a step takes with nothing beside it; the first one is not counted."""
+    step(example)
+    times: list[float] = []
+    while sum(times) < seconds:
+        begin = time.perf_counter()
+        step(example)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Job(**json.load(sys.stdin)))), flush=True)
+    os._exit(0)  # a loader's threads may never end

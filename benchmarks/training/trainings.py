@@ -1,0 +1,183 @@
+"""The four trainings: what their samples are, and their data, each form of it made once."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+import seqrecord
+from benchmarks.lerobot.__main__ import dataset_at
+from benchmarks.tartanair.generate import generate
+from benchmarks.tartanair.loaders.webdataset_tars import npy
+from benchmarks.training import networks
+from seqrecord.sources import open_source
+
+__all__ = ["FORMS", "SHARDS", "TRAININGS", "Training", "arguments_of", "cut", "prepare"]
+
+FORMS = ("originals", "records", "cut")
+SHARDS = 8  # tars of the samples that were cut
+ACTIONS = 50  # of a sample of ACT
+_TREES = {"tree": (480, 640, 1), "small": (96, 128, 6)}  # height, width, times so many frames
+_FEATURES = ("image_left", "depth_left", "pose_left")
+_RECORD_BYTES = 64 << 20  # moto has whole files in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training: `batch` samples a step, clips of `features` of a tree or a LeRobot dataset.
+
+    WebDataset shuffles in a buffer of `buffer` samples.
+    """
+
+    what: str
+    data: str
+    network: Callable[[Mapping[str, Any]], nn.Module]
+    batch: int
+    buffer: int
+    features: Sequence[str] = ()
+    clip_len: int = 0
+    stride: int = 1
+
+
+TRAININGS = {
+    "odometry": Training(
+        what="An odometry network on pairs of frames of 480x640",
+        data="tree",
+        network=networks.Odometry,
+        batch=8,
+        buffer=100,
+        features=("image_left", "pose_left"),
+        clip_len=2,
+    ),
+    "depth": Training(
+        what="A video-depth network on clips of 16 frames of 480x640, one at every 8th frame",
+        data="tree",
+        network=networks.DepthOfVideo,
+        batch=2,
+        buffer=12,
+        features=("image_left", "depth_left"),
+        clip_len=16,
+        stride=8,
+    ),
+    "world": Training(
+        what="A recurrent world model on sequences of 32 frames of 96x128, one at every 8th frame",
+        data="small",
+        network=networks.WorldModel,
+        batch=4,
+        buffer=100,
+        features=("image_left", "pose_left"),
+        clip_len=32,
+        stride=8,
+    ),
+    "act": Training(
+        what=f"ACT on a LeRobot dataset: a picture of each camera, the state, {ACTIONS} actions",
+        data="lerobot",
+        network=networks.Act,
+        batch=8,
+        buffer=100,
+    ),
+}
+
+
+def arguments_of(training: Training, originals: Path) -> dict[str, Any]:
+    """What a loader of ours is given, so that it gives the training's samples."""
+    if training.data in _TREES:
+        return {
+            "features": list(training.features),
+            "clip_len": training.clip_len,
+            "stride": training.stride,
+        }
+    info = json.loads((originals / "meta" / "info.json").read_text())
+    cameras = [name for name, said in info["features"].items() if said["dtype"] == "video"]
+    now = dict.fromkeys([*cameras, "observation.state"], range(1))
+    windows = {**now, "action": range(ACTIONS)}
+    return {"features": list(windows), "windows": windows, "pad": "edge"}
+
+
+def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
+    """The training's data below the folder in each of `FORMS`, and an example of its batches.
+
+    `originals` are a TartanAir tree or a LeRobot dataset, `records` ours, `cut` is where `cut`
+    writes, `example` one batch. What is there is not made again.
+    """
+    training = TRAININGS[name]
+    found = {"cut": folder / f"cut-{name}", "example": folder / f"example-{name}.pt"}
+    if training.data in _TREES:
+        found["originals"] = folder / training.data
+        found["records"] = folder / f"records-{training.data}"
+        height, width, times = _TREES[training.data]
+        frames = [times * options.frames // 4] * 4
+        render = partial(generate, episodes=frames, height=height, width=width)
+        _once(found["originals"], partial(render, modalities=("image", "depth", "pose")))
+        _once(found["records"], partial(_pack, found["originals"]))
+    else:
+        found["originals"], found["records"] = dataset_at(options, folder)
+    arguments = arguments_of(training, found["originals"])
+    if not found["example"].exists():
+        samples = seqrecord.SeqRecordDataset(found["records"], **arguments)
+        example = seqrecord.collate([samples[i] for i in range(training.batch)])
+        torch.save({n: v for n, v in example.items() if torch.is_tensor(v)}, found["example"])
+    return found
+
+
+def cut(name: str, found: Mapping[str, Path]) -> None:
+    """Write the training's samples into tars, in a random order, unless they are there.
+
+    Arrays are .npy files; pictures that were video, JPEG of quality 95.
+    """
+    _once(found["cut"], partial(_cut, TRAININGS[name], found))
+
+
+def _once(path: Path, make: Callable[[Path], object]) -> None:
+    """Make a folder unless it is there. It appears only when it is whole."""
+    if path.exists():
+        return
+    making = path.with_name(f"{path.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    make(making)
+    making.rename(path)
+
+
+def _pack(tree: Path, to: Path) -> None:
+    source = open_source(tree, features=_FEATURES, cameras=["left"])
+    seqrecord.convert(source, to, codecs="balanced", record_bytes=_RECORD_BYTES)
+
+
+def _cut(training: Training, found: Mapping[str, Path], to: Path) -> None:
+    import webdataset
+
+    to.mkdir()
+    samples = seqrecord.SeqRecordDataset(
+        found["records"], **arguments_of(training, found["originals"])
+    )
+    order = np.random.default_rng(0).permutation(len(samples))
+    for shard, numbers in enumerate(np.array_split(order, SHARDS)):
+        with webdataset.TarWriter(str(to / f"{shard:06d}.tar")) as tar:
+            for number in numbers.tolist():
+                files: dict[str, Any] = {"__key__": f"{number:08d}"}
+                for name, value in samples[number].items():
+                    if not torch.is_tensor(value) or value.ndim == 0:
+                        continue
+                    is_video = training.data not in _TREES and value.ndim == 4
+                    kind = "jpg" if is_video else "npy"
+                    array = value.numpy()
+                    files[f"{name}.{kind}"] = _jpeg(array[0]) if is_video else npy(array)
+                tar.write(files)
+
+
+def _jpeg(image: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=95)
+    return file.getvalue()
