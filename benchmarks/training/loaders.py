@@ -94,7 +94,7 @@ def _webdataset(training: Training, source: Source, workers: int) -> Batches:
         shuffle_buffer=training.buffer,
         workers=workers,
     )
-    where, signed = source.folder, ""
+    where, signed = str(source.folder), ""
     if source.url:
         where, signed = source.url, "?Signature=any"  # moto looks for one, and does not check it
     tars = [f"{where}/{shard:06d}.tar{signed}" for shard in range(SHARDS)]
