@@ -21,7 +21,7 @@ from seqrecord.errors import CodecError, FormatError, LocationError, SourceError
 from seqrecord.sources import open_source
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
-from tests.video_file_data import decoded, pictures, write_video
+from tests.video_file_data import HAS_TABLES, decoded, pictures, write_video
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,8 @@ def test_tables_that_lie(lie: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError) as info:
         seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
     assert info.value.file == str(path)
-    assert str(info.value.expected).startswith(("at most", "packets up to")), info.value
+    if HAS_TABLES:  # else the packets are read, which end with the file
+        assert str(info.value.expected).startswith(("at most", "packets up to")), info.value
 
 
 def test_damaged_packets_are_those_of_the_original(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import read_gops, video_spec
 
 __all__ = [
+    "HAS_TABLES",
     "decoded",
     "gops_of",
     "hide_first",
@@ -32,6 +34,10 @@ __all__ = [
 ]
 
 HEIGHT, WIDTH = 48, 64
+try:
+    HAS_TABLES = int(version("av").partition(".")[0]) >= 17  # PyAV gives those of containers
+except PackageNotFoundError:
+    HAS_TABLES = False
 QUIET = "log-level=none:pools=none:frame-threads=1"
 
 
