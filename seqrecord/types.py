@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from seqrecord.reading.verified import Verified
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
     from seqrecord.reading.versions import DatasetVersion
+    from seqrecord.storage.counting import Amount
     from seqrecord.tools.bench import BenchReport, StepTimes
-    from seqrecord.tools.plan import Amount, PlanReport
+    from seqrecord.tools.plan import PlanReport
     from seqrecord.writing.convert import ConvertReport
     from seqrecord.writing.convert_jobs import BadEpisode, Progress
     from seqrecord.writing.recorder import RecorderStats, RecordingEpisode
@@ -57,7 +58,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "Amount": "seqrecord.tools.plan",
+            "Amount": "seqrecord.storage.counting",
             "BadEpisode": "seqrecord.writing.convert_jobs",
             "BenchReport": "seqrecord.tools.bench",
             "ClipFunction": "seqrecord.clips.transforms",

@@ -7,7 +7,7 @@ they are (see `CountingStorage`), and nothing is decoded into rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -21,43 +21,24 @@ from seqrecord.engine.stores import AssignedLoad, PendingLoad, each_load, loads_
 from seqrecord.engine.workers import chunks_at_once
 from seqrecord.reading.chunks import Page
 from seqrecord.sampling.memory import Memory
-from seqrecord.storage.counting import Asked
+from seqrecord.storage.counting import Amount, Asked
 
-__all__ = ["Counts", "Walk", "walk"]
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What some loads ask for. Of video, `video_frames_decoded` are those of all videos, with what
-    lies between a chunk's first frame and those that are needed: an upper bound, for only the page
-    says where a decoder may begin. `clips` are those that the loads are for."""
-
-    requests: float = 0
-    nbytes: float = 0
-    frames_decoded: float = 0
-    video_frames_decoded: float = 0
-    clips: float = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def __sub__(self, other: Counts) -> Counts:
-        return self + other * -1
-
-    def __mul__(self, times: float) -> Counts:
-        return Counts(*(getattr(self, f.name) * times for f in fields(self)))
+__all__ = ["Walk", "walk"]
 
 
 @dataclass(frozen=True)
 class Walk:
     """What the loads of some rounds ask for, in `total`, and those that the `first` batch needs.
 
-    `frames` are those of the leading group that they bring. `memory` is what they use of the
+    Of video, `video_frames_decoded` has what lies between a chunk's first frame and those that are
+    needed, too: only the page says where a decoder may begin. `clips` are those that the loads are
+    for, `frames` those of the leading group that they bring. `memory` is what they use of the
     execution's, and `chunk` the bytes of the largest chunk that is held as it is stored.
     """
 
-    total: Counts
-    first: Counts
+    total: Amount
+    first: Amount
+    clips: int
     frames: int
     memory: Memory
     chunk: int
@@ -74,7 +55,7 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     used = {
         id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in execution.buffers.arenas
     }
-    total, first, clips, frames = Counts(), Counts(), 0, 0
+    total, first, clips, frames = Amount(), Amount(), 0, 0
     for start, stop in spans:
         loads = _Loads(execution, asked)
         for group, held in zip(plan.groups, plan.resident(start), strict=True):
@@ -104,7 +85,7 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
         max_read_ahead=ahead,
     )
     chunk = execution.buffers.chunks.largest
-    return Walk(replace(total, clips=clips), first, frames, memory, chunk)
+    return Walk(total, first, clips, frames, memory, chunk)
 
 
 class _Loads:
@@ -114,12 +95,12 @@ class _Loads:
         self.loader, self.store = execution.loader(_CountingLoader), execution.store()
         self._asked, self._stats = asked, execution.stats
 
-    def counts(self) -> Counts:
+    def counts(self) -> Amount:
         asked, stats = self._asked, self._stats
         nbytes = asked.disk_nbytes if self.loader.is_local else asked.nbytes
-        return Counts(asked.requests, nbytes, stats.frames_decoded, stats.video_frames_decoded)
+        return Amount(asked.requests, nbytes, stats.frames_decoded, stats.video_frames_decoded)
 
-    def do(self, waiting: list[PendingLoad], until: int = 0) -> tuple[Counts, list[AssignedLoad]]:
+    def do(self, waiting: list[PendingLoad], until: int = 0) -> tuple[Amount, list[AssignedLoad]]:
         """Do loads that have room; what was counted before the first that no clip before `until`
         needs."""
         reached, placed = None, sorted(self.store.place(waiting), key=attrgetter("first_use"))

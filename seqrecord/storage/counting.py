@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["Asked", "CountingStorage", "leaves_buffers"]
+__all__ = ["Amount", "Asked", "CountingStorage", "leaves_buffers"]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What is asked of the storage, and decoded of it.
+
+    `requests` are those to services, none of a local disk or a mount; `bytes` are those that they
+    bring, gaps between pages too. `frames_decoded` are counted as in `SeqRecordPipe.stats`, and so
+    are `video_frames_decoded`, of which this is the most there can be.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    frames_decoded: int = 0
+    video_frames_decoded: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Amount) -> Amount:
+        return self + other * -1
+
+    def __mul__(self, times: float) -> Amount:
+        return Amount(*(round(getattr(self, f.name) * times) for f in fields(self)))
 
 
 @dataclass

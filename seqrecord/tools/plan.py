@@ -18,16 +18,16 @@ from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
 from seqrecord.storage import CachedStorage, Storage, StorageWrapper
-from seqrecord.storage.counting import Asked
+from seqrecord.storage.counting import Amount, Asked
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_integer, format_size, parse_size
 
 if TYPE_CHECKING:
-    from seqrecord.engine.counting import Counts, Walk
+    from seqrecord.engine.counting import Walk
     from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.sampling import Plan
 
-__all__ = ["Amount", "PlanOptions", "PlanReport", "plan"]
+__all__ = ["PlanOptions", "PlanReport", "plan"]
 
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
 _MOST_PARTS = 4  # whose plans are made, where there are more clips than that
@@ -82,28 +82,6 @@ def _rate(bandwidth: int | str) -> int:
         return parse_size(bandwidth)
     except ValueError as error:
         raise ClipError(f"bandwidth: {error}") from None
-
-
-@dataclass(frozen=True)
-class Amount:
-    """What is asked of the storage, and decoded of it.
-
-    `requests` are those to services, none of a local disk or a mount; `bytes` are those that they
-    bring, gaps between pages too. `frames_decoded` are counted as in `SeqRecordPipe.stats`, and so
-    are `video_frames_decoded`, of which this is the most there can be.
-    """
-
-    requests: int = 0
-    bytes: int = 0
-    frames_decoded: int = 0
-    video_frames_decoded: int = 0
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def times(self, number: int) -> Amount:
-        """So many times as much."""
-        return Amount(*(number * getattr(self, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -197,14 +175,14 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     loader_options = LoaderOptions(**given | {"rank": 0, "world_size": options.ranks})
     asked, opening = Asked(), _opening(dataset, options)
     selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
-    opening += Amount(asked.requests, asked.nbytes).times(options.ranks)  # such as a first frame
+    opening += Amount(asked.requests, asked.nbytes) * options.ranks  # such as a first frame
     asked.stands_for_all = True
     counter = _Counter(ClipLoader(selection, loader_options), options, asked)
     first, batch, clips, batches = counter.epoch(0)
     later, cache = Amount(), _cache_limit(dataset.contents.storage)
     if options.epochs > 1 and (cache is None or first.bytes > cache):
         later = counter.epoch(1)[0] if counter.is_exact else first
-    total = opening + first + later.times(options.epochs - 1)
+    total = opening + first + later * (options.epochs - 1)
     rate = None if options.bandwidth is None else _rate(options.bandwidth)
     return PlanReport(
         url=dataset.url,
@@ -249,14 +227,13 @@ class _Counter:
 
     def epoch(self, number: int) -> tuple[Amount, Amount, int, int]:
         """What an epoch reads, what its first batches do, and its clips and batches."""
-        from seqrecord.engine.counting import Counts
         from seqrecord.sampling import Part
 
         count = self._parts
         if self._loader.clips(number).num_clips > self._options.most_loads:
             count = min(count, _MOST_PARTS)
         self.is_exact &= count == self._parts
-        whole, first, clips, batches = Counts(), Counts(), 0, 0
+        whole, first, clips, batches = Amount(), Amount(), 0, 0
         for index in (self._parts * i // count for i in range(count)):
             plan = self._loader.plan(number, Part(index, self._parts))
             read, batch = self._part(plan, count)
@@ -264,9 +241,9 @@ class _Counter:
             clips, batches = clips + plan.num_clips, batches + plan.num_batches
         scale = self._parts / count
         totals = round(clips * scale), round(batches * scale)
-        return _amount(whole * scale), _amount(first * scale), *totals
+        return whole * scale, first * scale, *totals
 
-    def _part(self, plan: Plan, num_parts: int) -> tuple[Counts, Counts]:
+    def _part(self, plan: Plan, num_parts: int) -> tuple[Amount, Amount]:
         from seqrecord.engine.buffers import BufferCache
         from seqrecord.engine.counting import walk
         from seqrecord.engine.stats import EngineStats
@@ -299,7 +276,7 @@ class _Counter:
         all of what lies between."""
         window = plan.groups[plan.leading].window
         if self._options.spec.stride >= window.span:
-            return plan.num_clips / max(1.0, walked.total.clips)
+            return plan.num_clips / max(1, walked.clips)
         _, begin, stop = plan.used(plan.leading)
         return int((-(begin - stop) // window.frame_step).sum()) / max(1, walked.frames)
 
@@ -317,11 +294,6 @@ def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts]
 
 
-def _amount(counts: Counts) -> Amount:
-    names = ("requests", "nbytes", "frames_decoded", "video_frames_decoded")
-    return Amount(*(round(getattr(counts, name)) for name in names))
-
-
 def _opening(dataset: Dataset, options: PlanOptions) -> Amount:
     """What opening the dataset has asked for, in each process that opens it."""
     of = dataset.contents
@@ -329,7 +301,7 @@ def _opening(dataset: Dataset, options: PlanOptions) -> Amount:
     is_disk = of.storage.local_path(MANIFEST) is not None
     nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
     opens = 1 if options.workers and multiprocessing.get_start_method() != "fork" else 0
-    return Amount(requests, nbytes).times(options.ranks * (1 + opens * options.workers))
+    return Amount(requests, nbytes) * (options.ranks * (1 + opens * options.workers))
 
 
 def _cache_limit(storage: Storage) -> int | None:
