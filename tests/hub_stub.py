@@ -28,12 +28,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from tests.local_server import Handler, LocalServer
 
-__all__ = ["LARGE", "HubStub", "HubStubFile"]
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["LARGE", "HubStub", "HubStubFile", "without_login"]
+
+
+def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """No login and caches of the machine's user are used; its client asks nobody who runs this."""
+    patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    patch.setenv("SEQRECORD_HOME", str(folder / "home"))
+    patch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(folder / "token"))
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        patch.delenv(name, raising=False)
+
 
 LARGE = (".mp4", ".mkv", ".parquet", ".arrow", ".seqrec")
 """Endings of files in LFS, as in the `.gitattributes` of LeRobot's datasets."""

@@ -33,7 +33,7 @@ from seqrecord.errors import (
 from seqrecord.storage import Storage, fixed_url_of, open_storage
 from tests.command_line import main
 from tests.datasets import write_small
-from tests.hub_stub import HubStub
+from tests.hub_stub import HubStub, without_login
 from tests.lerobot_video_data import unpack
 from tests.places import hastened
 from tests.storage_contract import Add, ReadContract, get
@@ -52,13 +52,7 @@ CLIPS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a login and caches of the machine's user; its client asks nobody who runs this."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+    without_login(monkeypatch, tmp_path)
 
 
 @pytest.fixture

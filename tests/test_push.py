@@ -22,7 +22,7 @@ from seqrecord.errors import (
 )
 from tests.command_line import fail, run
 from tests.datasets import small_frames, small_schema
-from tests.hub_stub import HubStub
+from tests.hub_stub import HubStub, without_login
 from tests.lerobot_video_data import unpack
 
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
@@ -33,14 +33,10 @@ pytestmark = pytest.mark.filterwarnings(  # of huggingface_hub 2.4.0, about its 
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a login and caches of the machine's user, and by LFS: Xet's client asks no stub."""
-    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_XET"):
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", True, raising=False)
+    """By LFS, too: Xet's client asks no stub."""
+    without_login(monkeypatch, tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
