@@ -6,12 +6,13 @@ they are (see `CountingStorage`), and nothing is decoded into rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Rows
@@ -20,10 +21,13 @@ from seqrecord.engine.loading import ChunkLoader, Fetched, present_in
 from seqrecord.engine.stores import AssignedLoad, PendingLoad, each_load, loads_of_round
 from seqrecord.engine.workers import chunks_at_once
 from seqrecord.reading.chunks import Page
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage.counting import Amount, Asked
 
 __all__ = ["Walk", "walk"]
+
+_PAGE = 2 << 20  # bytes; NumPy asks Linux for pages of this size for large arrays
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,8 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     """
     plan, num_frames = execution.job.plan, execution.job.clip_frames.num_frames
     resources, leading = execution.resources, plan.groups[plan.leading].group
-    used = {
-        id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in execution.buffers.arenas
-    }
+    arenas = execution.buffers.arenas
+    used = {id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in arenas}
     total, first, clips, frames = Amount(), Amount(), 0, 0
     for start, stop in spans:
         loads = _Loads(execution, asked)
@@ -80,12 +83,28 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     ahead, loaders = chunks_at_once(resources.memory, resources.num_threads, is_local=is_local)
     memory = replace(
         resources.memory,
-        num_rows=tuple(int(np.count_nonzero(each)) for each in used.values()),
+        num_rows=tuple(_rows_given(used[id(arena)], arena.specs.values()) for arena in arenas),
         max_loads=loaders,
         max_read_ahead=ahead,
     )
     chunk = execution.buffers.chunks.largest
     return Walk(total, first, clips, frames, memory, chunk)
+
+
+def _rows_given(used: npt.NDArray[np.bool_], specs: Iterable[ArraySpec]) -> int:
+    """As how many rows of an arena count that has memory for its `used` ones, bool[rows]: a row
+    that is used makes the kernel give all pages on which it lies."""
+    given = of_row = 0
+    for spec in specs:
+        edges = np.arange(len(used) + 1) * spec.nbytes
+        first, last = edges[:-1][used] // _PAGE, (edges[1:][used] - 1) // _PAGE
+        size = int(edges[-1]) // _PAGE + 2
+        pages = np.cumsum(
+            np.bincount(first, minlength=size) - np.bincount(last + 1, minlength=size)
+        )
+        given += min(int(np.count_nonzero(pages)) * _PAGE, int(edges[-1]))
+        of_row += spec.nbytes
+    return -(-given // max(1, of_row))
 
 
 class _Loads:
