@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter, StorageError, reindex, verify
-from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
+from seqrecord.format.footer import MAX_FOOTER_BYTES, parse_footer
 from seqrecord.format.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_RECORD_FILES,

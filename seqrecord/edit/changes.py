@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import FormatError
-from seqrecord.format import Footer
 from seqrecord.format.edits import Delete, Edit
+from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.reading.filters import EpisodeFilter, find_episodes

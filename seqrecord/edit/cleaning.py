@@ -20,7 +20,7 @@ import numpy as np
 
 from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
-from seqrecord.format import RECORDS, EpisodePart, Footer
+from seqrecord.format.footer import RECORDS, EpisodePart, Footer
 from seqrecord.format.manifest import (
     EDITS,
     FILE_PATH,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
-from seqrecord.format import Footer
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split
+from seqrecord.format.footer import Footer
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS
 from seqrecord.format.text import check_key, encode_metadata

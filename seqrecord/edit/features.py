@@ -27,8 +27,8 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
 )
-from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
+from seqrecord.format.footer import EpisodePart
 from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order

@@ -24,7 +24,7 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
 )
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key

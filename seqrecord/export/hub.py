@@ -29,7 +29,7 @@ from seqrecord.errors import (
     NotFoundError,
     StorageError,
 )
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.manifest import (
     EDITS,
     INDEX,

@@ -24,7 +24,6 @@ from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
-    MAX_CHUNK_FRAMES,
     MAX_EPISODE_FRAMES,
     check_chunks,
     check_gaps,
@@ -40,9 +39,6 @@ from seqrecord.text import repr_of
 
 __all__ = [
     "FORMAT_VERSION",
-    "HEADER_BYTES",
-    "MAX_CHUNK_FRAMES",
-    "MAX_EPISODE_FRAMES",
     "MAX_FOOTER_BYTES",
     "MAX_ORDINAL",
     "RECORDS",

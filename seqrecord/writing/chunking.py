@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.errors import ChecksumError
-from seqrecord.format import Footer
+from seqrecord.format.footer import Footer
 from seqrecord.format.pages import (
     Blob,
     PageCodec,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFoundError
-from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
+from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     IndexFile,

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.format import RECORDS, Footer
+from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.processes.forks import cached_property

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError, StorageError, TransientError
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, IndexFile
 from seqrecord.storage import Storage
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FrameError, located
-from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
+from seqrecord.format.footer import EpisodePart
 from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
-from seqrecord.format.rows import may_refer
+from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_refer
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema

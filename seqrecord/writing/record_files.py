@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SeqRecordError
-from seqrecord.format import (
+from seqrecord.format.footer import (
     MAX_FOOTER_BYTES,
     RECORDS,
     EpisodePart,

@@ -10,8 +10,8 @@ import click
 
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
-from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
+from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
 from seqrecord.sources.remote import is_url
 from seqrecord.sources.tartanair_layout import CAMERAS
