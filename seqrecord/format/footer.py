@@ -33,7 +33,8 @@ from seqrecord.format.rows import (
     features_of,
     split_gaps,
 )
-from seqrecord.format.text import ID, JsonObject, check_key, parse_json, parse_metadata
+from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 

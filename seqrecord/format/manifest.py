@@ -25,7 +25,8 @@ from seqrecord.errors import (
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
 from seqrecord.format.rows import table_names
-from seqrecord.format.text import ID, JsonObject, parse_json
+from seqrecord.format.text import ID, parse_json
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
