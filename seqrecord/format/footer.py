@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
-from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError
+from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError, located
 from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
@@ -270,7 +270,7 @@ def _parse_rows(
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
     found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("lags",))
     key = check_key(found.value["key"])
-    try:
+    with located(FormatError, episode=key):
         num_frames = None
         if found.value["num_frames"] is not None:
             num_frames = found.integer("num_frames", 1, MAX_EPISODE_FRAMES)
@@ -284,8 +284,6 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
             metadata=found.value["metadata"],
             lags=_parse_lags(found.value, num_frames, timestamps),
         )
-    except FormatError as error:
-        raise error.located(episode=key) from error.__cause__
 
 
 def _parse_lags(

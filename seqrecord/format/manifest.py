@@ -22,6 +22,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
     VersionError,
+    located,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
 from seqrecord.format.rows import table_names
@@ -301,10 +302,8 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
 
 def parse_manifest(storage: Storage, data: bytes, path: str = MANIFEST) -> Manifest:
     """`Manifest.parse`; its errors name the file."""
-    try:
+    with located(FormatError, file=f"{storage.url}/{path}"):
         return Manifest.parse(data)
-    except FormatError as error:
-        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
 
 
 def _what_is_there(storage: Storage) -> str:

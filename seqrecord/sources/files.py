@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
@@ -171,11 +171,8 @@ def regular(path: Path) -> Path:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
     try:
-        with open_file(path) as file:
+        with located(SourceError, file=str(path)), open_file(path) as file:
             yield file
-    except SourceError as error:
-        error.located(file=str(path))
-        raise
     except OSError as error:
         raise unreadable(path, error) from error
 

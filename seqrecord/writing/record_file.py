@@ -145,11 +145,9 @@ class RecordFileWriter(RecordFiles):
         if self._flushed and self.is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
             self.hold()
-        try:
+        with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._groups:
                 group.add(encoded, rows)
-        except (FrameError, CodecError) as error:
-            raise error.located(episode=episode.key, frame=number) from error.__cause__
         numbers = number + np.arange(len(rows))
         for name, lags in self._lags.items():
             if name in columns:
