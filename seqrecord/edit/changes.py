@@ -25,8 +25,6 @@ from seqrecord.writing.committing import Base, looked_at
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
 
-__all__ = ["Change", "CopyProgress", "Opened", "edit_dataset", "opened_to_edit", "read_existing"]
-
 _logger = logging.getLogger("seqrecord")
 
 _REFUSED = "another writer committed meanwhile; this was not committed: try again"

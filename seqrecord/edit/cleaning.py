@@ -55,8 +55,6 @@ from seqrecord.writing.own_files import (
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
 
-__all__ = ["LEAST_DEAD", "RewriteReport", "clean", "rewrite_files"]
-
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
 _CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")

@@ -36,17 +36,6 @@ from seqrecord.units import check_seed
 from seqrecord.writing.edit_files import check_split_name, split_edits
 from seqrecord.writing.own_files import of_merges
 
-__all__ = [
-    "deal_episodes",
-    "delete_episodes",
-    "keep_episodes",
-    "relabel_episodes",
-    "rename_episodes",
-    "renaming",
-    "split_dataset",
-    "split_episodes",
-]
-
 
 def delete_episodes(
     location: str | PathLike[str],

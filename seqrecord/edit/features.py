@@ -48,17 +48,6 @@ from seqrecord.writing.stored_schema import (
 )
 from seqrecord.writing.stored_statistics import stored_statistics
 
-__all__ = [
-    "Values",
-    "add_feature",
-    "drop_features",
-    "loses_data",
-    "relabel_text",
-    "spec_of_dataset",
-    "values_of_dataset",
-    "values_of_files",
-]
-
 _LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
 
 Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"

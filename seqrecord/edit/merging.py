@@ -49,8 +49,6 @@ from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, t
 from seqrecord.writing.stored_schema import is_passthrough
 from seqrecord.writing.stored_statistics import merged, stored_statistics
 
-__all__ = ["MergeReport", "merge_datasets"]
-
 _SHOWN = 500  # characters of what differs
 _COPY_BYTES = 8 << 20
 # Another file system, one without links, or a file that has as many as it may.

@@ -52,8 +52,6 @@ from seqrecord.storage.url import without_commit
 from seqrecord.text import counted, printable, shape_text
 from seqrecord.units import format_size
 
-__all__ = ["HubPush", "to_hub"]
-
 _CARD = "README.md"
 _MAX_CARD_BYTES = 16 << 20
 _MARK = "<!-- seqrecord push {} -->\n"  # with the hash of the card above it

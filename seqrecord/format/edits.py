@@ -18,19 +18,6 @@ from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 
-__all__ = [
-    "MAX_EDIT_BYTES",
-    "Delete",
-    "Edit",
-    "Edits",
-    "Features",
-    "Relabel",
-    "Rename",
-    "Split",
-    "encode_edit",
-    "parse_edit",
-]
-
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1
 

@@ -38,21 +38,6 @@ from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MAX_FOOTER_BYTES",
-    "MAX_ORDINAL",
-    "RECORDS",
-    "TAIL_BYTES",
-    "EpisodePart",
-    "Footer",
-    "encode_footer",
-    "encode_header",
-    "parse_footer",
-    "parse_header",
-    "parse_tail",
-]
-
 RECORDS = "records"  # the folder of a dataset's record files
 
 FORMAT_VERSION = 1

@@ -44,8 +44,6 @@ from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metada
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
 
-__all__ = ["BLOCK_PAGES", "NO_SPLIT", "GroupIndex", "Index", "check_text"]
-
 BLOCK_PAGES = 1 << 18  # that are checked at a time
 _FEATURE_BITS = 16
 

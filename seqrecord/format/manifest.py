@@ -32,31 +32,6 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
 
-__all__ = [
-    "EDITS",
-    "FILE_PATH",
-    "INDEX",
-    "KEPT_VERSIONS",
-    "MANIFEST",
-    "MAX_EARLIER_COMMITS",
-    "MAX_EPISODES",
-    "MAX_MANIFEST_BYTES",
-    "MAX_RECORD_FILES",
-    "MAX_SPLITS",
-    "SPLIT_NAME",
-    "VERSIONS",
-    "IndexFile",
-    "Manifest",
-    "RecordFile",
-    "check_record_path",
-    "parse_manifest",
-    "put_manifest",
-    "read_manifest",
-    "read_named",
-    "read_tagged",
-    "version_path",
-]
-
 MANIFEST = "manifest.json"
 INDEX = "index"  # the folder of the tables
 EDITS = "edits"  # the folder of the records of edits

@@ -29,23 +29,6 @@ from seqrecord.codecs import FrameCodec, probe
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 
-__all__ = [
-    "ALIGNMENT",
-    "MAX_PAGE_BYTES",
-    "SLICE_BYTES",
-    "Blob",
-    "PageCodec",
-    "aligned",
-    "check_fits",
-    "chunk_bytes",
-    "num_slices",
-    "page_offsets",
-    "slice_frames",
-    "slice_sums",
-    "slice_table",
-    "table_bytes",
-]
-
 ALIGNMENT = 64
 MAX_PAGE_BYTES = 2**32 - 1
 SLICE_BYTES = 4096  # the least that a slice of several frames holds

@@ -40,21 +40,6 @@ from seqrecord.json_object import JsonObject
 from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import check_path
 
-__all__ = [
-    "EXTERNALS",
-    "MAX_LIST_BYTES",
-    "MAX_LIST_FILES",
-    "ExternalFile",
-    "ExternalList",
-    "PartOfFolder",
-    "Reference",
-    "ReferencedFile",
-    "ReferencedGops",
-    "least_reference_bytes",
-    "list_path",
-    "parse_reference",
-]
-
 EXTERNALS = "externals"  # the folder of the lists
 MAX_LIST_FILES = 100_000
 MAX_LIST_BYTES = 1 << 25

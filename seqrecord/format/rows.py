@@ -24,38 +24,6 @@ from seqrecord.format.references import least_reference_bytes
 from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
-__all__ = [
-    "GAPS",
-    "GAP_ROW",
-    "HEADER_BYTES",
-    "MAX_CHUNK_FRAMES",
-    "MAX_EPISODE_FRAMES",
-    "MAX_INDEX_TEXT",
-    "MAX_TABLE_BYTES",
-    "WORD",
-    "check_chunks",
-    "check_gaps",
-    "check_lengths",
-    "check_pages",
-    "check_places",
-    "check_rows",
-    "chunk_row",
-    "chunks_schema",
-    "count_present",
-    "count_words",
-    "decode_table",
-    "encode_table",
-    "episodes_schema",
-    "features_of",
-    "gap_rows",
-    "most_table_bytes",
-    "num_absent",
-    "present_frames",
-    "split_gaps",
-    "table_names",
-    "times_schema",
-]
-
 HEADER_BYTES = 64  # in front of a record file's first chunk
 MAX_CHUNK_FRAMES = 1 << 16
 MAX_EPISODE_FRAMES = 2**32 - 1

@@ -11,8 +11,6 @@ from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 
-__all__ = ["MAX_STATISTICS_BYTES", "encode_statistics", "read_statistics"]
-
 MAX_STATISTICS_BYTES = 1 << 27
 
 

@@ -13,21 +13,6 @@ from seqrecord.errors import FormatError
 from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.text import repr_of
 
-__all__ = [
-    "FORBIDDEN_IN_KEY",
-    "ID",
-    "MAX_INTEGER_DIGITS",
-    "MAX_JSON_DEPTH",
-    "MAX_KEY_LENGTH",
-    "MAX_METADATA_LENGTH",
-    "check_key",
-    "encode_metadata",
-    "parse_json",
-    "parse_metadata",
-    "truncated_metadata",
-    "whole_metadata",
-]
-
 MAX_KEY_LENGTH = 1024  # bytes of UTF-8
 MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
 MAX_INTEGER_DIGITS = 1000  # reading one takes time that grows with their square

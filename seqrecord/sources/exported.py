@@ -32,16 +32,6 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.files import read_bytes
 
-__all__ = [
-    "DESCRIPTION",
-    "ENDINGS",
-    "ExportedEpisode",
-    "ExportedFeature",
-    "encode_description",
-    "frame_stem",
-    "read_description",
-]
-
 DESCRIPTION = "seqrecord.json"
 ENDINGS = {"text": ".txt", "bytes": ".bin"}
 """Of the files of frames that are no arrays, by `FeatureSpec.value`."""

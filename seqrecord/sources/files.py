@@ -18,27 +18,6 @@ from seqrecord.errors import SourceError, located
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
-__all__ = [
-    "JUNK",
-    "check_array",
-    "find_original",
-    "find_root",
-    "first_line",
-    "is_directory",
-    "is_file",
-    "is_junk",
-    "list_folder",
-    "on_disk",
-    "open_file",
-    "openable",
-    "opened",
-    "read_bytes",
-    "read_values",
-    "regular",
-    "size_of",
-    "unreadable",
-]
-
 JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
 

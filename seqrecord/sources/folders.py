@@ -39,8 +39,6 @@ from seqrecord.sources.originals import Originals, key_of
 from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
-__all__ = ["FORMAT", "Folders"]
-
 
 @dataclass(frozen=True)
 class Folders(Originals):

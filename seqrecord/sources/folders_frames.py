@@ -35,8 +35,6 @@ from seqrecord.sources.frame_names import (
 from seqrecord.sources.images import IMAGE_FORMATS, read_image_file
 from seqrecord.sources.specs import check_spec
 
-__all__ = ["check_time_axis", "read_frames"]
-
 
 def read_frames(
     path: Path,

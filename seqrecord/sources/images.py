@@ -27,20 +27,6 @@ from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.files import first_line, opened, read_bytes
 
-__all__ = [
-    "IMAGE_FORMATS",
-    "decode_image",
-    "encoded_header",
-    "image_format",
-    "image_header",
-    "load_imagecodecs",
-    "passthrough_codec",
-    "passthrough_of_both",
-    "pixels",
-    "read_image_file",
-    "referable_codec",
-]
-
 if TYPE_CHECKING:
     from PIL import Image
 

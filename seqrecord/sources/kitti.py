@@ -28,8 +28,6 @@ from seqrecord.sources.images import IMAGE_FORMATS, image_header
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import rows_of, table, timed_values
 
-__all__ = ["FORMAT", "Kitti"]
-
 _IMAGES = ("image_0", "image_1", "image_2", "image_3")
 _MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
 

@@ -19,22 +19,6 @@ from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
 from seqrecord.sources.specs import chosen_schema
 
-__all__ = [
-    "MAX_DEPTH",
-    "FirstError",
-    "Originals",
-    "Scan",
-    "ScannedSource",
-    "by_key",
-    "check_depth",
-    "find_files",
-    "find_folders",
-    "has_file",
-    "has_folder",
-    "key_of",
-    "natural_order",
-]
-
 MAX_DEPTH = 32  # a link that leads back up would never end
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 _MOST_ENTRIES = 10_000  # entries that are looked at to see which format fits

@@ -30,18 +30,6 @@ from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
 from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of, open_storage
 
-__all__ = [
-    "BLOCK_BYTES",
-    "MAX_BLOCKS",
-    "LocalCopy",
-    "RemoteFile",
-    "RemoteFiles",
-    "RemoteSource",
-    "is_url",
-    "open_remote",
-    "remote_files",
-]
-
 BLOCK_BYTES = 4 << 20
 MAX_BLOCKS = 8
 """Blocks of a file that are kept while it is open: 32 MiB. As many are of the last files that were

@@ -27,8 +27,6 @@ from seqrecord.sources.originals import (
 )
 from seqrecord.sources.specs import feature_spec
 
-__all__ = ["Column", "Images", "SequenceFrames", "SequenceSource", "Values"]
-
 
 class Column(Protocol):
     """A feature of a sequence, frame by frame."""

@@ -19,8 +19,6 @@ from seqrecord.sources.images import read_image_file
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
 from seqrecord.sources.text_tables import rows_of, table
 
-__all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames"]
-
 
 def read_frames(
     trajectory: Trajectory,

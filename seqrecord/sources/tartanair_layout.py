@@ -36,20 +36,6 @@ from seqrecord.sources.files import check_array, list_folder
 from seqrecord.sources.images import decode_image, image_header, read_image_file
 from seqrecord.sources.originals import by_key
 
-__all__ = [
-    "CAMERAS",
-    "DIFFICULTIES",
-    "IMU_ROWS",
-    "LAYOUTS",
-    "PixelFiles",
-    "Size",
-    "TartanAirLayout",
-    "Trajectory",
-    "check_rgb",
-    "find_trajectories",
-    "open_trajectory",
-]
-
 CAMERAS = ("left", "right")
 
 IMU_ROWS = 10

@@ -36,8 +36,6 @@ from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_name, feature_spec, kind_of, text_spec
 from seqrecord.sources.tar_files import Member, members, read_member
 
-__all__ = ["FORMAT", "WebDataset"]
-
 _logger = logging.getLogger("seqrecord")
 
 _ARRAYS = (".npy", ".flo", ".pfm")

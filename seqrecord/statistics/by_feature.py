@@ -15,8 +15,6 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
 
-__all__ = ["MAX_CHANNELS", "FeatureStatistics", "Statistics", "num_channels"]
-
 MAX_CHANNELS = 256  # of a feature of one dimension
 _MAX_IMAGE_CHANNELS = 32  # of one of more: a last axis that is longer is a width
 _PLANES = ("image", "depth", "mask", "segmentation")  # kinds whose two axes are rows and columns

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Moments", "moments_of"]
-
 _BLOCK_ROWS, _BLOCK_COLUMNS = 128, 2048  # whose numbers stay in a core's cache, 8 bytes each
 _SMALL, _LARGE = 1e-140, 1e140  # the largest of numbers whose squares are summed as they are
 

@@ -17,8 +17,6 @@ from seqrecord.json_object import JsonObject
 from seqrecord.statistics.moments import Moments, moments_of
 from seqrecord.text import repr_of
 
-__all__ = ["LEVEL_VALUES", "Sketch", "sketch_dtype"]
-
 LEVEL_VALUES = 2048  # values that a level holds at most; at most half of them go a level up
 _MAX_LEVELS = 53  # so that counts are exact as floats
 _ROUNDING = 1e-6  # relative; what sums in another order may differ by

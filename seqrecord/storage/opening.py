@@ -26,8 +26,6 @@ from seqrecord.storage.url import Location, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 
-__all__ = ["StorageLike", "StorageSettings", "open_storage", "split_options"]
-
 _OBJECT_BACKENDS = (None, "obstore", "urllib3")
 _PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 

@@ -36,16 +36,6 @@ from seqrecord.storage.base import (
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.text import counted
 
-__all__ = [
-    "DEADLINE_SECONDS",
-    "REQUESTS_PER_SECOND",
-    "Pace",
-    "Quota",
-    "Retrier",
-    "RetryingStorage",
-    "put_once",
-]
-
 DEADLINE_SECONDS = 120.0
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
 

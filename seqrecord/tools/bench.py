@@ -29,8 +29,6 @@ from seqrecord.units import check_integer, format_size
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordStream
 
-__all__ = ["BenchOptions", "BenchReport", "StepTimes", "advise", "bench", "measure"]
-
 _SETTINGS = (  # that a report names
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
     *("memory_limit", "device", "consumer_seconds"),

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.sampling import Plan
 
-__all__ = ["PlanOptions", "PlanReport", "plan"]
-
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
 _MOST_PARTS = 4  # whose plans are made, where there are more clips than that
 _GOLDEN = (5**0.5 - 1) / 2

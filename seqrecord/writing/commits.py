@@ -44,15 +44,6 @@ from seqrecord.writing.own_files import (
     put_retired_note,
 )
 
-__all__ = [
-    "Version",
-    "appended",
-    "edits_of",
-    "put_version",
-    "rebuilt",
-    "reindex",
-]
-
 _MAX_SHOWN = 20  # episodes in one line of the log
 
 _REFUSED = (

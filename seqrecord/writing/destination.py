@@ -36,8 +36,6 @@ from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, ow
 from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
 
-__all__ = ["Destination", "WriteMode", "check_mode"]
-
 WriteMode = Literal["create", "resume", "append"]
 
 _logger = logging.getLogger("seqrecord")

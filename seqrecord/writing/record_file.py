@@ -28,8 +28,6 @@ from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.video_group import VideoGroup
 
-__all__ = ["RecordFileWriter", "check_value"]
-
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
 _Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], Column]"

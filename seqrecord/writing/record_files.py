@@ -36,8 +36,6 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
 from seqrecord.writing.chunking import StoredChunk
 
-__all__ = ["LEAVE_SECONDS", "EpisodeLags", "OpenFile", "RecordFiles"]
-
 LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much

@@ -18,8 +18,6 @@ from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.record_files import RecordFiles
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
 
-__all__ = ["recover"]
-
 _logger = logging.getLogger("seqrecord")
 
 

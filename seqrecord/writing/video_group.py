@@ -23,8 +23,6 @@ from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
 
-__all__ = ["VideoGroup"]
-
 
 class VideoGroup:
     """A video feature's frames that are in no chunk yet, of one episode after the other.

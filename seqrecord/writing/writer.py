@@ -37,8 +37,6 @@ from seqrecord.writing.stored_schema import (
     stored_schema,
 )
 
-__all__ = ["EpisodeWriter", "SeqRecordWriter"]
-
 
 class SeqRecordWriter:
     """Writes a dataset, episode by episode. A context manager.

@@ -28,8 +28,6 @@ from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, Request, R
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location, named_place, parse_location
 
-__all__ = ["HubStorage", "hub_branch", "is_hub_dataset", "open_hub"]
-
 _ENDPOINT = "https://huggingface.co"
 _MAIN = "main"
 _URL = "hf://datasets/ORG/NAME[@REVISION][/PATH]"

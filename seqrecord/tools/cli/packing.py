@@ -29,14 +29,13 @@ from seqrecord.tools.cli.arguments import (
 from seqrecord.tools.cli.terminal import Interrupted, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.commits import reindex as rebuild
-from seqrecord.writing.convert import ConvertReport, Progress, convert
+from seqrecord.writing.convert import ConvertReport, convert
+from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_statistics import add_statistics
 
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
-
-__all__ = ["index", "reindex", "write"]
 
 
 @click.command()
