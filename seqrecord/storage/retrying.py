@@ -203,13 +203,11 @@ class RetryingStorage(StorageWrapper):
         self,
         inner: Storage,
         *,
-        deadline: float = DEADLINE_SECONDS,
         requests_per_second: float = REQUESTS_PER_SECOND,
-        quota: Quota | None = None,
         retrier: Retrier | None = None,
     ) -> None:
         super().__init__(inner)
-        self.retrier = retrier or Retrier(deadline=deadline, quota=quota)
+        self.retrier = retrier or Retrier()
         self._pace = PerProcess(partial(Pace, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:
