@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 
@@ -77,7 +78,7 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
         ) from error
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
+def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
     """The whole file; raises `SourceError` where it cannot be read or exceeds `limit` bytes."""
     try:
         size = size_of(path)

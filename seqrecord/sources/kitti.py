@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
+from seqrecord.schema import FeatureSpec
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import IMAGE_FORMATS, image_header
@@ -92,7 +92,7 @@ class _Scans(Column):
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
         path = self.paths[frame]
-        data = read_bytes(path, MAX_FRAME_BYTES)
+        data = read_bytes(path)
         if len(data) % 16:
             raise SourceError(
                 "a truncated scan",
