@@ -16,6 +16,7 @@ from seqrecord.text import repr_of
 __all__ = [
     "MOST",
     "SEED_LIMIT",
+    "check_amount",
     "check_integer",
     "check_seed",
     "format_size",
@@ -112,6 +113,12 @@ def check_integer(
     if most is not None and number > most:
         raise ClipError(f"{name} is too large", expected=f"at most {most}", got=repr_of(number))
     return number
+
+
+def check_amount(name: str, value: object) -> None:
+    """Raises `ClipError` unless an argument is a number of at least 0, and finite."""
+    if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+        raise ClipError(f"{name} is no amount", expected=">= 0", got=repr_of(value, 100))
 
 
 def check_seed(value: Any) -> int:

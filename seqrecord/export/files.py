@@ -50,8 +50,6 @@ from seqrecord.storage import local_path
 from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource
 
-__all__ = ["disk_errors", "make_empty", "to_files"]
-
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
 _MAX_PIXELS = 1 << 26  # Pillow warns of larger images
 

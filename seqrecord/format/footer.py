@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
-from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError
+from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError, located
 from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
-    MAX_CHUNK_FRAMES,
     MAX_EPISODE_FRAMES,
     check_chunks,
     check_gaps,
@@ -34,27 +33,10 @@ from seqrecord.format.rows import (
     features_of,
     split_gaps,
 )
-from seqrecord.format.text import ID, JsonObject, check_key, parse_json, parse_metadata
+from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
-
-__all__ = [
-    "FORMAT_VERSION",
-    "HEADER_BYTES",
-    "MAX_CHUNK_FRAMES",
-    "MAX_EPISODE_FRAMES",
-    "MAX_FOOTER_BYTES",
-    "MAX_ORDINAL",
-    "RECORDS",
-    "TAIL_BYTES",
-    "EpisodePart",
-    "Footer",
-    "encode_footer",
-    "encode_header",
-    "parse_footer",
-    "parse_header",
-    "parse_tail",
-]
 
 RECORDS = "records"  # the folder of a dataset's record files
 
@@ -273,7 +255,7 @@ def _parse_rows(
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
     found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("lags",))
     key = check_key(found.value["key"])
-    try:
+    with located(FormatError, episode=key):
         num_frames = None
         if found.value["num_frames"] is not None:
             num_frames = found.integer("num_frames", 1, MAX_EPISODE_FRAMES)
@@ -287,8 +269,6 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
             metadata=found.value["metadata"],
             lags=_parse_lags(found.value, num_frames, timestamps),
         )
-    except FormatError as error:
-        raise error.located(episode=key) from error.__cause__
 
 
 def _parse_lags(

@@ -21,8 +21,6 @@ from seqrecord.errors import FormatError
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
-__all__ = ["MOST_LAGS", "EpisodeLags", "LagCollector", "Lags", "has_lags", "num_lags", "with_lags"]
-
 Reals = npt.NDArray[np.float64]
 
 MOST_LAGS = 13  # over 1, 2, 4, …, 4096 frames

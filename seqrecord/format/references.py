@@ -34,25 +34,11 @@ import numpy.typing as npt
 from seqrecord.checksum import crc32c
 from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import ChecksumError, FormatError, LocationError
-from seqrecord.format.text import JsonObject, parse_json
+from seqrecord.format.text import parse_json
 from seqrecord.format.video_pages import BEGINS, NOT_SHOWN, page_of_packets
+from seqrecord.json_object import JsonObject
 from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import check_path
-
-__all__ = [
-    "EXTERNALS",
-    "MAX_LIST_BYTES",
-    "MAX_LIST_FILES",
-    "ExternalFile",
-    "ExternalList",
-    "PartOfFolder",
-    "Reference",
-    "ReferencedFile",
-    "ReferencedGops",
-    "least_reference_bytes",
-    "list_path",
-    "parse_reference",
-]
 
 EXTERNALS = "externals"  # the folder of the lists
 MAX_LIST_FILES = 100_000

@@ -45,7 +45,8 @@ from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.units import format_size
-from seqrecord.writing.convert import ConvertReport, Progress, convert
+from seqrecord.writing.convert import ConvertReport, convert
+from seqrecord.writing.convert_jobs import Progress
 
 __all__ = ["find_index", "index_source"]
 

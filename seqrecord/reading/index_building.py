@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
-from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Edits
+from seqrecord.format.footer import EpisodePart, Footer
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from seqrecord.errors import FormatError, NotFoundError, StateError
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     EDITS,

@@ -14,30 +14,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
+from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
-
-__all__ = [
-    "JUNK",
-    "check_array",
-    "find_original",
-    "find_root",
-    "first_line",
-    "is_directory",
-    "is_file",
-    "is_junk",
-    "list_folder",
-    "on_disk",
-    "open_file",
-    "openable",
-    "opened",
-    "read_bytes",
-    "read_values",
-    "regular",
-    "size_of",
-    "unreadable",
-]
 
 JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
@@ -98,7 +78,7 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
         ) from error
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
+def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
     """The whole file; raises `SourceError` where it cannot be read or exceeds `limit` bytes."""
     try:
         size = size_of(path)
@@ -171,11 +151,8 @@ def regular(path: Path) -> Path:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
     try:
-        with open_file(path) as file:
+        with located(SourceError, file=str(path)), open_file(path) as file:
             yield file
-    except SourceError as error:
-        error.located(file=str(path))
-        raise
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -25,21 +25,7 @@ from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
-from seqrecord.sources.files import first_line, opened, read_bytes
-
-__all__ = [
-    "IMAGE_FORMATS",
-    "decode_image",
-    "encoded_header",
-    "image_format",
-    "image_header",
-    "load_imagecodecs",
-    "passthrough_codec",
-    "passthrough_of_both",
-    "pixels",
-    "read_image_file",
-    "referable_codec",
-]
+from seqrecord.sources.files import first_line, opened
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -123,11 +109,6 @@ def passthrough_of_both(
         arrays = "npy" in {config["format"] for config in (*one, *other)}
         return () if arrays else ({"id": IMAGE, "format": "any"},)
     return one
-
-
-def read_image_file(path: Path) -> bytes:
-    """The encoded image as it is."""
-    return read_bytes(path, MAX_FRAME_BYTES)
 
 
 def image_format(data: bytes, path: Path) -> str:

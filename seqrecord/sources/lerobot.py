@@ -36,8 +36,6 @@ from seqrecord.sources.specs import chosen_names, text_spec
 from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.statistics.by_feature import Statistics
 
-__all__ = ["FORMAT", "LeRobot"]
-
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
 """Columns that say where a row lies, which the dataset knows itself, or a task by its number."""
 

@@ -16,8 +16,6 @@ from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
 from seqrecord.text import repr_of
 
-__all__ = ["EpisodeRows", "NumberedTexts", "array_of", "image_bytes", "number_column"]
-
 _ORDER = ("episode_index", "frame_index", "timestamp")
 _ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
 

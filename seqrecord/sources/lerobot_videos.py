@@ -31,8 +31,6 @@ from seqrecord.sources.video_streams import (
 )
 from seqrecord.sources.video_tables import PacketTable, read_references, read_table
 
-__all__ = ["NUM_CODES", "DepthScale", "LeRobotVideos", "depth_scale", "read_spec"]
-
 NUM_CODES = 4096
 
 _PIXELS = "gray12le"

@@ -19,8 +19,6 @@ from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.sources.video_turns import UPRIGHT
 
-__all__ = ["PacketTable", "read_references", "read_table"]
-
 IntArray = npt.NDArray[np.int64]
 
 _CONVERT = "this video cannot be read in place; convert it with `seqrecord write`"

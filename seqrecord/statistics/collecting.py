@@ -14,8 +14,6 @@ from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_c
 from seqrecord.statistics.moments import moments_of
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 
-__all__ = ["FRAME_PIXELS", "StatisticsCollector"]
-
 FRAME_PIXELS = 128  # of a frame, drawn for quantiles
 _PENDING_ROWS = 1 << 14  # of a feature, before they are sketched: sorting many at once pays
 _PENDING_VALUES = 1 << 20  # or so many

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.errors import ChecksumError
-from seqrecord.format import Footer
+from seqrecord.format.footer import Footer
 from seqrecord.format.pages import (
     Blob,
     PageCodec,
@@ -24,22 +24,6 @@ from seqrecord.format.pages import (
 from seqrecord.format.rows import chunk_row, features_of, present_frames
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage.ranges import ByteRange
-
-__all__ = [
-    "CHUNK_BYTES",
-    "CHUNK_FRAMES",
-    "MOST_EXTERNAL",
-    "SMALL_CHUNK_BYTES",
-    "SMALL_CHUNK_FRAMES",
-    "SMALL_FRAME_BYTES",
-    "ChunkLength",
-    "Column",
-    "FrameGroup",
-    "StoredChunk",
-    "is_small",
-    "page_ranges",
-    "stored_chunk",
-]
 
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
 CHUNK_FRAMES = 32  # at most, however small the frames

@@ -50,8 +50,6 @@ from seqrecord.writing.stored_schema import (
 )
 from seqrecord.writing.stored_statistics import merged
 
-__all__ = ["BadEpisode", "ConvertReport", "Progress", "convert"]
-
 _FILES_OF_A_LIST = 10_000  # so that it does not become too large, however long their names are
 _MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
 

@@ -37,22 +37,6 @@ from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-__all__ = [
-    "BadEpisode",
-    "Job",
-    "Meter",
-    "Progress",
-    "StoppedError",
-    "Workers",
-    "Written",
-    "cut_in_jobs",
-    "frame_work",
-    "given_workers",
-    "run_jobs",
-    "write_copy",
-    "write_job",
-]
-
 KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SeqRecordError
-from seqrecord.format import (
+from seqrecord.format.footer import (
     MAX_FOOTER_BYTES,
     RECORDS,
     EpisodePart,
@@ -35,8 +35,6 @@ from seqrecord.processes.threads import ThreadPool
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
 from seqrecord.writing.chunking import StoredChunk
-
-__all__ = ["LEAVE_SECONDS", "EpisodeLags", "OpenFile", "RecordFiles"]
 
 LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
 

@@ -14,8 +14,6 @@ from seqrecord.schema import Schema
 from seqrecord.sources.references import checksum_of_files, parts_of, place_of
 from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
 
-__all__ = ["ReferenceGroup"]
-
 _MOST_SPAN = 1 << 32  # bytes of a file from the first frame of a chunk to the last one
 
 

@@ -18,22 +18,6 @@ from seqrecord.text import repr_of
 from seqrecord.units import is_integer, parse_size
 from seqrecord.writing.chunking import is_small
 
-__all__ = [
-    "DEFAULT_CODEC",
-    "DEFAULT_RECORD_BYTES",
-    "Codecs",
-    "Described",
-    "apply_codecs",
-    "check_codecs",
-    "check_described",
-    "check_fps",
-    "check_passthrough",
-    "check_sizes",
-    "infer_schema",
-    "is_passthrough",
-    "stored_schema",
-]
-
 DEFAULT_CODEC = "balanced"
 DEFAULT_RECORD_BYTES = 1 << 30
 

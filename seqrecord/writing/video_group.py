@@ -17,13 +17,11 @@ import numpy.typing as npt
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import FrameError
-from seqrecord.format import MAX_EPISODE_FRAMES
 from seqrecord.format.references import Reference, ReferencedGops
+from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
-
-__all__ = ["VideoGroup"]
 
 
 class VideoGroup:

@@ -10,8 +10,8 @@ import click
 
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
-from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
+from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
 from seqrecord.sources.remote import is_url
 from seqrecord.sources.tartanair_layout import CAMERAS
@@ -29,14 +29,13 @@ from seqrecord.tools.cli.arguments import (
 from seqrecord.tools.cli.terminal import Interrupted, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.commits import reindex as rebuild
-from seqrecord.writing.convert import ConvertReport, Progress, convert
+from seqrecord.writing.convert import ConvertReport, convert
+from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_statistics import add_statistics
 
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
-
-__all__ = ["index", "reindex", "write"]
 
 
 @click.command()

@@ -19,8 +19,6 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
 from seqrecord.tools.drawing.kinds import MOST_CURVES, flow_colours, kind_of
 
-__all__ = ["view_rerun"]
-
 _METER = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # what a meter is in a depth's unit
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from seqrecord.tools.drawing.sheet import Frames
 
-__all__ = ["DEFAULT_CLIP_LEN", "view"]
-
 DEFAULT_CLIP_LEN = 16
 _OF_CLIPS = ("crop", "intrinsics")  # arrays that a loader tells of a whole clip
 _SAID = 40  # characters of what is told of a clip
