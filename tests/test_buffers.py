@@ -114,12 +114,12 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
 
 
 def test_batches_do_not_outrun_the_device_of_the_consumer() -> None:
-    """A batch begins only when the device has come to the last but two that were taken."""
+    """A batch begins only when the device has come to the last but one that was taken."""
     waited: list[int] = []
     buffers = device_buffers(4, 1, OutrunStream(waited))
     for number in range(6):
         opened(buffers.begin_batch(1), 1).finish().arrive()
-        assert waited == list(range(max(0, number - 2)))
+        assert waited == list(range(max(0, number - 1)))
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 480, 640)])
