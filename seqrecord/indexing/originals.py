@@ -121,7 +121,8 @@ def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None)
     # A tree of other files, among which there is video, may be anything.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
-        return source
+        referring: Source = source.referring()  # type: ignore[attr-defined]
+        return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
             "no dataset, but originals that may be read in place through an index; make one, and "

@@ -16,7 +16,13 @@ from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.base import EpisodeInfo
-from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
+from seqrecord.sources.files import (
+    find_original,
+    find_root,
+    is_directory,
+    is_file,
+    list_folder,
+)
 from seqrecord.sources.specs import chosen_schema
 
 __all__ = [
@@ -65,7 +71,8 @@ class Originals:
     @property
     def path(self) -> Path:
         """`root`, as a path."""
-        return Path(self.root)
+        assert isinstance(self.root, Path)
+        return self.root
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
