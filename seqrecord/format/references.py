@@ -49,8 +49,10 @@ __all__ = [
     "Reference",
     "ReferencedFile",
     "ReferencedGops",
+    "lasting_sum",
     "least_reference_bytes",
     "list_path",
+    "named_file",
     "parse_reference",
 ]
 
@@ -332,6 +334,18 @@ class Reference:
             return memoryview(page_of_packets(packets, self.frames))
         except ValueError as error:
             raise FormatError(f"a page of references to too many bytes: {error}") from error
+
+
+def named_file(page: memoryview) -> tuple[str, int]:
+    """The list that a page of references names, and the file in it; both may not be there."""
+    _, list_id, file, *_ = _HEAD.unpack_from(page)
+    return f"{list_id:016x}", file
+
+
+def lasting_sum(page: memoryview, file: ExternalFile) -> int:
+    """A checksum of a page of references to this file, that is the same wherever the file lies."""
+    known = json.dumps([file.path, file.size, file.identity]).encode()
+    return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
 
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
