@@ -187,6 +187,35 @@ def test_a_state_of_an_original_that_has_changed(
         _loader(root).load_state_dict(state)
 
 
+def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
+    with pytest.raises(SourceError, match="another number of rows") as info:
+        seqrecord.open(root)
+    assert "reference=True, skip_bad_episodes=True" in info.value.message
+    assert "resume" not in info.value.message, "there is nothing to go on with"
+    done = seqrecord.convert(
+        open_source(root), tmp_path / "index", reference=True, skip_bad_episodes=True, workers=1
+    )
+    assert (len(done.written), [bad.key for bad in done.bad]) == (2, ["episode_000001"])
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("back", "."), ("sub/up", ".."), ("one.mp4", "one.mp4"), ("one", "two")],
+)
+def test_a_loop_of_links_is_named(link: str, target: str, tmp_path: Path) -> None:
+    root = tmp_path / "videos"
+    (root / "sub").mkdir(parents=True)
+    write_video(root / "sub/a.mp4", pictures(3))
+    (root / link).symlink_to(target)
+    if link == "one":
+        (root / target).symlink_to(link)
+    with pytest.raises(SourceError, match="a link that leads back") as info:
+        seqrecord.open(root)
+    assert info.value.file in {str(root / link), str(root / target)}
+
+
 @pytest.mark.parametrize("reference", [False, True])
 def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")

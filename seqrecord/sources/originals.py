@@ -21,6 +21,7 @@ from seqrecord.sources.files import (
     find_root,
     is_directory,
     is_file,
+    link_loop,
     list_folder,
 )
 from seqrecord.sources.specs import chosen_schema
@@ -251,6 +252,6 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 def check_depth(folder: Path, depth: int) -> None:
     """Raises `SourceError` for a folder too far below the first one."""
     if depth > MAX_DEPTH:
-        raise SourceError(
+        raise link_loop(folder) or SourceError(
             "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
         )
