@@ -41,6 +41,7 @@ from seqrecord.format.references import (
 )
 from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
+from seqrecord.sources.files import LinkLoopError
 from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
@@ -117,12 +118,15 @@ def find_index(
 def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options)
+    except LinkLoopError:  # which may hide an original
+        raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None
     # A tree of other files, among which there is video, may be anything.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
-        return source
+        referring: Source = source.referring()  # type: ignore[attr-defined]
+        return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
             "no dataset, but originals that may be read in place through an index; make one, and "

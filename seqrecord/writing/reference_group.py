@@ -37,11 +37,13 @@ class ReferenceGroup:
         [self.name] = self.schema
         self._place = schema.position(self.name)
         self._externals, self._checksums = externals, checksums
+        self._chunk_length = ChunkLength(self.schema)
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
         """The next episode; see `ChunkLength` for `None`."""
-        self._length = ChunkLength(self.schema, chunk_frames).frames or 1
+        self._chunk_length.begin(chunk_frames)
+        self._length = self._chunk_length.frames or 1
         self._written = 0  # frames of the episode in chunks
         self.clear()
 
