@@ -62,7 +62,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
         self.meta = Metadata(repo_id, here, revision)
         given = {"meta": self.meta, "root": root, "revision": revision, "token": token}
-        known = {"episodes": None, "delta_timestamps": None, "image_transforms": None}
+        known: dict[str, Any] = {
+            "episodes": None,
+            "delta_timestamps": None,
+            "image_transforms": None,
+        }
         known |= {"tolerance_s": 1e-4, "return_uint8": False, "depth_output_unit": "mm"}
         given |= {name: options.pop(name, value) for name, value in known.items()}
         assert not options

@@ -115,8 +115,8 @@ def test_where_only_meta_is_here_the_hub_is_asked(
     mark_dataset(original)
     here, asked = seqrecord.open(original), list[Any]()
 
-    def opened(url: str, *, storage_options: Any) -> Any:
-        asked.append((url, storage_options))
+    def opened(url: str, *, storage_options: Any, tolerance: Any) -> Any:
+        asked.append((url, storage_options, tolerance))
         return here
 
     monkeypatch.setattr(seqrecord, "open", opened)
@@ -125,11 +125,11 @@ def test_where_only_meta_is_here_the_hub_is_asked(
     monkeypatch.setenv("HF_LEROBOT_HOME", str(original.parent))
     (original.parent / "a").mkdir()
     original.rename(original.parent / "a/test")
-    assert len(Dataset("a/test", token="secret", revision="v1")) == 16
+    assert len(Dataset("a/test", token="secret", revision="v1", tolerance_s=0.1)) == 16
     assert len(Dataset("a/test", original.parent / "a/test")) == 16
     assert asked == [
-        ("hf://datasets/a/test@v1", {"token": "secret"}),
-        ("hf://datasets/a/test@v3.0", None),
+        ("hf://datasets/a/test@v1", {"token": "secret"}, 0.1),
+        ("hf://datasets/a/test@v3.0", None, None),
     ]
 
 

@@ -31,6 +31,7 @@ from seqrecord.sources.lerobot_layout import (
     read_info,
     read_texts,
 )
+from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.text import counted
 
 __all__ = ["LeRobotDataset"]
@@ -53,7 +54,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     Raises `ClipError` (a `ValueError`) where a time of `delta_timestamps` is not that of a frame to
     `tolerance_s`, `SourceError` for a dataset that is not what its `meta` says, and
-    `MissingPackageError` without LeRobot. Frames that are further than 0.1 ms from their time in
+    `MissingPackageError` without LeRobot. Frames that are `tolerance_s` or more from their time in
     the video are a `SourceError` here and now, not when an item needs them.
 
     Args:
@@ -126,7 +127,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
                 place = {"cache_dir": constants.HF_LEROBOT_HUB_CACHE}
             place |= {"repo_type": "dataset", "revision": self.meta.revision, **login}
             self.meta.root = Path(hub.snapshot_download(self.repo_id, **place))
-        return dataset_of(self.meta.root)
+        return dataset_of(self.meta.root, tolerance=index_tolerance(self.tolerance_s))
 
     def _find_texts(self) -> dict[str, tuple[str, dict[str, int]]]:
         """The features that are texts here: the column of their numbers, and these by text."""
@@ -333,6 +334,11 @@ def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
     if getattr(meta, "depth_keys", []):
         meta.rescale_depth_stats(depth_output_unit)
     return meta
+
+
+def index_tolerance(tolerance_s: float) -> float | None:
+    """That of the index that `seqrecord.open` uses too, by its default, where it is the same."""
+    return None if tolerance_s == TOLERANCE else tolerance_s
 
 
 def has_all_files(root: Path) -> bool:

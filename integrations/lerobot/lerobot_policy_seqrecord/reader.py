@@ -35,9 +35,10 @@ from lerobot_policy_seqrecord.contract import check_reader
 from seqrecord.errors import LocationError, NotFoundError
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.lerobot import LeRobotDataset
-from seqrecord.lerobot.dataset import has_all_files
+from seqrecord.lerobot.dataset import has_all_files, index_tolerance
 from seqrecord.lerobot.marking import STORAGE_FORMAT
 from seqrecord.reading.externals import folder_of_home
+from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 
 __all__ = ["DATASET_READER", "SeqRecordReader", "localize_root"]
@@ -60,8 +61,8 @@ class SeqRecordReader(LeRobotDataset, dataset_reader.BaseDatasetReader):
 
     Args:
         meta: LeRobot's, loaded already.
-        options: `delta_timestamps`, `image_transforms`, `tolerance_s`, `return_uint8` and
-            `depth_output_unit`, as LeRobot's class takes them.
+        options: `delta_timestamps`, `image_transforms`, `return_uint8` and `depth_output_unit`, as
+            LeRobot's class takes them.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SeqRecordReader(LeRobotDataset, dataset_reader.BaseDatasetReader):
         episodes: Sequence[int] | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
+        tolerance_s: float = TOLERANCE,
         **options: Any,
     ) -> None:
         if episodes is not None:
@@ -80,8 +82,10 @@ class SeqRecordReader(LeRobotDataset, dataset_reader.BaseDatasetReader):
         if not is_here and not has_all_files(Path(place)):
             place, revision = f"hf://datasets/{meta.repo_id}", meta.revision
         url, of_url = _asked(place, revision, token)
-        records = seqrecord.open(url, storage_options=of_url)
-        super().__init__(meta.repo_id, episodes=episodes, meta=meta, records=records, **options)
+        tolerance = index_tolerance(tolerance_s)
+        records = seqrecord.open(url, storage_options=of_url, tolerance=tolerance)
+        options |= {"tolerance_s": tolerance_s, "meta": meta, "records": records}
+        super().__init__(meta.repo_id, episodes=episodes, **options)
 
     def get_item(self, idx: int) -> dict[str, Any]:
         return self[idx]
