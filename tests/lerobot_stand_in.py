@@ -27,6 +27,7 @@ class Metadata:
     ) -> None:
         del force_cache_sync, token
         home = Path(os.environ.get("HF_LEROBOT_HOME", ""))
+        self.repo_id = repo_id
         self.root = home / repo_id if root is None else Path(root)
         self.revision = revision or "v3.0"
         info = json.loads((self.root / "meta/info.json").read_text())

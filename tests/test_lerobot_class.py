@@ -235,6 +235,25 @@ def test_a_time_that_is_no_frames(golden: Path) -> None:
     dataset(golden, delta_timestamps={FRONT: [0.0, 0.099]}, tolerance_s=0.01)
 
 
+def test_frames_far_from_their_times(golden: Path, tmp_path: Path) -> None:
+    wanted, root = dataset(golden)[:], tmp_path / "late"
+    shutil.copytree(golden, root)
+    for path in root.rglob("data/**/*.parquet"):
+        rows = pq.read_table(path)
+        later = pa.array([time + 0.003 for time in rows["timestamp"].to_pylist()], pa.float32())
+        at = rows.column_names.index("timestamp")
+        pq.write_table(rows.set_column(at, rows.schema.field(at), later), path)
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"within 0.0001 s"):
+            dataset(root)
+        for tolerance in (0.01, 0.3):  # the other is longer than a frame takes
+            for got, item in zip(dataset(root, tolerance_s=tolerance)[:], wanted, strict=True):
+                assert all(torch.equal(got[name], item[name]) for name in CAMERAS)
+                assert got["timestamp"] == item["timestamp"] + 0.003
+    with pytest.raises(SourceError, match=r"within 0.002 s"):
+        dataset(root, tolerance_s=0.002)
+
+
 @pytest.mark.parametrize("name", ["other", "task_index"])
 def test_a_window_of_what_has_none(golden: Path, name: str) -> None:
     with pytest.raises(ClipError, match="windows of no such features") as error:

@@ -93,6 +93,7 @@ def find_index(
     storage_options: Mapping[str, Any] | None = None,
     *,
     workers: int | None = 1,
+    **options: Any,
 ) -> Path | None:
     """The folder of the index of the original at `location`, made if there is none.
 
@@ -102,22 +103,26 @@ def find_index(
     `NotFoundError` where one lies that is indexed only if somebody asks for it.
 
     By default no process is started: scripts that open a dataset need not be ready for that.
+    `options` are those of the original's format that are not its defaults: each has its own index.
     """
-    source = _source_at(location, storage_options)
+    source = _source_at(location, storage_options, options)
     if source is None:
         return None
     with closing(open_storage(location, storage_options)) as storage:
         place, shown = storage.place, storage.url
     real = place if "://" in place else os.path.realpath(place)
-    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    fact = os.fsencode(real) + (repr(sorted(options.items())).encode() if options else b"")
+    name = hashlib.sha256(fact).hexdigest()[:32]
     with folder_of_home("indexes") as folder, _locked(folder / f"{name}.lock", shown):
         base = folder / name
         return _Indexed(source, base, shown, workers).brought_up_to_date()
 
 
-def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None) -> Source | None:
+def _source_at(
+    location: StorageLike, storage_options: Mapping[str, Any] | None, options: dict[str, Any]
+) -> Source | None:
     try:
-        source = open_source(location, storage_options=storage_options)
+        source = open_source(location, storage_options=storage_options, **options)
     except LinkLoopError:  # which may hide an original
         raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed

@@ -126,30 +126,21 @@ def _of_rows(
     """The packet of each row's frame: the frame nearest to its time, within the tolerance."""
     if not (times[1:] > times[:-1]).all() or not np.isfinite(times).all():
         raise SourceError("timestamps that go back")
-    bounds = np.array([times[0] - tolerance, times[-1] + tolerance]) / file.tick
     ticks = table.shown_ticks
-    near = slice(
-        int(ticks.searchsorted(np.floor(bounds[0]))),
-        int(ticks.searchsorted(np.ceil(bounds[1]), side="right")),
-    )
-    seconds = ticks[near] * file.tick
-    row = np.minimum(np.maximum(times.searchsorted(seconds), 1), max(1, len(times) - 1))
-    if len(times) == 1:
-        row = np.zeros_like(row)
-    else:
-        row = row - (seconds - times[row - 1] < times[row] - seconds)
-    fits = np.abs(times[row] - seconds) < tolerance
-    rows: IntArray = row[fits]
-    packets: IntArray = table.shown[near][fits]
-    if len(rows) != len(times) or (rows != np.arange(len(times))).any():
-        both = min(len(rows), len(times))
-        differ = np.flatnonzero(rows[:both] != np.arange(both))
-        first = int(differ[0]) if len(differ) else min(both, len(times) - 1)
+    after = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
+    before = (after - 1).clip(0)
+    seconds = ticks[[before, after]] * file.tick if len(ticks) else np.full((2, len(times)), np.inf)
+    away = np.abs(times - seconds)
+    frame: IntArray = np.where(away[0] <= away[1], before, after)
+    is_own = np.diff(frame, prepend=-1) > 0
+    if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
+        first = int(wrong[0])
         raise SourceError(
             "a row without a frame of its own in the video",
             frame=first,
             expected=f"one within {tolerance} s of {times[first]:.6f} s",
         )
+    packets: IntArray = table.shown[frame]
     return packets
 
 
