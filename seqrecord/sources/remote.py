@@ -298,7 +298,7 @@ def open_remote(
             raise SourceError("nothing at this URL", file=str(path), expected="a folder or a file")
         source = find(path)
     if hasattr(source, "videos"):
-        return _RemoteVideos(files, source)
+        return (_RemoteWhole if hasattr(source, "is_whole") else _RemoteVideos)(files, source)
     return (_RemoteReferring if hasattr(source, "referring") else RemoteSource)(files, source)
 
 
@@ -353,15 +353,6 @@ class _RemoteReferring(RemoteSource):
 class _RemoteVideos(_RemoteReferring):
     """Of a source that has video."""
 
-    def is_whole(self) -> bool:
-        with _urls_in_errors(self.files):
-            return bool(self.source.is_whole())
-
-    def identity(self) -> str:
-        with _urls_in_errors(self.files):
-            found: str = self.source.identity()
-        return found
-
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         with _urls_in_errors(self.files):
             found: Mapping[str, Iterable[Gop | ReferencedGops]] = self.source.videos(info)
@@ -370,6 +361,19 @@ class _RemoteVideos(_RemoteReferring):
     def _gops(self, gops: Iterable[Gop | ReferencedGops]) -> Iterator[Gop | ReferencedGops]:
         with _urls_in_errors(self.files):
             yield from gops
+
+
+class _RemoteWhole(_RemoteVideos):
+    """Of a source that may be indexed by itself."""
+
+    def is_whole(self) -> bool:
+        with _urls_in_errors(self.files):
+            return bool(self.source.is_whole())
+
+    def identity(self) -> str:
+        with _urls_in_errors(self.files):
+            found: str = self.source.identity()
+        return found
 
 
 @contextmanager
