@@ -9,8 +9,6 @@ from typing import Any
 from seqrecord.errors import FormatError
 from seqrecord.text import repr_of
 
-__all__ = ["MAX_JSON_VALUES", "JsonObject"]
-
 MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
 
 

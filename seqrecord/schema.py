@@ -15,34 +15,6 @@ from seqrecord.errors import SchemaError
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer
 
-__all__ = [
-    "ADDED",
-    "DTYPES",
-    "KIND",
-    "MAX_CODECS",
-    "MAX_DIMENSIONS",
-    "MAX_FEATURES",
-    "MAX_FRAME_BYTES",
-    "MAX_GROUPS",
-    "MAX_NAME_LENGTH",
-    "UNIT",
-    "Block",
-    "CodecConfig",
-    "EncodedImage",
-    "FeatureSpec",
-    "Frame",
-    "Schema",
-    "ValueKind",
-    "check_codec",
-    "check_dtype",
-    "check_group",
-    "check_matches",
-    "check_name",
-    "check_shape",
-    "check_value",
-    "unstorable",
-]
-
 MAX_FEATURES = 1024
 MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
 

@@ -13,18 +13,6 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 
-__all__ = [
-    "MOST",
-    "SEED_LIMIT",
-    "check_amount",
-    "check_integer",
-    "check_seed",
-    "format_size",
-    "is_integer",
-    "parse_duration",
-    "parse_size",
-]
-
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
     _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}

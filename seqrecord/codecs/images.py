@@ -22,20 +22,6 @@ from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "FILES",
-    "FORMATS",
-    "IMAGE",
-    "RAW",
-    "SIGNATURES",
-    "ImageHeader",
-    "check_storable",
-    "decode_image_into",
-    "encode_image",
-    "image_format",
-    "probe",
-]
-
 IMAGE = "seqrecord.image"
 """The id of their codec configuration."""
 

@@ -49,8 +49,6 @@ from seqrecord.storage import local_path
 from seqrecord.text import counted, repr_of
 from seqrecord.units import format_size, parse_size
 
-__all__ = ["ClipLoader", "Counted", "open_trace"]
-
 _ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
 """Settings of plans that are arguments; the others are chosen."""
 

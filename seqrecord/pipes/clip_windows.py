@@ -34,14 +34,6 @@ from seqrecord.units import check_integer
 if TYPE_CHECKING:
     from seqrecord.pipes.options import ClipOptions
 
-__all__ = [
-    "SelectedWindows",
-    "Timestamps",
-    "Windows",
-    "check_windows",
-    "describe_offsets",
-]
-
 # By feature: offsets in frames from a clip's start, seconds, or what was known last.
 Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
 

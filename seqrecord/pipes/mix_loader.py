@@ -34,8 +34,6 @@ from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 
-__all__ = ["MixLoader"]
-
 _DATASET = "dataset"  # the column that has the name of each clip's source
 _MISSING = "_is_missing"  # how the names of masks end, of clips whose source lacks a feature
 _MOST_SLOTS = 1 << 60

@@ -27,8 +27,6 @@ from seqrecord.units import MOST, check_integer, check_seed, is_integer, parse_s
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ClipOptions", "DatasetOptions", "EngineOptions", "LoaderOptions", "one_of"]
-
 _MOST_RANKS = 1 << 31  # exclusive
 
 

@@ -50,8 +50,6 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import counted, repr_of
 from seqrecord.units import format_size, parse_size
 
-__all__ = ["ClipSelection"]
-
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # no features beside a `clip_transform`
 _EPISODES_AT_ONCE = 1 << 12  # whose chunks are looked at
 _SHOWN = 10  # names in an error

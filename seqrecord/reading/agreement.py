@@ -11,8 +11,6 @@ from seqrecord.errors import FormatError
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import GroupIndex, Index
 
-__all__ = ["disagreements"]
-
 _Footers: TypeAlias = "Sequence[Footer | None]"
 
 

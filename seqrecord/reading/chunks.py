@@ -27,8 +27,6 @@ from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange, coalesce
 
-__all__ = ["Chunk", "ChunkReader", "Page"]
-
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
 _MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
 

@@ -39,8 +39,6 @@ from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.storage.local_upload import local_errors
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["CountedFiles", "ExternalFiles", "folder_of_home", "home", "is_trusted", "trust"]
-
 
 def home() -> Path:
     """The folder in which this user's indexes of originals are kept, and which lists are trusted.

@@ -27,15 +27,6 @@ from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, fe
 from seqrecord.format.text import whole_metadata
 from seqrecord.schema import Schema
 
-__all__ = [
-    "BuiltIndex",
-    "LostEpisode",
-    "absent_chunks",
-    "build_index",
-    "complete_episodes",
-    "conformed",
-]
-
 _logger = logging.getLogger("seqrecord")
 
 

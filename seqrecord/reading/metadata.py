@@ -46,24 +46,6 @@ from seqrecord.storage import Storage, map_files, request_threads, worth_rereadi
 from seqrecord.storage.base import short_read
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = [
-    "Mapped",
-    "Sizes",
-    "all_edits",
-    "index_of",
-    "load",
-    "load_index",
-    "load_version",
-    "map_file",
-    "map_table",
-    "read_edits",
-    "read_file_id",
-    "read_footer",
-    "read_footers",
-    "record_sizes",
-    "still_missing",
-]
-
 _logger = logging.getLogger("seqrecord")
 
 

@@ -13,8 +13,6 @@ from seqrecord.format.text import ID, parse_json
 from seqrecord.json_object import JsonObject
 from seqrecord.storage import Storage
 
-__all__ = ["Verified", "read_verified", "record_verified"]
-
 _PATH = "verified.json"
 _MAX_BYTES = 4096
 

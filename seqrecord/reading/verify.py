@@ -42,8 +42,6 @@ from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
-__all__ = ["VerifyProgress", "VerifyReport", "verify"]
-
 
 @dataclass(frozen=True)
 class VerifyProgress:

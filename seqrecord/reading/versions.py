@@ -26,8 +26,6 @@ from seqrecord.reading.metadata import load, load_version
 from seqrecord.storage import Storage, StorageLike, map_files, open_storage
 from seqrecord.text import counted, repr_of
 
-__all__ = ["DatasetVersion", "kept_versions", "list_versions", "open_version"]
-
 
 @dataclass(frozen=True)
 class DatasetVersion:

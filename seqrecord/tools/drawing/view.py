@@ -11,13 +11,8 @@ import numpy.typing as npt
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.indexing.opening import opened
-from seqrecord.reading.dataset import (
-    Dataset,
-    DatasetLike,
-    Episode,
-    refuse_ignored,
-)
-from seqrecord.reading.episode import values_in_order
+from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
+from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.text import repr_of
 from seqrecord.tools.drawing.kinds import kind_of, kind_of_frames
 from seqrecord.tools.drawing.picture_files import require_matplotlib
