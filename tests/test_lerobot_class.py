@@ -29,6 +29,7 @@ import seqrecord
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
+from tests.lerobot_depth_data import DEPTH
 from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.video_data import moving
@@ -189,6 +190,20 @@ def test_converted_records(root: Path, home: Path) -> None:
     ours, other = dataset(root), dataset(root, records=home / "converted")
     for number in (0, 60, 101, 258):
         assert same(ours[number], other[number])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])
+def test_depth(tmp_path: Path, kind: str, name: str) -> None:
+    """Metres as lerobot 0.6.1 has them, and whole millimetres up to those that uint16 has."""
+    folder = unpack(tmp_path, "lerobot_depth")
+    records = tmp_path / "records"
+    seqrecord.convert(seqrecord.open_source(folder / kind), records, workers=1)
+    metres = np.load(folder / "frames.npz")[name][:, None]
+    for unit, wanted in (("m", metres), ("mm", (metres * np.float32(1000)).round())):
+        ours = dataset(folder / kind, records=records, depth_output_unit=unit)
+        got = torch.stack([item[name] for item in ours[:]]).numpy()
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("is_given", [False, True])

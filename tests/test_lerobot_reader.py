@@ -83,7 +83,8 @@ def test_items_are_those_of_our_class(root: Any, original: Path) -> None:
         items = wanted[:]
         assert all(map(same, got.__getitems__(range(len(got))), items))
         assert same(got[5], items[5])
-        assert same(pickle.loads(pickle.dumps(got.reader)).get_item(5), items[5])
+        if not options:
+            assert same(pickle.loads(pickle.dumps(got.reader)).get_item(5), items[5])
 
 
 def test_transforms_are_replaced(main: Path, original: Path) -> None:

@@ -37,7 +37,6 @@ from seqrecord.text import counted
 __all__ = ["LeRobotDataset"]
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
-_MM = 1000.0  # of a metre
 
 
 class LeRobotDataset(TorchDataset[dict[str, Any]]):
@@ -111,7 +110,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             for name in self.meta.camera_keys
             if name not in depths
         }
-        self._depths = dict.fromkeys(depths, _MM if depth_output_unit == "mm" else 1.0)
+        self._depths = {*depths}
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
         self.clips = self._select(dataset, cache_limit)
@@ -305,7 +304,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         if name in self._images:
             return channels_first(value, return_uint8=self._images[name])
         if name in self._depths:
-            return value.unsqueeze(-3) * self._depths[name]
+            value = value.unsqueeze(-3)
+            return value if self.depth_output_unit == "m" else _millimetres(value)
         return numbers(value)
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
@@ -321,6 +321,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             if name in deltas:
                 found[f"{name}_is_pad"] = torch.from_numpy(asked != frames)
         return found
+
+
+def _millimetres(metres: torch.Tensor) -> torch.Tensor:
+    """Whole ones, as LeRobot has them: of uint16, in float32."""
+    return (metres * 1000.0).round_().clamp_(0, 65535)
 
 
 def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
