@@ -42,6 +42,7 @@ from seqrecord.format.references import (
 from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
 from seqrecord.sources.files import LinkLoopError
+from seqrecord.sources.references import MOST_COPIED
 from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
@@ -52,8 +53,6 @@ from seqrecord.writing.convert_jobs import Progress
 __all__ = ["find_index", "index_source"]
 
 _logger = logging.getLogger("seqrecord")
-
-_MOST_COPIED = 64 << 10  # bytes of a frame of one feature
 
 
 def index_source(
@@ -148,13 +147,13 @@ def _check_small(source: Source) -> None:
         spec.name
         for spec in schema.values()
         if not spec.may_be_referred_to
-        and (spec.nbytes > _MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
+        and (spec.nbytes > MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
     ]
     if large or not any(spec.may_be_referred_to for spec in schema.values()):
         raise SourceError(
             "this original cannot be read in place, for it has large features that are neither "
-            "video nor files of images; choose others (--features), or make a dataset of it with "
-            "`seqrecord write --src`",
+            "video nor images and arrays that are files, or parts of files; choose others "
+            "(--features), or make a dataset of it with `seqrecord write --src`",
             expected="video or images, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "neither",
         )
