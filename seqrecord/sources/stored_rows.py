@@ -23,22 +23,13 @@ from seqrecord.sources.images import SMALL_ARRAY
 from seqrecord.sources.originals import find_files
 from seqrecord.sources.references import MOST_COPIED, external_files, external_folders
 
-__all__ = [
-    "check_stored_alike",
-    "hdf5_rows",
-    "hdf5_spec",
-    "zarr_files",
-    "zarr_rows",
-    "zarr_spec",
-]
-
 _FILTERED = "its chunks are compressed, or went through another filter"
 _PARTS = "its chunks do not hold whole frames"
 _OTHERWISE = "its numbers are stored in another way than they are read, or behind a user block"
 _SHARD_INDEX = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _NOT_THERE = 2**64 - 1  # in the index of a shard
 
-Rows = Iterator[ReferencedFile | npt.NDArray[Any]]
+_Rows = Iterator[ReferencedFile | npt.NDArray[Any]]
 
 
 def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
@@ -62,7 +53,7 @@ def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
     return _with_codec(spec, dataset.dtype.byteorder == ">", why, path)
 
 
-def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> Rows:
+def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
     """Where the rows lie; the values of those that were never written.
 
     Raises `SourceError` for one behind the end of the file.
@@ -111,7 +102,7 @@ def zarr_spec(spec: FeatureSpec, array: Any, path: Path) -> FeatureSpec:
     return _with_codec(spec, is_big, why, path)
 
 
-def zarr_rows(array: Any, folder: Path, wanted: range, spec: FeatureSpec) -> Rows:
+def zarr_rows(array: Any, folder: Path, wanted: range, spec: FeatureSpec) -> _Rows:
     """Where these rows lie of an array in `folder`; the values of those of chunks that are not
     there.
 
