@@ -452,7 +452,7 @@ class LoaderOptions(ClipOptions):
             what would mix better. An epoch is refused where the ranks of a machine would take more
             than 80 % of its memory. With a `device`, frames and batches are in the device's memory;
             the host also needs pinned memory for the decoded frames of the chunks being read and of
-            two more. On a local disk, where all features are small and raw, and all frames of the
+            two more, each rounded up to a power of two by torch. On a local disk, where all features are small and raw, and all frames of the
             selected episodes fit into the limit, they stay in memory once they were read and
             checked, as long as the object lives: later epochs read only what none before has read.
             Worker
