@@ -46,8 +46,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param != "late":
         yield str(request.param)
         return
-    with streams_of("cpu", lambda _: LateStream()):
+    made: list[LateStream] = []
+
+    def make(_: torch.device) -> LateStream:
+        made.append(LateStream())
+        return made[-1]
+
+    with streams_of("cpu", make):
         yield "cpu"
+    assert not any(stream.stalls for stream in made)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ def test_the_same_clips(
         # All are held: none may change, and none may be missing what the stream has yet to do.
         held = list(moved)
         for batch in held:
-            for name in batch.keys() - {"episode", "start"}:
+            for name in batch.keys() - {"episode", "start", "crop", "flipped"}:
                 tensor = batch[name]
                 while not isinstance(tensor, torch.Tensor):
                     tensor = tensor[0]

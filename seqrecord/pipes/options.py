@@ -450,12 +450,12 @@ class LoaderOptions(ClipOptions):
             what would mix better. An epoch is refused where the ranks of a machine would take more
             than 80 % of its memory. With a `device`, frames and batches are in the device's memory;
             the host also needs pinned memory for the decoded frames of the chunks being read and of
-            two more. On a local disk, where all features are small and raw, and all frames of the
-            selected episodes fit into the limit, they stay in memory once they were read and
-            checked, as long as the object lives: later epochs read only what none before has read.
-            Worker
-            processes keep nothing. The batches that a DataLoader prefetches from its workers
-            (`prefetch_factor` for each worker, two by default) come on top.
+            two more, each rounded up to a power of two by torch. On a local disk, where all
+            features are small and raw, and all frames of the selected episodes fit into the limit,
+            they stay in memory once they were read and checked, as long as the object lives: later
+            epochs read only what none before has read. Worker processes keep nothing. The batches
+            that a DataLoader prefetches from its workers (`prefetch_factor` for each worker, two by
+            default) come on top.
         device: where tensors go, such as "cuda:1"; "cuda" is the GPU that is the current one where
             an iteration begins. Each frame is then copied to the device once, and batches are made
             there, on a stream of their own. The stream that is current in `next` waits for that

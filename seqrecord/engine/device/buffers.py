@@ -221,11 +221,12 @@ class DeviceArena:
                     window = window[:, height][:, :, width]
                 target[there].copy_(window.flip(2) if place.flipped else window)
             for axis, factor in enumerate(place.flow):
-                numbers = out[..., axis]
-                if factor != 1 and out.is_floating_point():
-                    numbers *= float(self.specs[feature].dtype.type(factor))
-                elif factor != 1:
-                    numbers.copy_((numbers.double() * factor).round())
+                if factor != 1:
+                    numbers = out[..., axis]
+                    if out.is_floating_point():
+                        numbers *= float(self.specs[feature].dtype.type(factor))
+                    else:
+                        numbers.copy_((numbers.double() * factor).round())
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""
