@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -110,9 +111,11 @@ class ChunkLength:
 
 def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.int64]:
     """Of each frame: int64 [blobs]."""
-    shapes = np.array([blob.shape for blob in blobs], np.int64)
-    sizes: npt.NDArray[np.int64] = shapes.reshape(len(blobs), len(spec.shape)).prod(axis=1)
-    return sizes * spec.dtype.itemsize
+    shapes = [blob.shape for blob in blobs]
+    if shapes and shapes.count(shapes[0]) == len(shapes):  # as texts often are
+        return np.full(len(shapes), math.prod(shapes[0]) * spec.dtype.itemsize)
+    sizes = (math.prod(shape) for shape in shapes)
+    return np.fromiter(sizes, np.int64, len(shapes)) * spec.dtype.itemsize
 
 
 @dataclass(frozen=True)

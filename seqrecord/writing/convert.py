@@ -111,6 +111,7 @@ def convert(
         reference: leave packets of video, images and arrays where they are, and only say where
             that is: nothing but other features is copied, and the originals must stay. You alone
             can read the dataset then, or who says where the originals lie; see `seqrecord.open`.
+            A kill loses what is not in a finished record file, unless with `checksums`.
         checksums: with `reference`, read what is referred to, and keep its checksums: then a change
             is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.

@@ -54,7 +54,9 @@ class RecordFileWriter(RecordFiles):
         externals: Mapping[str, tuple[str, int]] | None = None,
         checksums: bool = False,
     ) -> None:
-        super().__init__(storage, schema, writer=writer, record_bytes=record_bytes)
+        # What refers to files that were not read is made anew in about the time of its notes.
+        notes = checksums or not externals
+        super().__init__(storage, schema, writer=writer, record_bytes=record_bytes, notes=notes)
         self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]

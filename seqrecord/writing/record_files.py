@@ -71,12 +71,21 @@ class RecordFiles:
     raises `DestinationError`. What is on the storage stays for a resume.
     """
 
-    def __init__(self, storage: Storage, schema: Schema, *, writer: str, record_bytes: int) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        schema: Schema,
+        *,
+        writer: str,
+        record_bytes: int,
+        notes: bool = True,
+    ) -> None:
         self.schema = schema
         self.storing_seconds = 0.0  # that the storage has taken so far
         self._storage = storage
         self._writer = writer
         self._record_bytes = record_bytes
+        self._has_notes = notes  # or a kill loses the episodes of a file that is not finished
         self._failure: BaseException | None = None  # the first; from then on nothing is stored
         self._file: OpenFile | None = None
         self._held: OpenFile | None = None  # the file before, full, until the next has a flush
@@ -248,7 +257,7 @@ class RecordFiles:
         if commit is not None and commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            self._file.complete(num_frames, metadata, lags)
+            self._file.complete(num_frames, metadata, lags, note=self._has_notes)
 
     @property
     def _is_free(self) -> bool:
@@ -369,7 +378,9 @@ class OpenFile:
             or len(self._episodes) * self._values >= FULL_FOOTER_EPISODES * _VALUES
         )
 
-    def complete(self, num_frames: int, metadata: str, lags: EpisodeLags) -> None:
+    def complete(
+        self, num_frames: int, metadata: str, lags: EpisodeLags, *, note: bool = True
+    ) -> None:
         """What is here of the last episode is whole, or ends it: it has so many frames so far.
 
         Its chunks since the last such call go into a note. Where there are none and the metadata is
@@ -382,7 +393,8 @@ class OpenFile:
             self._before, self._noted = self._noted, mark
         elif episode == before:
             return
-        self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
+        if note:
+            self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
 
     def say(self, episode: EpisodePart) -> None:
         """Say this of the episode, if there are chunks of it here.
