@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     )
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.options import EngineOptions, LoaderOptions
-    from seqrecord.reading.dataset import Dataset, Episode
+    from seqrecord.reading.dataset import Dataset
+    from seqrecord.reading.episode import Episode
     from seqrecord.schema import EncodedImage, FeatureSpec, Schema
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
@@ -118,7 +119,7 @@ _IMPORTED_LATER = {
     "Dataset": "reading.dataset",
     "EncodedImage": "schema",
     "EngineOptions": "pipes.options",
-    "Episode": "reading.dataset",
+    "Episode": "reading.episode",
     "EpisodeInfo": "sources.base",
     "FeatureSpec": "schema",
     "Folders": "sources.folders",

@@ -9,8 +9,6 @@ from typing import TypeAlias
 from crc32c import crc32c as extend
 from crc32c import hardware_based
 
-__all__ = ["Buffer", "combined_crc32c", "crc32c", "has_slices"]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _SMALL = (1 << 20) if hardware_based else (1 << 15)

@@ -10,8 +10,6 @@ from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
-__all__ = ["is_installed", "lazy", "required"]
-
 
 def lazy(
     package: str, modules: Mapping[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -14,34 +14,6 @@ import numpy.typing as npt
 from seqrecord.errors import SchemaError
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer
-
-__all__ = [
-    "ADDED",
-    "DTYPES",
-    "KIND",
-    "MAX_CODECS",
-    "MAX_DIMENSIONS",
-    "MAX_FEATURES",
-    "MAX_FRAME_BYTES",
-    "MAX_GROUPS",
-    "MAX_NAME_LENGTH",
-    "UNIT",
-    "Block",
-    "CodecConfig",
-    "EncodedImage",
-    "FeatureSpec",
-    "Frame",
-    "Schema",
-    "ValueKind",
-    "check_codec",
-    "check_dtype",
-    "check_group",
-    "check_matches",
-    "check_name",
-    "check_shape",
-    "check_value",
-    "unstorable",
-]
 
 MAX_FEATURES = 1024
 MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
@@ -234,6 +206,12 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def __len__(self) -> int:
         return len(self._features)
+
+    def values(self) -> ValuesView[FeatureSpec]:
+        return self._features.values()  # what `Mapping` has looks each one up
+
+    def items(self) -> ItemsView[str, FeatureSpec]:
+        return self._features.items()
 
     def __eq__(self, other: object) -> bool:
         # The order counts: it is that of the columns.

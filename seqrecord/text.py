@@ -7,19 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "codec_text",
-    "counted",
-    "number_text",
-    "one_line",
-    "percent",
-    "printable",
-    "range_text",
-    "repr_of",
-    "shape_text",
-    "table_lines",
-]
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/).*", re.DOTALL)
 _LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}

@@ -13,17 +13,6 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 
-__all__ = [
-    "MOST",
-    "SEED_LIMIT",
-    "check_integer",
-    "check_seed",
-    "format_size",
-    "is_integer",
-    "parse_duration",
-    "parse_size",
-]
-
 _UNITS = {"": 1, "B": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
     _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
@@ -112,6 +101,12 @@ def check_integer(
     if most is not None and number > most:
         raise ClipError(f"{name} is too large", expected=f"at most {most}", got=repr_of(number))
     return number
+
+
+def check_amount(name: str, value: object) -> None:
+    """Raises `ClipError` unless an argument is a number of at least 0, and finite."""
+    if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+        raise ClipError(f"{name} is no amount", expected=">= 0", got=repr_of(value, 100))
 
 
 def check_seed(value: Any) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord import SeqRecordWriter
-from seqrecord.format import parse_footer
+from seqrecord.format.footer import parse_footer
 from seqrecord.format.pages import aligned
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.reading.metadata import read_footers

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, summarize
-from seqrecord.format import EpisodePart
+from seqrecord.format.footer import EpisodePart
 from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import Block
 from seqrecord.statistics.collecting import StatisticsCollector

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter, StorageError, reindex, verify
-from seqrecord.format import MAX_FOOTER_BYTES, parse_footer
+from seqrecord.format.footer import MAX_FOOTER_BYTES, parse_footer
 from seqrecord.format.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_RECORD_FILES,
@@ -26,7 +26,8 @@ from seqrecord.format.manifest import (
     read_manifest,
 )
 from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
-from seqrecord.format.text import MAX_JSON_DEPTH, MAX_JSON_VALUES, MAX_METADATA_LENGTH, parse_json
+from seqrecord.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, parse_json
+from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.reading.index_building import absent_chunks
 from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema

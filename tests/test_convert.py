@@ -29,7 +29,7 @@ from seqrecord.errors import (
 )
 from seqrecord.sources import EpisodeInfo
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.convert import Progress
+from seqrecord.writing.convert_jobs import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
 from tests.storage_doubles import FailAt, FaultyStorage
 

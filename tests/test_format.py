@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from seqrecord import FeatureSpec, FormatError, Schema
 from seqrecord.checksum import crc32c
-from seqrecord.format import (
+from seqrecord.format.footer import (
     EpisodePart,
     Footer,
     encode_footer,

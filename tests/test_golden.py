@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord.format import Footer
+from seqrecord.format.footer import Footer
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.video_pages import parse_video_page

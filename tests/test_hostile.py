@@ -17,7 +17,7 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
-from seqrecord.format import encode_footer, parse_footer
+from seqrecord.format.footer import encode_footer, parse_footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.reading.metadata import load, read_footer

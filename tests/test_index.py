@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import FormatError
-from seqrecord.format import EpisodePart, Footer, encode_footer, parse_footer
 from seqrecord.format import index as index_module
 from seqrecord.format.edits import (
     Delete,
@@ -31,6 +30,7 @@ from seqrecord.format.edits import (
     encode_edit,
     parse_edit,
 )
+from seqrecord.format.footer import EpisodePart, Footer, encode_footer, parse_footer
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.format.manifest import IndexFile, Manifest
 from seqrecord.format.pages import chunk_bytes

@@ -127,7 +127,7 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
         assert sorted(keys_of(folder)) == sorted("abcdef")
         assert not [p for p in folder.rglob("*") if p.name.endswith((".partial", ".notes"))]
 
-    assert wrong(record.calls, tmp_path, resume, 1 if thorough else 11) == ""
+    assert wrong(record.calls, tmp_path, resume, 2 if thorough else 11) == ""
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_counters_add_up_and_a_copy_starts_from_zero(tmp_path: Path) -> None:
     get(outer, PATH, 0, 1)
     assert outer.counters() == {"requests": before + 2, "retries": 0}
     broken = faulty(tmp_path, FailAt("size", onwards=True, error=busy()))
-    copy = pickle.loads(pickle.dumps(RetryingStorage(broken, deadline=0)))
+    copy = pickle.loads(pickle.dumps(RetryingStorage(broken, retrier=Retrier(0))))
     with pytest.raises(DeadlineError, match="1 attempt in"):
         copy.size(PATH)
     copy = pickle.loads(pickle.dumps(outer))
@@ -446,7 +446,9 @@ def test_every_client_keeps_to_a_quota(tmp_path: Path, backend: str) -> None:
 def test_threads_share_a_quota(tmp_path: Path) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
     quota = Quota(1000, 100 * len(DATA))
-    storage = RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9, quota=quota)
+    storage = RetryingStorage(
+        LocalStorage(tmp_path), requests_per_second=1e9, retrier=Retrier(quota=quota)
+    )
     begin = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: get(storage, PATH, 0, len(DATA)), range(41)))

@@ -88,7 +88,7 @@ class Gone:
 
 def failing(path: Path, fault: Fault, **settings: int) -> Storage:
     faulty = FaultyStorage(LocalStorage(path), fault)
-    return ParallelStorage(RetryingStorage(faulty, deadline=DEADLINE), **settings)
+    return ParallelStorage(RetryingStorage(faulty, retrier=Retrier(DEADLINE)), **settings)
 
 
 @contextmanager
@@ -148,7 +148,7 @@ class GoneFrom(StorageWrapper):
 
 def test_an_error_does_not_wait_for_loads_that_are_tried_again(path: Path) -> None:
     gone = GoneFrom(LocalStorage(path))
-    storage = ParallelStorage(RetryingStorage(gone, deadline=DEADLINE))
+    storage = ParallelStorage(RetryingStorage(gone, retrier=Retrier(DEADLINE)))
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
         if gone.start == GoneFrom.start:  # the pipe looks at a frame when it is made

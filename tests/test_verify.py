@@ -17,7 +17,7 @@ import seqrecord
 from seqrecord import FormatError, NotFoundError, SeqRecordWriter, StorageError, reindex, verify
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.format import Footer, encode_footer
+from seqrecord.format.footer import Footer, encode_footer
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, chunk_bytes, page_offsets
 from seqrecord.reading.agreement import disagreements

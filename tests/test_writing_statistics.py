@@ -207,7 +207,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        (b'"version": 1', b'"version": 7', "a version that is known"),
+        (b'"version": 1', b'"version": 7', "bad version"),
         (b'"num_frames": 20', b'"num_frames": 19', "bad num_frames"),
         (b'"x": {', b'"y": {', "feature: y"),
         (b'"nan": 0', b'"nan": X', "not valid JSON"),

@@ -11,8 +11,6 @@ from seqrecord.clips.grids import followed, frame_keys
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.processes.forks import cached_property
 
-__all__ = ["ChosenClips"]
-
 
 @dataclass(frozen=True, eq=False)
 class ChosenClips:

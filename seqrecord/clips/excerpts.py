@@ -24,8 +24,6 @@ from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.clips.tables import EpisodeTable
 from seqrecord.processes.forks import cached_property
 
-__all__ = ["Excerpts"]
-
 
 @dataclass(frozen=True, eq=False)
 class Excerpts:

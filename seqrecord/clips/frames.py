@@ -41,23 +41,6 @@ from seqrecord.processes.forks import cached_property
 if TYPE_CHECKING:
     from seqrecord.clips.excerpts import Excerpts
 
-__all__ = [
-    "ClipFrames",
-    "ClipSteps",
-    "ClipUse",
-    "ClipWindow",
-    "Clock",
-    "FoundFrames",
-    "KnownWindow",
-    "MissingFrames",
-    "OffsetWindow",
-    "Starts",
-    "TimedWindow",
-    "excluded",
-    "reach_of",
-    "united",
-]
-
 UNKNOWN = -1
 """The age of what is not known."""
 

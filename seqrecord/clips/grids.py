@@ -25,18 +25,6 @@ import numpy.typing as npt
 
 from seqrecord.processes.forks import cached_property
 
-__all__ = [
-    "MAX_FRAMES",
-    "MAX_OWNERS",
-    "ChunkGrid",
-    "IntArray",
-    "followed",
-    "frame_keys",
-    "numbered",
-    "sought_keys",
-    "split_keys",
-]
-
 IntArray = npt.NDArray[np.int64]
 
 _CHUNKS_AT_ONCE = 1 << 18

@@ -29,21 +29,6 @@ from seqrecord.units import MOST, is_integer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "Camera",
-    "CenterCrop",
-    "ClipFunction",
-    "ClipTransform",
-    "CropStep",
-    "CropWindows",
-    "HorizontalFlip",
-    "RandomCrop",
-    "RandomResizedCrop",
-    "Resize",
-    "chain_of",
-    "is_probability",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 

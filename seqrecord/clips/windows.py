@@ -17,8 +17,6 @@ from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
 
-__all__ = ["Latest", "Seconds", "delta_timestamps"]
-
 _TOLERANCE = 1e-4  # seconds
 _ROUNDING = 1e-6  # of a step
 _MOST = 1 << 20  # times of a window

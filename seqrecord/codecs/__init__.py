@@ -1,14 +1,13 @@
 """Codecs: presets, lookup in a closed list, and size-bounded decoding into a given buffer."""
 
 from seqrecord.codecs.chain import (
-    CODEC_NAMES,
-    PRESETS,
     FrameCodec,
     check_codec,
     image_chain,
-    probe,
     resolve,
 )
+from seqrecord.codecs.images import probe
+from seqrecord.codecs.presets import CODEC_NAMES, PRESETS
 
 __all__ = [
     "CODEC_NAMES",

@@ -8,8 +8,6 @@ import numpy as np
 
 from seqrecord.codecs.base import Codec, Parameters, UIntArray, output, register_codec
 
-__all__ = ["Bias"]
-
 
 class Bias(Codec):  # type: ignore[misc]
     """Adds 0x80 to every byte of an integer but the top one, as a single number: 0x00808080.

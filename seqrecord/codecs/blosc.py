@@ -32,8 +32,6 @@ import numpy.typing as npt
 
 from seqrecord.codecs.base import Bytes, Compressor, Parameters, numcodecs
 
-__all__ = ["Blosc", "encode_planes"]
-
 Encode = Callable[[npt.NDArray[Any]], bytes]
 
 _HEADER = struct.Struct("<BBBBIII")  # versions, flags, typesize, nbytes, blocksize, cbytes

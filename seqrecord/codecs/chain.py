@@ -37,7 +37,7 @@ from seqrecord.codecs.images import (
     probe,
 )
 from seqrecord.codecs.lz4 import Lz4
-from seqrecord.codecs.presets import CODEC_NAMES, PRESETS, fast_config, named_chain
+from seqrecord.codecs.presets import CODEC_NAMES, fast_config, named_chain
 from seqrecord.codecs.streams import Bz2, Lzma, Zlib
 from seqrecord.codecs.subtract_green import SubtractGreen
 from seqrecord.codecs.video.config import VIDEO, named_video, video_config
@@ -46,16 +46,6 @@ from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
 from seqrecord.schema import MAX_CODECS, CodecConfig, EncodedImage
 from seqrecord.text import repr_of
-
-__all__ = [
-    "CODEC_NAMES",
-    "PRESETS",
-    "FrameCodec",
-    "check_codec",
-    "image_chain",
-    "probe",
-    "resolve",
-]
 
 _FILTERS: dict[str, type[Filter]] = {
     codec.codec_id: codec for codec in (Bias, Delta, SubtractGreen, Zigzag)

@@ -17,8 +17,6 @@ import numpy as np
 
 from seqrecord.codecs.base import Codec, Parameters, UIntArray, register_codec
 
-__all__ = ["Delta"]
-
 
 class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
     """Each integer minus the one before it along `axis`; the first stays.

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from seqrecord.codecs.base import Compressor, Parameters
 
-__all__ = ["Lz4"]
-
 
 class Lz4(Compressor):
     """Compresses with LZ4."""

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
-__all__ = ["MAGIC", "decode_npy_into", "encode_npy", "npy_header"]
-
 MAGIC = b"\x93NUMPY"
 
 # Version 3 exists for structured dtypes with unicode field names: no frame is one.

@@ -17,8 +17,6 @@ from seqrecord.codecs.images import IMAGE
 from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
 
-__all__ = ["CODEC_NAMES", "PRESETS", "fast_config", "named_chain", "preset_chain"]
-
 PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of chains that depend on dtype and shape, from the fastest to the smallest."""
 

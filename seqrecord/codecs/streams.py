@@ -11,8 +11,6 @@ import numpy as np
 
 from seqrecord.codecs.base import Bytes, Compressor, Parameters, check_limit, check_size
 
-__all__ = ["Bz2", "Lzma", "Zlib"]
-
 _LZMA_MEMORY = 128 << 20  # the largest preset needs 65 MiB to decode
 
 

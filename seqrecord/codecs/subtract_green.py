@@ -17,8 +17,6 @@ from seqrecord.codecs.base import (
     thread_buffer,
 )
 
-__all__ = ["SubtractGreen"]
-
 
 class SubtractGreen(Codec):  # type: ignore[misc]
     """Red minus green, green, blue minus green, of pixels [..., 3] that lie interleaved."""

@@ -16,8 +16,6 @@ from seqrecord.codecs.base import (
     thread_buffer,
 )
 
-__all__ = ["Zigzag"]
-
 
 class Zigzag(Codec):  # type: ignore[misc]
     """Signed integers to unsigned ones, 0, -1, 1, -2, ... to 0, 1, 2, 3, ...

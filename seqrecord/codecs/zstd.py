@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from seqrecord.codecs.base import Compressor, Parameters
 
-__all__ = ["Zstd"]
-
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
 

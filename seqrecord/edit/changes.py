@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import FormatError
-from seqrecord.format import Footer
 from seqrecord.format.edits import Delete, Edit
+from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
 from seqrecord.reading.filters import EpisodeFilter, find_episodes
@@ -24,8 +24,6 @@ from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, looked_at
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
-
-__all__ = ["Change", "CopyProgress", "Opened", "edit_dataset", "opened_to_edit", "read_existing"]
 
 _logger = logging.getLogger("seqrecord")
 

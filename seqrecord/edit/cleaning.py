@@ -20,7 +20,7 @@ import numpy as np
 
 from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
-from seqrecord.format import RECORDS, EpisodePart, Footer
+from seqrecord.format.footer import RECORDS, EpisodePart, Footer
 from seqrecord.format.manifest import (
     EDITS,
     FILE_PATH,
@@ -54,8 +54,6 @@ from seqrecord.writing.own_files import (
 )
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
-
-__all__ = ["LEAST_DEAD", "RewriteReport", "clean", "rewrite_files"]
 
 LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 

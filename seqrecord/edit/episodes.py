@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
-from seqrecord.format import Footer
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split
+from seqrecord.format.footer import Footer
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS
 from seqrecord.format.text import check_key, encode_metadata
@@ -35,17 +35,6 @@ from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
 from seqrecord.writing.edit_files import check_split_name, split_edits
 from seqrecord.writing.own_files import of_merges
-
-__all__ = [
-    "deal_episodes",
-    "delete_episodes",
-    "keep_episodes",
-    "relabel_episodes",
-    "rename_episodes",
-    "renaming",
-    "split_dataset",
-    "split_episodes",
-]
 
 
 def delete_episodes(

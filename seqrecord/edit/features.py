@@ -27,8 +27,8 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
 )
-from seqrecord.format import EpisodePart
 from seqrecord.format.edits import Features
+from seqrecord.format.footer import EpisodePart
 from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
@@ -47,17 +47,6 @@ from seqrecord.writing.stored_schema import (
     stored_schema,
 )
 from seqrecord.writing.stored_statistics import stored_statistics
-
-__all__ = [
-    "Values",
-    "add_feature",
-    "drop_features",
-    "loses_data",
-    "relabel_text",
-    "spec_of_dataset",
-    "values_of_dataset",
-    "values_of_files",
-]
 
 _LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
 
@@ -297,7 +286,7 @@ def loses_data(spec: FeatureSpec) -> bool:
     """Whether frames of a feature are not what they were before they were encoded."""
     config = spec.codec[0] if spec.codec else {"id": "none"}
     return (config["id"] == "video" and config.get("codec") != "ffv1") or (
-        config["id"] == IMAGE and config.get("format") not in ("png", "npy", "jpegxl")
+        config["id"] == IMAGE and config.get("format") in ("jpeg", "any")
     )
 
 

@@ -24,7 +24,7 @@ from seqrecord.errors import (
     NotFoundError,
     SchemaError,
 )
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key
@@ -48,8 +48,6 @@ from seqrecord.writing.edit_files import edit_path, next_number, put_edits
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
 from seqrecord.writing.stored_schema import is_passthrough
 from seqrecord.writing.stored_statistics import merged, stored_statistics
-
-__all__ = ["MergeReport", "merge_datasets"]
 
 _SHOWN = 500  # characters of what differs
 _COPY_BYTES = 8 << 20

@@ -29,7 +29,7 @@ from seqrecord.errors import (
     NotFoundError,
     StorageError,
 )
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.manifest import (
     EDITS,
     INDEX,
@@ -51,8 +51,6 @@ from seqrecord.storage.objects.hub_api import NO_DATASET, NO_REVISION, Hub
 from seqrecord.storage.url import without_commit
 from seqrecord.text import counted, printable, shape_text
 from seqrecord.units import format_size
-
-__all__ = ["HubPush", "to_hub"]
 
 _CARD = "README.md"
 _MAX_CARD_BYTES = 16 << 20

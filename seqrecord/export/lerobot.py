@@ -51,8 +51,6 @@ from seqrecord.storage import local_path
 from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource
 
-__all__ = ["to_lerobot"]
-
 _logger = logging.getLogger("seqrecord")
 
 _STEP_BYTES = 64 << 20  # of frames in memory

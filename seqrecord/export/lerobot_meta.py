@@ -22,18 +22,6 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 
-__all__ = [
-    "OWN",
-    "TASK",
-    "TIMESTAMP",
-    "LeRobotColumn",
-    "LeRobotMeta",
-    "RowFile",
-    "collector",
-    "file_name",
-    "plan_columns",
-]
-
 TASK = "task"
 TIMESTAMP = "timestamp"
 _RECORDED = "recorded_timestamp"  # the column of a feature `timestamp` that is not regular

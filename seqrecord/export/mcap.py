@@ -34,8 +34,6 @@ from seqrecord.sources.specs import feature_name
 from seqrecord.storage import local_path
 from seqrecord.writing.convert_jobs import Meter, Progress
 
-__all__ = ["to_mcap"]
-
 _VERSION = 9  # of rosbag2's metadata
 
 _ENCODINGS = {("u1", 3): "rgb8", ("u1", 4): "rgba8", ("u1", 1): "mono8", ("u2", 1): "mono16"}

@@ -17,8 +17,6 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError
 
-__all__ = ["MAX_MESSAGE_BYTES", "Column", "read_batch"]
-
 MAX_MESSAGE_BYTES = 1 << 20  # of a message without its body; usual are below 2 KiB
 
 Column: TypeAlias = "npt.NDArray[Any] | pa.StringArray"

@@ -13,29 +13,10 @@ from typing import Any
 
 from seqrecord.errors import FormatError, SchemaError
 from seqrecord.format.manifest import SPLIT_NAME
-from seqrecord.format.text import (
-    ID,
-    JsonObject,
-    check_key,
-    encode_metadata,
-    parse_json,
-    parse_metadata,
-)
+from seqrecord.format.text import ID, check_key, encode_metadata, parse_json, parse_metadata
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
-
-__all__ = [
-    "MAX_EDIT_BYTES",
-    "Delete",
-    "Edit",
-    "Edits",
-    "Features",
-    "Relabel",
-    "Rename",
-    "Split",
-    "encode_edit",
-    "parse_edit",
-]
 
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1

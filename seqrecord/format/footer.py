@@ -12,19 +12,19 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
-from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError
+from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError, located
 from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
     GAP_ROW,
     HEADER_BYTES,
-    MAX_CHUNK_FRAMES,
     MAX_EPISODE_FRAMES,
     check_chunks,
     check_gaps,
@@ -34,27 +34,10 @@ from seqrecord.format.rows import (
     features_of,
     split_gaps,
 )
-from seqrecord.format.text import ID, JsonObject, check_key, parse_json, parse_metadata
+from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
-
-__all__ = [
-    "FORMAT_VERSION",
-    "HEADER_BYTES",
-    "MAX_CHUNK_FRAMES",
-    "MAX_EPISODE_FRAMES",
-    "MAX_FOOTER_BYTES",
-    "MAX_ORDINAL",
-    "RECORDS",
-    "TAIL_BYTES",
-    "EpisodePart",
-    "Footer",
-    "encode_footer",
-    "encode_header",
-    "parse_footer",
-    "parse_header",
-    "parse_tail",
-]
 
 RECORDS = "records"  # the folder of a dataset's record files
 
@@ -134,8 +117,6 @@ def parse_header(data: Buffer) -> str:
 def encode_footer(footer: Footer) -> bytes:
     """Footer body and tail: the last bytes of a record file, from an aligned offset on."""
     head = {
-        "file_id": footer.file_id,
-        "schema": footer.schema.to_json(),
         "num_chunks": [len(rows) for rows in footer.chunks],
         "num_gaps": sum(len(rows) for rows in footer.gaps),
         "episodes": [
@@ -144,7 +125,9 @@ def encode_footer(footer: Footer) -> bytes:
             for part in footer.episodes
         ],
     }
-    text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+    # A writer encodes one for each episode, all of one schema.
+    schema = _schema_text(footer.schema)
+    text = f'{{"file_id":{_json(footer.file_id)},"schema":{schema},{_json(head)[1:]}'.encode()
     text += b" " * (-(len(text) + _U32.size) % 8)  # so that the rows are aligned
     rows = [array.tobytes() for array in (*footer.chunks, *footer.gaps)]
     body = b"".join((_U32.pack(len(text)), text, *rows))
@@ -156,6 +139,15 @@ def encode_footer(footer: Footer) -> bytes:
         )
     length = struct.pack("<Q", len(body))
     return body + _TAIL.pack(len(body), crc32c(body, length), FORMAT_VERSION, _MAGIC)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+@lru_cache(maxsize=8)
+def _schema_text(schema: Schema) -> str:
+    return _json(schema.to_json())
 
 
 def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:
@@ -273,7 +265,7 @@ def _parse_rows(
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
     found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("lags",))
     key = check_key(found.value["key"])
-    try:
+    with located(FormatError, episode=key):
         num_frames = None
         if found.value["num_frames"] is not None:
             num_frames = found.integer("num_frames", 1, MAX_EPISODE_FRAMES)
@@ -287,8 +279,6 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
             metadata=found.value["metadata"],
             lags=_parse_lags(found.value, num_frames, timestamps),
         )
-    except FormatError as error:
-        raise error.located(episode=key) from error.__cause__
 
 
 def _parse_lags(

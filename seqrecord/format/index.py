@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.errors import FormatError
+from seqrecord.errors import FormatError, located
 from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
@@ -35,7 +35,6 @@ from seqrecord.format.rows import (
     encode_table,
     episodes_schema,
     features_of,
-    located,
     present_frames,
     split_gaps,
     table_names,
@@ -44,8 +43,6 @@ from seqrecord.format.rows import (
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
-
-__all__ = ["BLOCK_PAGES", "NO_SPLIT", "GroupIndex", "Index", "check_text"]
 
 BLOCK_PAGES = 1 << 18  # that are checked at a time
 _FEATURE_BITS = 16
@@ -278,10 +275,8 @@ class Index:
 
     def episode_metadata(self, episode: int) -> dict[str, Any]:
         """An episode's metadata."""
-        try:
+        with located(FormatError, episode=self.key(episode)):
             return parse_metadata(self.metadata[episode].as_py())
-        except FormatError as error:
-            raise error.located(episode=self.key(episode)) from error.__cause__
 
     def renamed(self, names: Mapping[str, str]) -> Index:
         """The same episodes, with other names of some features."""
@@ -383,7 +378,7 @@ class Index:
         release = release or (lambda: None)
         episodes = decode_table("episodes", tables["episodes"], episodes_schema(schema.num_groups))
         num_frames = episodes["num_frames"].astype(np.int64)
-        with located("episodes"):
+        with located(FormatError, file="episodes"):
             _check_episodes(episodes, num_splits)
         groups = []
         for number, (group, features) in enumerate(
@@ -395,26 +390,26 @@ class Index:
             columns.setdefault("largest_frame", np.empty((count, 0), np.uint32))
             columns.setdefault("external", np.broadcast_to(np.uint32(0), count))
             table = GroupIndex(group, features, counts, **columns, gaps=np.empty(0, GAP_ROW))
-            with located(name):
+            with located(FormatError, file=name):
                 _check_count(table)
                 table.check_frames(num_frames, release, block_pages)
             groups.append(table)
         columns = decode_table("gaps", tables["gaps"], GAPS)
-        with located("gaps"):
+        with located(FormatError, file="gaps"):
             words = sum(len(group.schema) * count_words(group.num_frames) for group in groups)
             gaps = split_gaps(_gap_rows(columns, words), schema, 0)
         groups = [replace(group, gaps=some) for group, some in zip(groups, gaps, strict=True)]
         sizes = np.asarray(file_sizes, np.uint64)
         for number, table in enumerate(groups):
-            with located("gaps"):
+            with located(FormatError, file="gaps"):
                 table.check_gaps()
-            with located(f"chunks{number}"):
+            with located(FormatError, file=f"chunks{number}"):
                 table.check_chunks(sizes, release, block_pages)
         lags = None
         if timestamps := with_lags(schema):
             wanted = times_schema(len(timestamps), int(num_frames.max()))
             columns = decode_table("times", tables["times"], wanted)
-            with located("times"):
+            with located(FormatError, file="times"):
                 lags = _lags_of(columns, len(timestamps), num_frames)
         release()
         return cls(

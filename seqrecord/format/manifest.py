@@ -22,38 +22,15 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
     VersionError,
+    located,
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
 from seqrecord.format.rows import table_names
-from seqrecord.format.text import ID, JsonObject, parse_json
+from seqrecord.format.text import ID, parse_json
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of
-
-__all__ = [
-    "EDITS",
-    "FILE_PATH",
-    "INDEX",
-    "KEPT_VERSIONS",
-    "MANIFEST",
-    "MAX_EARLIER_COMMITS",
-    "MAX_EPISODES",
-    "MAX_MANIFEST_BYTES",
-    "MAX_RECORD_FILES",
-    "MAX_SPLITS",
-    "SPLIT_NAME",
-    "VERSIONS",
-    "IndexFile",
-    "Manifest",
-    "RecordFile",
-    "check_record_path",
-    "parse_manifest",
-    "put_manifest",
-    "read_manifest",
-    "read_named",
-    "read_tagged",
-    "version_path",
-]
 
 MANIFEST = "manifest.json"
 INDEX = "index"  # the folder of the tables
@@ -300,10 +277,8 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
 
 def parse_manifest(storage: Storage, data: bytes, path: str = MANIFEST) -> Manifest:
     """`Manifest.parse`; its errors name the file."""
-    try:
+    with located(FormatError, file=f"{storage.url}/{path}"):
         return Manifest.parse(data)
-    except FormatError as error:
-        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
 
 
 def _what_is_there(storage: Storage) -> str:

@@ -26,25 +26,8 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.codecs import FrameCodec, probe
-from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
-
-__all__ = [
-    "ALIGNMENT",
-    "MAX_PAGE_BYTES",
-    "SLICE_BYTES",
-    "Blob",
-    "PageCodec",
-    "aligned",
-    "check_fits",
-    "chunk_bytes",
-    "num_slices",
-    "page_offsets",
-    "slice_frames",
-    "slice_sums",
-    "slice_table",
-    "table_bytes",
-]
 
 ALIGNMENT = 64
 MAX_PAGE_BYTES = 2**32 - 1
@@ -67,10 +50,8 @@ class PageCodec:
 
     def __init__(self, spec: FeatureSpec, *, fast: bool = False) -> None:
         self.spec = spec
-        try:
+        with located(SchemaError, feature=spec.name):
             self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape, fast=fast)
-        except SchemaError as error:
-            raise error.located(feature=spec.name) from error.__cause__
 
     def encode_frame(self, frame: npt.ArrayLike | EncodedImage) -> Blob:
         """One frame's bytes as they lie in a page.
@@ -99,10 +80,8 @@ class PageCodec:
                 )
             if not spec.codec:
                 return Blob(array.tobytes(), shape)
-        try:
+        with located(CodecError, feature=spec.name):
             return Blob(bytes(self._codec.encode(array)), shape)
-        except CodecError as error:
-            raise error.located(feature=spec.name) from error.__cause__
 
     def join(self, blobs: Sequence[Blob]) -> bytes:
         """The page of these frames; empty for no frames. `FrameError` if it is too large."""

@@ -7,8 +7,8 @@ first row that breaks its rule.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,46 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
-from seqrecord.errors import FormatError
+from seqrecord.errors import FormatError, located
 from seqrecord.format.arrow import read_batch
 from seqrecord.format.lags import MOST_LAGS, num_lags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
 from seqrecord.format.references import least_reference_bytes
 from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
-
-__all__ = [
-    "GAPS",
-    "GAP_ROW",
-    "HEADER_BYTES",
-    "MAX_CHUNK_FRAMES",
-    "MAX_EPISODE_FRAMES",
-    "MAX_INDEX_TEXT",
-    "MAX_TABLE_BYTES",
-    "WORD",
-    "check_chunks",
-    "check_gaps",
-    "check_lengths",
-    "check_pages",
-    "check_places",
-    "check_rows",
-    "chunk_row",
-    "chunks_schema",
-    "count_present",
-    "count_words",
-    "decode_table",
-    "encode_table",
-    "episodes_schema",
-    "features_of",
-    "gap_rows",
-    "located",
-    "most_table_bytes",
-    "num_absent",
-    "present_frames",
-    "split_gaps",
-    "table_names",
-    "times_schema",
-]
 
 HEADER_BYTES = 64  # in front of a record file's first chunk
 MAX_CHUNK_FRAMES = 1 << 16
@@ -70,6 +37,7 @@ has it. `chunk` is a row of the feature's group, `feature` a place in the whole 
 the order of groups, chunks, features and words; words in which no frame lacks it have none."""
 
 
+@lru_cache
 def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     """One chunk of a group in a record file: whose frames it holds, where, and its pages.
 
@@ -392,14 +360,6 @@ def most_table_bytes(
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 
-@contextlib.contextmanager
-def located(table: str) -> Iterator[None]:
-    try:
-        yield
-    except FormatError as error:
-        raise error.located(file=table) from error.__cause__
-
-
 def encode_table(schema: pa.Schema, columns: Sequence[Any]) -> pa.Buffer:
     arrays = [_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     sink = pa.BufferOutputStream()
@@ -422,5 +382,5 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
 
 def decode_table(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:
     """The columns of a table by name, as views of `data`."""
-    with located(table):
+    with located(FormatError, file=table):
         return read_batch(memoryview(data), schema)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-from seqrecord.errors import FormatError
+from seqrecord.errors import FormatError, located
 from seqrecord.format.manifest import IndexFile, read_named
 from seqrecord.format.text import parse_json
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
-
-__all__ = ["MAX_STATISTICS_BYTES", "encode_statistics", "read_statistics"]
 
 MAX_STATISTICS_BYTES = 1 << 27
 
@@ -29,9 +27,7 @@ def read_statistics(storage: Storage, file: IndexFile, schema: Schema) -> Statis
     does not fit the schema.
     """
     data = read_named(storage, file, "a file of statistics", MAX_STATISTICS_BYTES)
-    try:
+    with located(FormatError, file=f"{storage.url}/{file.path}"):
         statistics = Statistics.from_json(parse_json(data))
         statistics.check(schema)
-    except FormatError as error:
-        raise error.located(file=f"{storage.url}/{file.path}") from error.__cause__
     return statistics

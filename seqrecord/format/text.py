@@ -5,30 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from seqrecord.errors import FormatError
+from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.text import repr_of
-
-__all__ = [
-    "FORBIDDEN_IN_KEY",
-    "ID",
-    "MAX_INTEGER_DIGITS",
-    "MAX_JSON_DEPTH",
-    "MAX_JSON_VALUES",
-    "MAX_KEY_LENGTH",
-    "MAX_METADATA_LENGTH",
-    "JsonObject",
-    "check_key",
-    "encode_metadata",
-    "parse_json",
-    "parse_metadata",
-    "truncated_metadata",
-    "whole_metadata",
-]
 
 MAX_KEY_LENGTH = 1024  # bytes of UTF-8
 MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
@@ -37,7 +20,6 @@ MAX_JSON_DEPTH = 64  # so that nothing which walks a value runs out of stack
 
 _TRUNCATED = "truncated"
 
-MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
 _FREE_VALUES = 1 << 16  # which a schema may need, whatever the length of its names
 _BYTES_PER_VALUE = 16  # of what there may be many of: record files and episodes
 _BLOCK_BYTES = 1 << 20  # looked at at a time
@@ -74,7 +56,7 @@ def check_key(key: object) -> str:
 def encode_metadata(metadata: object) -> str:
     """An episode's metadata as canonical JSON text. `FormatError` for what JSON cannot hold."""
     try:
-        text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = _ENCODER.encode(metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"metadata cannot be stored as JSON: {error}") from error
     parse_metadata(text)
@@ -121,72 +103,13 @@ def parse_json(text: str | bytes) -> Any:
         _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()
-        value = json.loads(
-            decoded,
-            parse_constant=_refuse,
-            parse_float=_finite,
-            parse_int=_short,
-            object_pairs_hook=_unique,
-        )
+        value = _DECODER.decode(decoded)
         if "\\ud" in decoded.lower():  # only an escape can hide half a surrogate pair
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # includes bad UTF-8
         raise FormatError(f"not valid JSON: {str(error)[:200]}") from error
     _check_depth(value)
     return value
-
-
-class JsonObject:
-    """An object in parsed JSON, called `what` in errors; each value is checked as it is asked for.
-
-    It has exactly these keys, and perhaps `optional` ones. Every method raises `FormatError`.
-    """
-
-    def __init__(
-        self, value: object, keys: Iterable[str], what: str, optional: Iterable[str] = ()
-    ) -> None:
-        wanted = set(keys)
-        if not isinstance(value, dict) or set(value).difference(optional) != wanted:
-            raise FormatError(
-                f"{what} is not an object of the right keys",
-                expected=", ".join(sorted(wanted)),
-                got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
-            )
-        self.value: Mapping[str, Any] = value
-        self._what = what
-
-    def text(self, key: str, pattern: re.Pattern[str]) -> str:
-        """Text that is all of the pattern."""
-        return self._text(key, self.value[key], pattern)
-
-    def integer(self, key: str, least: int = 0, most: int = 2**63 - 1) -> int:
-        """An integer of `least` to `most`, which is no bool."""
-        number = self.value[key]
-        if type(number) is not int or not least <= number <= most:
-            raise self._bad(key, f"{least} to {most}", number)
-        return number
-
-    def list(self, key: str, least: int = 0, most: int = MAX_JSON_VALUES) -> list[Any]:
-        """An array of so many values."""
-        items = self.value[key]
-        if not isinstance(items, list) or not least <= len(items) <= most:
-            got = len(items) if isinstance(items, list) else items
-            raise self._bad(key, f"a list of {least} to {most} entries", got)
-        return items
-
-    def texts(
-        self, key: str, pattern: re.Pattern[str], most: int = MAX_JSON_VALUES
-    ) -> tuple[str, ...]:
-        """An array of such texts."""
-        return tuple(self._text(key, text, pattern) for text in self.list(key, 0, most))
-
-    def _text(self, key: str, text: object, pattern: re.Pattern[str]) -> str:
-        if not isinstance(text, str) or not pattern.fullmatch(text):
-            raise self._bad(key, pattern.pattern, text)
-        return text
-
-    def _bad(self, key: str, expected: str, got: object) -> FormatError:
-        return FormatError(f"{self._what} has a bad {key}", expected=expected, got=repr_of(got))
 
 
 def _check_count(text: bytes) -> None:
@@ -230,6 +153,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ValueError("a key stands twice in an object")
     return value
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse, parse_float=_finite, parse_int=_short, object_pairs_hook=_unique
+)
 
 
 def _check_depth(value: Any) -> None:

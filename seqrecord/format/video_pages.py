@@ -26,18 +26,6 @@ from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
 from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.schema import FeatureSpec
 
-__all__ = [
-    "BEGINS",
-    "NOT_SHOWN",
-    "PassthroughPage",
-    "VideoPageCodec",
-    "VideoReader",
-    "VideoTable",
-    "least_video_bytes",
-    "page_of_packets",
-    "parse_video_page",
-]
-
 BEGINS = 1 << 31  # in `frames`: a group of pictures begins
 NOT_SHOWN = BEGINS - 1  # in `frames`: no frame of the packet is shown
 

@@ -41,17 +41,18 @@ from seqrecord.format.references import (
 )
 from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
+from seqrecord.sources.files import LinkLoopError
+from seqrecord.sources.references import MOST_COPIED
 from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.units import format_size
-from seqrecord.writing.convert import ConvertReport, Progress, convert
+from seqrecord.writing.convert import ConvertReport, convert
+from seqrecord.writing.convert_jobs import Progress
 
 __all__ = ["find_index", "index_source"]
 
 _logger = logging.getLogger("seqrecord")
-
-_MOST_COPIED = 64 << 10  # bytes of a frame of one feature
 
 
 def index_source(
@@ -121,12 +122,15 @@ def _source_at(
 ) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options, **options)
+    except LinkLoopError:  # which may hide an original
+        raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None
     # A tree of other files, among which there is video, may be anything.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
-        return source
+        referring: Source = source.referring()  # type: ignore[attr-defined]
+        return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
             "no dataset, but originals that may be read in place through an index; make one, and "
@@ -143,13 +147,13 @@ def _check_small(source: Source) -> None:
         spec.name
         for spec in schema.values()
         if not spec.may_be_referred_to
-        and (spec.nbytes > _MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
+        and (spec.nbytes > MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
     ]
     if large or not any(spec.may_be_referred_to for spec in schema.values()):
         raise SourceError(
             "this original cannot be read in place, for it has large features that are neither "
-            "video nor files of images; choose others (--features), or make a dataset of it with "
-            "`seqrecord write --src`",
+            "video nor images and arrays that are files, or parts of files; choose others "
+            "(--features), or make a dataset of it with `seqrecord write --src`",
             expected="video or images, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "neither",
         )

@@ -13,8 +13,6 @@ from seqrecord.pipes.options import ClipOptions, EngineOptions, LoaderOptions
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import repr_of
 
-__all__ = ["init_takes_arguments", "takes_arguments"]
-
 _P = ParamSpec("_P")
 _Self = TypeVar("_Self")
 _Options = TypeVar("_Options", bound=ClipOptions)

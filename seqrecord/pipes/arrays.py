@@ -33,19 +33,6 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer
 
-__all__ = [
-    "Ragged",
-    "bytes_by_group",
-    "check_ragged",
-    "check_tensors",
-    "groups_of",
-    "in_pieces",
-    "ragged_arrays",
-    "stored_arrays",
-    "transformed_arrays",
-    "video_of",
-]
-
 
 def stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
     """Each feature of a frame as it is decoded.

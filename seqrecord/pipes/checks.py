@@ -8,8 +8,6 @@ from typing import Any
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 
-__all__ = ["are_names", "check", "check_names", "refuse"]
-
 
 def refuse(is_wrong: bool, problem: str, expected: object = None, got: object = None) -> None:
     """Raise `ClipError` for arguments that are wrong, or have no effect beside each other."""

@@ -20,9 +20,6 @@ from seqrecord.pipes.checks import refuse
 from seqrecord.reading.dataset import Contents
 from seqrecord.text import counted, repr_of
 
-__all__ = ["ClipList", "ListedClips", "lists_frames", "read_clip_list"]
-
-
 ClipList: TypeAlias = Mapping[str, Any] | Any
 """A dict of columns, or a table of Arrow, pandas, Polars or another that Arrow can read."""
 

@@ -47,8 +47,6 @@ from seqrecord.units import parse_size
 if TYPE_CHECKING:
     from seqrecord.pipes.selection import ClipSelection
 
-__all__ = ["ClipReader"]
-
 _KEEP = 3  # batches that nobody uses
 _THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
 _BLOCK_BYTES = 128 << 10  # of frames that stay, read at once: as many as Linux reads ahead

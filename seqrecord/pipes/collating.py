@@ -21,8 +21,6 @@ from seqrecord.engine.pools import BufferPool, SharedBufferPool, can_share
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 
-__all__ = ["ClipSequence", "SingleClip", "batch_memory", "collate"]
-
 _KEEP = 3  # buffers of a kind that nobody uses
 _MOST_POOLS = 128  # kinds of buffers: features of all loaders of a process; the last ones used
 

@@ -25,18 +25,6 @@ from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
 
-__all__ = [
-    "Ranks",
-    "find_filter",
-    "find_holder",
-    "find_loader",
-    "find_starting",
-    "items_beside",
-    "say_once",
-    "this_worker",
-    "worker_threads",
-]
-
 _logger = logging.getLogger("seqrecord")
 _said: dict[str, object] = {}  # by the notice, of the thread that says it
 

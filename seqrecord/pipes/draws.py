@@ -25,8 +25,6 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["ClipDraws", "ClipEpisodes", "Facts", "SelectedSteps"]
-
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
 _CAMERA = ("fx", "fy", "cx", "cy")
 _SALT = 0x73746570  # the draws are not those of crops

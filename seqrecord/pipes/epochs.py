@@ -23,8 +23,6 @@ from seqrecord.processes.forks import PerProcess, at_fork, check_fork
 from seqrecord.sampling import Part
 from seqrecord.units import MOST, check_integer
 
-__all__ = ["Epochs", "share_all"]
-
 
 class Phase(Enum):
     """How far the epoch of a position is."""

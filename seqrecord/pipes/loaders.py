@@ -37,16 +37,6 @@ from seqrecord.statistics.by_feature import Statistics
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "SeqRecordDataset",
-    "SeqRecordNode",
-    "SeqRecordPipe",
-    "SeqRecordStream",
-    "Streaming",
-    "WithEpochs",
-    "loader_of",
-]
-
 
 class WithEpochs(Generic[PlanT]):
     """What streams epochs: their length, which one is next, and the position in them."""

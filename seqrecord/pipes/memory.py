@@ -31,20 +31,6 @@ from seqrecord.units import format_size, parse_size
 if TYPE_CHECKING:
     from seqrecord.pipes.selection import ClipSelection
 
-__all__ = [
-    "bytes_beside",
-    "bytes_of_run",
-    "check_machine",
-    "chunk_bytes",
-    "divide_memory",
-    "frame_sizes",
-    "frames_in_memory",
-    "is_small",
-    "open_chunk_bytes",
-    "settle",
-    "share_out",
-]
-
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 _MORE = (8, 4)  # batches of a mix that are filled or wait, where they are this part of the memory:
 _SHARE = 16  # small ones, so that sources seldom wait for each other

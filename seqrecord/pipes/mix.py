@@ -35,8 +35,6 @@ from seqrecord.units import MOST, check_integer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SeqRecordMix"]
-
 _MOST_BATCHES = 1 << 40  # of an epoch, exclusive
 
 

@@ -29,8 +29,6 @@ from seqrecord.sampling.elastic import Session
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
 
-__all__ = ["Done", "Features", "Join", "MixPlan", "SourceLoader", "Stop", "check_source"]
-
 _GIVEN = ("rank", "world_size", "device")  # to each source
 _OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
 _ENGINE_OF_THE_MIX = ("num_threads", "video_decoder", "trace")

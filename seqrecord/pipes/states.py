@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from seqrecord.engine.trace import Trace
     from seqrecord.pipes.clip_loader import ClipLoader
 
-__all__ = [
-    "BatchSource",
-    "Clip",
-    "PlanT",
-    "Planned",
-    "Remainder",
-    "Sessions",
-    "Sharing",
-    "SourceRemainder",
-    "SourceState",
-    "State",
-    "parse_state",
-]
-
 _VERSION = 6
 _MAX_PARTS = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source

@@ -28,8 +28,6 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import find_starting
 from seqrecord.processes.forks import PerProcess, at_fork
 
-__all__ = ["SharedEpochs", "group_given", "own_group"]
-
 _KEPT_TURNS = 256  # no worker begins so many later than others
 _PLACE = Struct("<QQ")  # of the record that holds: where it begins, and its length
 _SLOTS = (1 << 12, 1 << 32)  # memory is taken by what is written

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-__all__ = ["local_ranks", "usable_cores", "usable_memory"]
-
 # How many ranks there are on this machine: torchrun's and Accelerate's, Open MPI's, MPICH's and
 # Intel's, MVAPICH's.
 _LOCAL_RANKS = (

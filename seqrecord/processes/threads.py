@@ -17,8 +17,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from seqrecord.errors import ResourceError
 
-__all__ = ["ThreadPool", "check_room", "start"]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

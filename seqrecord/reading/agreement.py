@@ -8,10 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import FormatError
-from seqrecord.format import Footer
+from seqrecord.format.footer import Footer
 from seqrecord.format.index import GroupIndex, Index
-
-__all__ = ["disagreements"]
 
 _Footers: TypeAlias = "Sequence[Footer | None]"
 

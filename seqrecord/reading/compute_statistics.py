@@ -30,8 +30,6 @@ from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import request_threads
 from seqrecord.units import check_integer
 
-__all__ = ["StatisticsProgress", "compute_statistics"]
-
 _SPAN_BYTES = 32 << 20  # decoded, of one feature, that a thread holds
 _SPAN_FRAMES = 1024  # at most; a power of two, as the frames of chunks are
 _TASK_FRAMES = 4096

@@ -41,16 +41,6 @@ if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
     from seqrecord.reading.frames import FrameTransform
 
-__all__ = [
-    "Dataset",
-    "DatasetLike",
-    "Episode",
-    "Episodes",
-    "counted_dataset",
-    "open_packed",
-    "refuse_ignored",
-]
-
 _SHOWN_KEYS = 3  # in a notebook
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"

@@ -19,8 +19,6 @@ from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import codec_text, printable, repr_of, shape_text
 
-__all__ = ["Episode", "html_card", "values_in_order"]
-
 _FRAMES_AT_ONCE = 32  # about what a chunk of images has
 _SMALL_BYTES = 1 << 20  # of frames so small that a chunk has many
 _SHOWN_METADATA = 20  # in a notebook

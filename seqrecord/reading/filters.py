@@ -14,8 +14,6 @@ from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.text import counted, repr_of
 from seqrecord.units import is_integer
 
-__all__ = ["EpisodeFacts", "EpisodeFilter", "find_episodes", "shown_keys"]
-
 _SHOWN_KEYS = 3
 
 

@@ -15,19 +15,6 @@ from seqrecord.format.pages import aligned
 from seqrecord.schema import ValueKind
 from seqrecord.text import repr_of
 
-__all__ = [
-    "SHAPE_DTYPE",
-    "ArraySpec",
-    "FrameTransform",
-    "add_place",
-    "apply_transform",
-    "check_arrays",
-    "check_text",
-    "clip_nbytes",
-    "mask_name",
-    "named",
-]
-
 FrameTransform: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
 """From the values of a frame (arrays, `str`, `bytes`) to those that clips are made of, of the same
 dtypes and shapes for every frame."""

@@ -19,22 +19,13 @@ import pyarrow as pa
 
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError
-from seqrecord.format import EpisodePart, Footer
 from seqrecord.format.edits import Edits
+from seqrecord.format.footer import EpisodePart, Footer
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
 from seqrecord.format.text import whole_metadata
 from seqrecord.schema import Schema
-
-__all__ = [
-    "BuiltIndex",
-    "LostEpisode",
-    "absent_chunks",
-    "build_index",
-    "complete_episodes",
-    "conformed",
-]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -318,7 +309,8 @@ def _join(
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
             lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
-            episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
+            if len(described) > 1:
+                episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
             return _Rows(episode, whole, numbers, telling)
     return None
 
@@ -329,7 +321,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
     """
     if len(parts) == 1:
-        return replace(parts[0], num_frames=num_frames, lags=())
+        return parts[0]
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))

@@ -29,8 +29,8 @@ from seqrecord.errors import (
     StateError,
     StorageError,
 )
-from seqrecord.format import (
-    HEADER_BYTES,
+from seqrecord.format.edits import MAX_EDIT_BYTES, Edit, Edits, parse_edit
+from seqrecord.format.footer import (
     RECORDS,
     TAIL_BYTES,
     Footer,
@@ -38,32 +38,13 @@ from seqrecord.format import (
     parse_header,
     parse_tail,
 )
-from seqrecord.format.edits import MAX_EDIT_BYTES, Edit, Edits, parse_edit
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
-from seqrecord.format.rows import most_table_bytes, table_names
+from seqrecord.format.rows import HEADER_BYTES, most_table_bytes, table_names
 from seqrecord.reading.index_building import build_index
 from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
 from seqrecord.storage.base import short_read
 from seqrecord.storage.ranges import ByteRange
-
-__all__ = [
-    "Mapped",
-    "Sizes",
-    "all_edits",
-    "index_of",
-    "load",
-    "load_index",
-    "load_version",
-    "map_file",
-    "map_table",
-    "read_edits",
-    "read_file_id",
-    "read_footer",
-    "read_footers",
-    "record_sizes",
-    "still_missing",
-]
 
 _logger = logging.getLogger("seqrecord")
 

@@ -31,8 +31,6 @@ from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["FrameRun", "Lender", "RawFrames", "frame_runs"]
-
 _BLOCK_BYTES = 2 << 20  # read, then summed while the processor's cache holds them
 _PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
 _MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more

@@ -27,20 +27,6 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
 
-__all__ = [
-    "ClipSummary",
-    "EpisodeFeature",
-    "EpisodeRow",
-    "EpisodeSummary",
-    "FeatureSummary",
-    "GroupSummary",
-    "Summary",
-    "list_episodes",
-    "listing_lines",
-    "summarize",
-    "summarize_episode",
-]
-
 _MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON show all
 _MAX_RUNS = 4  # of missing frames, in a line of text; JSON has all
 

@@ -9,10 +9,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from seqrecord.errors import ConflictError, FormatError, StorageError, TransientError
-from seqrecord.format.text import ID, JsonObject, parse_json
+from seqrecord.format.text import ID, parse_json
+from seqrecord.json_object import JsonObject
 from seqrecord.storage import Storage
-
-__all__ = ["Verified", "read_verified", "record_verified"]
 
 _PATH = "verified.json"
 _MAX_BYTES = 4096

@@ -20,8 +20,8 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
+from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
 from seqrecord.format.rows import table_names
@@ -41,8 +41,6 @@ from seqrecord.reading.verified import Verified, read_verified, record_verified
 from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted
 from seqrecord.units import format_size
-
-__all__ = ["VerifyProgress", "VerifyReport", "verify"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from seqrecord.errors import FormatError, NotFoundError, StateError
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     EDITS,
@@ -25,8 +25,6 @@ from seqrecord.format.text import ID
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.storage import Storage, StorageLike, map_files, open_storage
 from seqrecord.text import counted, repr_of
-
-__all__ = ["DatasetVersion", "kept_versions", "list_versions", "open_version"]
 
 
 @dataclass(frozen=True)

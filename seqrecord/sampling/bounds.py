@@ -37,16 +37,6 @@ from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.runs import Window, cut_group
 
-__all__ = [
-    "ORDERS",
-    "BlockSizes",
-    "ClipFacts",
-    "GroupFacts",
-    "PlanSettings",
-    "cursor_bounds",
-    "resident_bounds",
-]
-
 ORDERS = ("clips", "sequences")
 
 

@@ -29,8 +29,6 @@ from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.sampling.bounds import BlockSizes
 from seqrecord.sampling.runs import Runs, Window, merged
 
-__all__ = ["Blocks", "Cursors", "Walk"]
-
 _CUTS_AT_ONCE = 1 << 18
 
 

@@ -30,8 +30,6 @@ from seqrecord.sampling.epoch import EpochLayout, key_of_session
 from seqrecord.sampling.runs import PartShares, Window, concatenated_pieces
 from seqrecord.sampling.sequences import remaining_sequences
 
-__all__ = ["Session", "find_remaining"]
-
 _AT_ONCE = 1 << 18
 _MAX_CURSORS = 1 << 24  # of all parts of a session
 

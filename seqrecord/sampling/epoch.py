@@ -54,8 +54,6 @@ from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.sampling.runs import Cuts, PartShares, Runs, Window, shares_of, shuffle_runs
 
-__all__ = ["EpochLayout", "EpochPlan", "check_drop_last", "key_of_session"]
-
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a number drawn for an epoch is for
 
 _TIME_BITS = 20  # fraction of a cursor's share that tells apart whose clip comes first

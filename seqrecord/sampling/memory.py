@@ -19,8 +19,6 @@ from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
-__all__ = ["Demand", "Fit", "FrameSizes", "Memory", "usual_limit"]
-
 PREFETCH = 2  # batches that are filled or wait, where memory allows
 MOST_PREFETCH = 6  # … of small ones
 MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`,

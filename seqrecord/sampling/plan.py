@@ -18,8 +18,6 @@ from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, Walk
 from seqrecord.sampling.runs import Part, Window
 
-__all__ = ["Clips", "Frees", "GroupPlan", "GroupRound", "Loads", "Plan", "Round"]
-
 _WHOLE = Part()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these

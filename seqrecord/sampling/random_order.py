@@ -39,16 +39,6 @@ import numpy.typing as npt
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, IntArray
 
-__all__ = [
-    "Phases",
-    "clips_before",
-    "hash64",
-    "key_of",
-    "permutation",
-    "times_in_epoch",
-    "typical_table",
-]
-
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB

@@ -41,19 +41,6 @@ from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import hash64, key_of, permutation
 
-__all__ = [
-    "Cuts",
-    "Part",
-    "PartShares",
-    "Runs",
-    "Window",
-    "concatenated_pieces",
-    "cut_group",
-    "merged",
-    "shares_of",
-    "shuffle_runs",
-]
-
 
 @dataclass(frozen=True)
 class Window:

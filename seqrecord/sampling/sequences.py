@@ -49,14 +49,6 @@ from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
 
-__all__ = [
-    "COLUMNS",
-    "SequencePlan",
-    "count_unused_frames",
-    "remaining_sequences",
-    "sequence_settings",
-]
-
 COLUMNS = ("is_first", "is_last")
 """What batches tell of their clips."""
 

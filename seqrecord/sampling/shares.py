@@ -31,8 +31,6 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.random_order import hash64, key_of
 
-__all__ = ["Shares", "whole_shares"]
-
 _MOST = 1 << 16  # the largest denominator
 _LEAST = 1 << 10  # slots that are swapped together: so many at least
 _PASSES = 24  # of swaps

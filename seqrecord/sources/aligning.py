@@ -14,8 +14,6 @@ from seqrecord.errors import SourceError
 if TYPE_CHECKING:
     from seqrecord.sources.bags import Recording
 
-__all__ = ["ALIGNMENTS", "NONE", "AlignedMessages", "align", "associate", "sample_bounds"]
-
 ALIGNMENTS = ("nearest", "last")
 NONE = -1
 """In place of a message where none is within the tolerance."""

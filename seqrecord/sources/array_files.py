@@ -36,8 +36,6 @@ from seqrecord.sources.files import (
     unreadable,
 )
 
-__all__ = ["RASTER_ENDINGS", "ArrayHeader", "NpyFile", "array_header", "decode_array", "read_array"]
-
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
 _PFM_HEADER = 128  # bytes that a PFM's header may take

@@ -26,8 +26,6 @@ from seqrecord.sources.originals import by_key, find_files, key_of, natural_orde
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["BAG_ENDINGS", "Recording", "Topic", "find_recordings"]
-
 BAG_ENDINGS = (".mcap", ".db3")
 _METADATA = "metadata.yaml"
 _MAX_CHUNK_BYTES = 1 << 30

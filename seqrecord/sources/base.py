@@ -9,8 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 from seqrecord.schema import Block, Frame, Schema
 from seqrecord.statistics.by_feature import Statistics
 
-__all__ = ["EpisodeInfo", "FoundSource", "Source", "SourceFormat", "StoredSource", "blocks_of"]
-
 
 @dataclass(frozen=True)
 class EpisodeInfo:

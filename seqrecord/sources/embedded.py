@@ -15,8 +15,6 @@ from seqrecord.sources.files import first_line
 from seqrecord.sources.images import decode_image, encoded_header, image_format, passthrough_codec
 from seqrecord.sources.specs import check_like_first, feature_spec
 
-__all__ = ["embedded_spec", "embedded_value", "read_rows"]
-
 _BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
 _CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
 

@@ -31,8 +31,6 @@ from seqrecord.sources.files import is_directory, is_file, list_folder, read_byt
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import rows_of, timed_files, timed_values
 
-__all__ = ["FORMAT", "Euroc"]
-
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose: what the tool evo allows
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
 _CAMERA = re.compile(r"cam\d+", re.ASCII)

@@ -23,24 +23,16 @@ frames. Codecs and groups are not kept: who packs the files chooses them.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import SchemaError, SourceError
+from seqrecord.errors import FormatError, SeqRecordError, SourceError
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.files import read_bytes
-
-__all__ = [
-    "DESCRIPTION",
-    "ENDINGS",
-    "ExportedEpisode",
-    "ExportedFeature",
-    "encode_description",
-    "frame_stem",
-    "read_description",
-]
 
 DESCRIPTION = "seqrecord.json"
 ENDINGS = {"text": ".txt", "bytes": ".bin"}
@@ -49,7 +41,8 @@ ENDINGS = {"text": ".txt", "bytes": ".bin"}
 _VERSION = 1
 _MAX_BYTES = 1 << 26  # of some eight million frame numbers
 _SPEC_KEYS = ("name", "dtype", "shape", "kind", "unit", "value")
-_KEYS = {*_SPEC_KEYS, "layout", "path", "num_frames"}
+_LAYOUT = re.compile("array|frames")
+_FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[^/\0\ud800-\udfff]+")  # half a surrogate pair names no file
 
 
 @dataclass(frozen=True)
@@ -98,52 +91,36 @@ def read_description(folder: Path) -> ExportedEpisode:
     path = folder / DESCRIPTION
     try:
         return _parse(json.loads(read_bytes(path, _MAX_BYTES)))
-    except (ValueError, RecursionError) as error:  # `SchemaError` is a `ValueError`
+    except (ValueError, RecursionError, FormatError) as error:  # `SchemaError` is a `ValueError`
         raise SourceError(
             "not the description of an exported episode",
             file=str(path),
-            got=(error.message if isinstance(error, SchemaError) else str(error))[:200],
+            got=(error.message if isinstance(error, SeqRecordError) else str(error))[:200],
         ) from error
 
 
 def _parse(value: Any) -> ExportedEpisode:
-    if not isinstance(value, dict) or value.get("version") != _VERSION:
-        raise ValueError(f"it is not of version {_VERSION}")
-    frames, features = value.get("frames"), value.get("features")
-    if not isinstance(frames, list) or not all(_is_count(number) for number in frames):
+    keys = ("version", "frames", "features")
+    found = JsonObject(value, keys, "a description", optional=("fps",))
+    found.integer("version", _VERSION, _VERSION)
+    frames, fps = found.list("frames", most=_MAX_BYTES), value.get("fps")
+    if not all(type(number) is int for number in frames):
         raise ValueError("frames are not a list of numbers")
-    if any(one >= other for one, other in pairwise(frames)):
+    if any(one >= other for one, other in pairwise([-1, *frames])):
         raise ValueError("frames are not in ascending order")
-    if not isinstance(features, list):
-        raise ValueError("features are not a list")
-    parsed = tuple(_feature(feature, len(frames)) for feature in features)
-    if len({feature.spec.name for feature in parsed}) < len(parsed):
+    features = tuple(_feature(feature, len(frames)) for feature in found.list("features"))
+    if len({feature.spec.name for feature in features}) < len(features):
         raise ValueError("a feature stands there twice")
-    return ExportedEpisode(tuple(frames), parsed, _fps(value.get("fps")))
+    if fps is not None and not (type(fps) in (int, float) and 0 < fps < 1e300):
+        raise ValueError("fps is not a number above 0")
+    return ExportedEpisode(tuple(frames), features, None if fps is None else float(fps))
 
 
 def _feature(value: Any, num_frames: int) -> ExportedFeature:
-    if not isinstance(value, dict) or set(value) != _KEYS:
-        raise ValueError(f"a feature is not an object of {', '.join(sorted(_KEYS))}")
+    found = JsonObject(value, (*_SPEC_KEYS, "layout", "path", "num_frames"), "a feature")
     spec = FeatureSpec.from_json(
         {**{key: value[key] for key in _SPEC_KEYS}, "codec": [], "group": 0}
     )
-    layout, path, count = value["layout"], value["path"], value["num_frames"]
-    if layout not in ("array", "frames"):
-        raise ValueError("a feature's layout is neither array nor frames")
-    if not isinstance(path, str) or path in ("", ".", "..") or {"/", "\0"} & set(path):
-        raise ValueError("a feature's path is not the name of a file or folder")
-    path.encode()  # half a surrogate pair names no file
-    if not _is_count(count) or count > num_frames or (layout == "array" and count != num_frames):
-        raise ValueError("a feature's number of frames is not one that it can have")
-    return ExportedFeature(spec, path, layout == "array", count)
-
-
-def _fps(value: object) -> float | None:
-    if value is None or (type(value) in (int, float) and 0 < value < 1e300):  # type: ignore[operator]
-        return None if value is None else float(value)  # type: ignore[arg-type]
-    raise ValueError("fps is not a number above 0")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    is_array = found.text("layout", _LAYOUT) == "array"
+    count = found.integer("num_frames", num_frames if is_array else 0, num_frames)
+    return ExportedFeature(spec, found.text("path", _FILE_NAME), is_array, count)

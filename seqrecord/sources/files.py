@@ -14,30 +14,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
+from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
-
-__all__ = [
-    "JUNK",
-    "check_array",
-    "find_original",
-    "find_root",
-    "first_line",
-    "is_directory",
-    "is_file",
-    "is_junk",
-    "list_folder",
-    "on_disk",
-    "open_file",
-    "openable",
-    "opened",
-    "read_bytes",
-    "read_values",
-    "regular",
-    "size_of",
-    "unreadable",
-]
 
 JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
@@ -87,18 +67,38 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
         found = files.listing(folder).values()
         yield from ((each.name, each.is_folder) for each in found if not is_junk(each.name))
         return
+    name = ""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not is_junk(entry.name):
-                    yield entry.name, entry.is_dir()
+                if not is_junk(name := entry.name):
+                    yield name, entry.is_dir()
     except OSError as error:
-        raise SourceError(
+        raise link_loop(folder / name) or SourceError(
             "a folder that cannot be listed", file=str(folder), got=_reason(error)
         ) from error
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
+class LinkLoopError(SourceError):
+    """A link that leads back to where it lies, so that a walk would never end."""
+
+
+def link_loop(path: Path) -> LinkLoopError | None:
+    """The error of the first such link on the way to a path of this machine, if there is one."""
+    seen: set[str] = set()
+    for each in (*reversed(path.parents), path):
+        real = os.path.realpath(each)
+        if each.is_symlink() and (real in seen or Path(real).is_symlink()):
+            return LinkLoopError(
+                "a link that leads back to a folder above it, or to itself; remove it",
+                file=str(each),
+                got=str(each.readlink()),
+            )
+        seen.add(real)
+    return None
+
+
+def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
     """The whole file; raises `SourceError` where it cannot be read or exceeds `limit` bytes."""
     try:
         size = size_of(path)
@@ -171,11 +171,8 @@ def regular(path: Path) -> Path:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
     try:
-        with open_file(path) as file:
+        with located(SourceError, file=str(path)), open_file(path) as file:
             yield file
-    except SourceError as error:
-        error.located(file=str(path))
-        raise
     except OSError as error:
         raise unreadable(path, error) from error
 

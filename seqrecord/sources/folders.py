@@ -16,7 +16,7 @@ from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import ExportedFeature, read_description
-from seqrecord.sources.files import is_directory
+from seqrecord.sources.files import is_directory, read_bytes
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_tree import (
     METADATA,
@@ -32,18 +32,15 @@ from seqrecord.sources.images import (
     load_imagecodecs,
     passthrough_codec,
     passthrough_of_both,
-    read_image_file,
     referable_codec,
 )
-from seqrecord.sources.originals import Originals, key_of
+from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
 
-__all__ = ["FORMAT", "Folders"]
-
 
 @dataclass(frozen=True)
-class Folders(Originals):
+class Folders(NumberedFrames):
     """A tree of episode folders as a source.
 
     ::
@@ -78,23 +75,10 @@ class Folders(Originals):
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    sparse: Sequence[str] = ()
-    allow_gaps: bool = False
-    reference: bool = False
-
     unpickled = ("_found",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sparse = self.sparse.split(",") if isinstance(self.sparse, str) else self.sparse
-        object.__setattr__(self, "sparse", tuple(sparse))
 
     def schema(self) -> Schema:
         return referring_schema(self._schema) if self.reference else self._schema
-
-    def referring(self) -> Folders:
-        """The same source, whose images stay where they are."""
-        return replace(self, keep_encoded=True, reference=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The folders of files that its frames may refer to, see `external_folders`."""
@@ -313,4 +297,4 @@ def _from_first_file(
 
 
 def _referable(path: Path, folder: FeatureFolder) -> _Codec:
-    return referable_codec(read_image_file(path), folder.endings)
+    return referable_codec(read_bytes(path), folder.endings)

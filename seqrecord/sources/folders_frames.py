@@ -11,7 +11,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedFile
-from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Frame, Schema
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import NpyFile, read_array
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.exported import DESCRIPTION, ENDINGS, ExportedEpisode, read_description
@@ -32,10 +32,8 @@ from seqrecord.sources.frame_names import (
     files_by_feature,
     frame_files,
 )
-from seqrecord.sources.images import IMAGE_FORMATS, read_image_file
+from seqrecord.sources.images import IMAGE_FORMATS
 from seqrecord.sources.specs import check_spec
-
-__all__ = ["check_time_axis", "read_frames"]
 
 
 def read_frames(
@@ -251,7 +249,7 @@ def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
 
 def _read_frame(path: Path, spec: FeatureSpec) -> Any:
     if spec.value != "array":
-        data = read_bytes(path, MAX_FRAME_BYTES)
+        data = read_bytes(path)
         if spec.value == "bytes":
             return data
         try:
@@ -267,4 +265,4 @@ def _read_frame(path: Path, spec: FeatureSpec) -> Any:
         array = read_array(path)
         check_spec(array.dtype, array.shape, spec, path)
         return array
-    return embedded_value(read_image_file(path), spec, path)
+    return embedded_value(read_bytes(path), spec, path)

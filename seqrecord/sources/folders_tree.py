@@ -17,19 +17,6 @@ from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature
 from seqrecord.sources.images import IMAGE_FORMATS
 from seqrecord.sources.originals import check_depth
 
-__all__ = [
-    "MAX_METADATA_BYTES",
-    "METADATA",
-    "EpisodeFolder",
-    "FeatureFolder",
-    "are_features",
-    "feature_of",
-    "find_episodes",
-    "is_frame",
-    "list_frames",
-    "read_metadata",
-]
-
 METADATA = "metadata.json"
 
 MAX_METADATA_BYTES = 1 << 22

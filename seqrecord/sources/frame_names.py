@@ -27,18 +27,6 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.originals import natural_order
 from seqrecord.sources.specs import text_spec
 
-__all__ = [
-    "FRAME_NAME",
-    "FRAME_NUMBER",
-    "FrameFiles",
-    "check_numbers",
-    "escaped",
-    "files_by_feature",
-    "frame_files",
-    "name_specs",
-    "number_of",
-]
-
 FRAME_NUMBER = "frame_number"
 """The feature, and its kind, of the numbers in files' names."""
 

@@ -21,14 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec
+from seqrecord.schema import FeatureSpec
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.images import IMAGE_FORMATS, image_header
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import rows_of, table, timed_values
-
-__all__ = ["FORMAT", "Kitti"]
 
 _IMAGES = ("image_0", "image_1", "image_2", "image_3")
 _MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
@@ -94,7 +92,7 @@ class _Scans(Column):
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any]:
         path = self.paths[frame]
-        data = read_bytes(path, MAX_FRAME_BYTES)
+        data = read_bytes(path)
         if len(data) % 16:
             raise SourceError(
                 "a truncated scan",

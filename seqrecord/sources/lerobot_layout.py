@@ -23,23 +23,6 @@ from seqrecord.sources.files import is_file, openable, read_bytes, unreadable
 from seqrecord.sources.originals import find_files
 from seqrecord.text import repr_of
 
-__all__ = [
-    "INFO",
-    "LeRobotEpisode",
-    "LeRobotFeature",
-    "LeRobotInfo",
-    "LeRobotVideo",
-    "ParquetTable",
-    "episode_tables",
-    "listed_episodes",
-    "number_columns",
-    "python_values",
-    "read_episodes",
-    "read_info",
-    "read_stats",
-    "read_texts",
-]
-
 INFO = "meta/info.json"
 
 _EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
@@ -379,7 +362,7 @@ def _fill(what: str, template: str, values: Mapping[str, Any]) -> str:
         return f"{number:0{match[2] or 1}d}"
 
     path = _FIELD.sub(value, template)
-    if {"{", "}"} & {*path} or path.startswith("/") or ".." in Path(path).parts:
+    if {"{", "}"} & {*path} or path.startswith("/") or ".." in path.split("/"):
         raise _wrong(what, "a path below the dataset", template)
     return path
 

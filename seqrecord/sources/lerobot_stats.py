@@ -14,8 +14,6 @@ from seqrecord.sources.lerobot_layout import LeRobotInfo, read_stats
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_channels
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 
-__all__ = ["own_statistics"]
-
 
 def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: int) -> Statistics:
     """Counts, means, deviations and extremes; of version 2.1 merged from those of its episodes.

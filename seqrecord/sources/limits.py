@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from seqrecord.errors import SourceError
 
-__all__ = [
-    "MAX_CHUNK_BYTES",
-    "MAX_DECODED_RATIO",
-    "MAX_FRAMES",
-    "MAX_TEXT_CHUNK_BYTES",
-    "check_decoded",
-    "check_frames",
-]
-
 MAX_FRAMES = 1 << 28
 """Of an episode: a month at 100 frames a second."""
 

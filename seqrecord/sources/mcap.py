@@ -23,8 +23,6 @@ from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.specs import check_like_first, feature_name, feature_spec, text_spec
 from seqrecord.text import repr_of
 
-__all__ = ["FORMAT", "LOG_TIME", "Mcap"]
-
 _logger = logging.getLogger("seqrecord")
 
 LOG_TIME = "log_time"

@@ -25,19 +25,6 @@ from seqrecord.sources.bags import Topic
 from seqrecord.sources.images import pixels
 from seqrecord.sources.protobuf import fields
 
-__all__ = [
-    "FOXGLOVE_TYPES",
-    "READABLE",
-    "ROS_TYPES",
-    "Encoded",
-    "Message",
-    "can_read",
-    "decode_foxglove",
-    "decode_ros",
-    "decoder",
-    "field_numbers",
-]
-
 
 @dataclass(frozen=True)
 class Encoded:

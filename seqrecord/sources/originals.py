@@ -7,33 +7,27 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.base import EpisodeInfo
-from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
+from seqrecord.sources.files import (
+    find_original,
+    find_root,
+    is_directory,
+    is_file,
+    link_loop,
+    list_folder,
+)
 from seqrecord.sources.specs import chosen_schema
 
-__all__ = [
-    "MAX_DEPTH",
-    "FirstError",
-    "Originals",
-    "Scan",
-    "ScannedSource",
-    "by_key",
-    "check_depth",
-    "find_files",
-    "find_folders",
-    "has_file",
-    "has_folder",
-    "key_of",
-    "natural_order",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_DEPTH = 32  # a link that leads back up would never end
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
@@ -65,10 +59,32 @@ class Originals:
     @property
     def path(self) -> Path:
         """`root`, as a path."""
-        return Path(self.root)
+        assert isinstance(self.root, Path)
+        return self.root
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
+
+
+@dataclass(frozen=True)
+class NumberedFrames(Originals):
+    """Originals of which a frame is files of one number or name, and some of them may be missing.
+
+    With `reference` images stay where they are. See `Folders`.
+    """
+
+    sparse: Sequence[str] = ()
+    allow_gaps: bool = False
+    reference: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sparse = self.sparse.split(",") if isinstance(self.sparse, str) else self.sparse
+        object.__setattr__(self, "sparse", tuple(sparse))
+
+    def referring(self) -> Self:
+        """The same source, whose images stay where they are."""
+        return replace(self, keep_encoded=True, reference=True)
 
 
 class FirstError:
@@ -244,6 +260,6 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 def check_depth(folder: Path, depth: int) -> None:
     """Raises `SourceError` for a folder too far below the first one."""
     if depth > MAX_DEPTH:
-        raise SourceError(
+        raise link_loop(folder) or SourceError(
             "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
         )

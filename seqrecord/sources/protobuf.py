@@ -16,8 +16,6 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BYTES", "FIXED32", "FIXED64", "VARINT", "Span", "fields", "read_varint", "varints"]
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 _MAX_VARINT = 10  # bytes of a 64-bit number

@@ -17,8 +17,6 @@ from seqrecord.sources.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 
-__all__ = ["BUILT_IN", "DATASET", "ENTRY_POINTS", "format_names", "open_source"]
-
 DATASET = "seqrecord"
 """The format of datasets of this package, which are looked for first, and on any storage."""
 

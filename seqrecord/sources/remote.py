@@ -24,25 +24,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from seqrecord.checksum import Buffer
-from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
-from seqrecord.format.references import ExternalFile, ReferencedGops
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, Source
 from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of, open_storage
-
-__all__ = [
-    "BLOCK_BYTES",
-    "MAX_BLOCKS",
-    "LocalCopy",
-    "RemoteFile",
-    "RemoteFiles",
-    "RemoteSource",
-    "is_url",
-    "open_remote",
-    "remote_files",
-]
 
 BLOCK_BYTES = 4 << 20
 MAX_BLOCKS = 8
@@ -297,9 +283,7 @@ def open_remote(
         if files.entry(path) is None:
             raise SourceError("nothing at this URL", file=str(path), expected="a folder or a file")
         source = find(path)
-    if hasattr(source, "videos"):
-        return _RemoteVideos(files, source)
-    return (_RemoteReferring if hasattr(source, "referring") else RemoteSource)(files, source)
+    return RemoteSource(files, source)
 
 
 def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
@@ -317,7 +301,8 @@ class RemoteSource:
     """A source that reads `files`, which it keeps known to this process, or to any that gets it.
 
     A request that fails for good ends the conversion: it says nothing of an episode. Errors name
-    files by their URLs, without credentials.
+    files by their URLs, without credentials. Of the methods that not all sources have, it has
+    those of its source that `_PASSED_ON` names.
     """
 
     files: RemoteFiles  # pickled first: the source's paths mean nothing without it
@@ -335,41 +320,26 @@ class RemoteSource:
         with _urls_in_errors(self.files):
             yield from self.source.frames(info)
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _PASSED_ON:
+            raise AttributeError(name)
+        method = getattr(self.source, name)
 
-class _RemoteReferring(RemoteSource):
-    """Of a source whose files can be referred to."""
+        def passed_on(*args: Any) -> Any:
+            with _urls_in_errors(self.files):
+                found = method(*args)
+            if name == "videos":
+                return {feature: self._each(gops) for feature, gops in found.items()}
+            return replace(self, source=found) if name == "referring" else found
 
-    source: Any
+        return passed_on
 
-    def referring(self) -> _RemoteReferring:
-        return replace(self, source=self.source.referring())
-
-    def external_files(self) -> dict[str, ExternalFile]:
-        with _urls_in_errors(self.files):
-            found: dict[str, ExternalFile] = self.source.external_files()
-        return found
-
-
-class _RemoteVideos(_RemoteReferring):
-    """Of a source that has video."""
-
-    def is_whole(self) -> bool:
-        with _urls_in_errors(self.files):
-            return bool(self.source.is_whole())
-
-    def identity(self) -> str:
-        with _urls_in_errors(self.files):
-            found: str = self.source.identity()
-        return found
-
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
-        with _urls_in_errors(self.files):
-            found: Mapping[str, Iterable[Gop | ReferencedGops]] = self.source.videos(info)
-        return {name: self._gops(gops) for name, gops in found.items()}
-
-    def _gops(self, gops: Iterable[Gop | ReferencedGops]) -> Iterator[Gop | ReferencedGops]:
+    def _each(self, gops: Iterable[Any]) -> Iterator[Any]:
         with _urls_in_errors(self.files):
             yield from gops
+
+
+_PASSED_ON = ("external_files", "identity", "is_whole", "referring", "videos")
 
 
 @contextmanager

@@ -30,8 +30,6 @@ from seqrecord.sources.rlds_layout import (
 from seqrecord.sources.specs import chosen_names, feature_spec, text_spec
 from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile, Values, parse_example
 
-__all__ = ["FORMAT", "Rlds"]
-
 _MAX_VALUES = 64
 _MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
 _MEANING = {"action": "action", "observation.state": "state"}

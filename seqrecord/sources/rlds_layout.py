@@ -25,16 +25,6 @@ from seqrecord.sources.specs import feature_name
 from seqrecord.sources.tfrecord import Values
 from seqrecord.text import repr_of
 
-__all__ = [
-    "FEATURES",
-    "RldsFeature",
-    "RldsFeatures",
-    "Shard",
-    "find_dataset",
-    "find_shards",
-    "read_features",
-]
-
 FEATURES = "features.json"
 _INFO = "dataset_info.json"
 _MAX_BYTES = 16 << 20

@@ -16,7 +16,8 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.images import image_header, passthrough_codec, read_image_file
+from seqrecord.sources.files import read_bytes
+from seqrecord.sources.images import image_header, passthrough_codec
 from seqrecord.sources.originals import (
     Scan,
     ScannedSource,
@@ -26,8 +27,6 @@ from seqrecord.sources.originals import (
     key_of,
 )
 from seqrecord.sources.specs import feature_spec
-
-__all__ = ["Column", "Images", "SequenceFrames", "SequenceSource", "Values"]
 
 
 class Column(Protocol):
@@ -61,7 +60,7 @@ class Images(Column):
         path = self.paths[frame]
         if path is None:
             return None
-        return embedded_value(read_image_file(path), spec, path)
+        return embedded_value(read_bytes(path), spec, path)
 
 
 @dataclass(frozen=True)

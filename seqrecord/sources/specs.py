@@ -14,18 +14,6 @@ from seqrecord.errors import SchemaError, SourceError
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
 from seqrecord.sources.images import passthrough_of_both
 
-__all__ = [
-    "check_like_first",
-    "check_spec",
-    "chosen_names",
-    "chosen_schema",
-    "feature_name",
-    "feature_spec",
-    "kind_of",
-    "text_spec",
-    "widened",
-]
-
 _STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split())  # noqa: SIM905
 _PARTS_OF_STATES = ("robot0_", "robot1_", "joint_", "cartesian_", "gripper_")
 

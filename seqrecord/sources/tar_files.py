@@ -11,8 +11,6 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import first_line
 
-__all__ = ["Member", "members", "read_member"]
-
 _MAX_HEADER = 1 << 20  # bytes of what tells a name; a file may claim any number
 _MAX_NAME = 4096
 

@@ -40,8 +40,6 @@ from seqrecord.sources.tartanair_layout import (
     open_trajectory,
 )
 
-__all__ = ["FORMAT", "TartanAir"]
-
 
 @dataclass(frozen=True)
 class TartanAir(Originals):

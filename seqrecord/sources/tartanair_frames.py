@@ -14,12 +14,9 @@ from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedFile
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import read_array
-from seqrecord.sources.files import is_file, list_folder
-from seqrecord.sources.images import read_image_file
+from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
 from seqrecord.sources.text_tables import rows_of, table
-
-__all__ = ["FrameLists", "has_frames", "imu_counts", "list_frames", "read_frames"]
 
 
 def read_frames(
@@ -196,7 +193,7 @@ def _read_pixels(
     files: PixelFiles, path: Path, size: Size, keep_encoded: bool
 ) -> dict[str, npt.NDArray[Any] | EncodedImage]:
     if keep_encoded and files.is_image:
-        data = read_image_file(path)
+        data = read_bytes(path)
         check_rgb(data, path, size)
         return {files.features[0].name: EncodedImage(data)}
     arrays = files.read(path, size, files.features)

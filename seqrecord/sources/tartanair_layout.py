@@ -32,23 +32,9 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.sources.array_files import array_header, read_array
 from seqrecord.sources.exported import DESCRIPTION
-from seqrecord.sources.files import check_array, list_folder
-from seqrecord.sources.images import decode_image, image_header, read_image_file
+from seqrecord.sources.files import check_array, list_folder, read_bytes
+from seqrecord.sources.images import decode_image, image_header
 from seqrecord.sources.originals import by_key
-
-__all__ = [
-    "CAMERAS",
-    "DIFFICULTIES",
-    "IMU_ROWS",
-    "LAYOUTS",
-    "PixelFiles",
-    "Size",
-    "TartanAirLayout",
-    "Trajectory",
-    "check_rgb",
-    "find_trajectories",
-    "open_trajectory",
-]
 
 CAMERAS = ("left", "right")
 
@@ -154,22 +140,22 @@ def _channels(spec: FeatureSpec) -> tuple[int, ...]:
 
 
 def _read_rgb(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    return (check_rgb(read_image_file(path), path, size),)
+    return (check_rgb(read_bytes(path), path, size),)
 
 
 def _read_depth_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    rgba = _decoded(read_image_file(path), path, "RGBA", "|u1", size)
+    rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size)
     # The four bytes of a float lie in the order in which OpenCV sees them, which is BGRA.
     bgra = rgba[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
 
 def _read_seg_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    return (_decoded(read_image_file(path), path, "L", "|u1", size),)
+    return (_decoded(read_bytes(path), path, "L", "|u1", size),)
 
 
 def _read_flow_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    rgb = _decoded(read_image_file(path), path, "RGB", "<u2", size)
+    rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size)
     # OpenCV's order again: x, y and mask are blue, green and red.
     mask = rgb[..., 0]
     flow = np.empty((*size, 2), np.float32)

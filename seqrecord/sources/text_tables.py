@@ -13,8 +13,6 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import read_bytes
 
-__all__ = ["rows_of", "table", "timed_files", "timed_values"]
-
 _MAX_BYTES = 1 << 30
 
 _Rows: TypeAlias = Sequence[tuple[int, Sequence[str]]]

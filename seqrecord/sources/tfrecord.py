@@ -25,8 +25,6 @@ from seqrecord.errors import SourceError
 from seqrecord.sources.files import open_file, read_values, size_of, unreadable
 from seqrecord.sources.protobuf import BYTES, FIXED32, VARINT, Span, fields, varints
 
-__all__ = ["RECORD_HEAD", "TfRecord", "TfRecordFile", "Values", "masked_crc32c", "parse_example"]
-
 _Span = TypeVar("_Span", bound=Span)
 _HEAD = struct.Struct("<QI")
 RECORD_HEAD = _HEAD.size

@@ -24,8 +24,6 @@ from seqrecord.sources.files import is_file
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import timed_files, timed_values
 
-__all__ = ["FORMAT", "Tum"]
-
 _WITHIN = 0.02  # seconds: what associate.py allows
 _SEPARATORS = ",\t"
 

@@ -15,8 +15,6 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sources.files import open_file, openable, unreadable
 from seqrecord.sources.video_turns import UPRIGHT, Turn
 
-__all__ = ["VIDEO_ENDINGS", "VideoFile", "VideoPacket"]
-
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 """Of the names of video files, in lower case."""
 

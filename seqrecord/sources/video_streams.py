@@ -33,15 +33,6 @@ from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
 from seqrecord.sources.video_turns import UPRIGHT
 
-__all__ = [
-    "TOLERANCE",
-    "check_file",
-    "read_frames",
-    "read_gops",
-    "stored_codec",
-    "video_spec",
-]
-
 _logger = logging.getLogger("seqrecord")
 
 TOLERANCE = 1e-4

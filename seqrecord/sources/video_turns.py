@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 
-__all__ = ["UPRIGHT", "Turn"]
-
 
 @dataclass(frozen=True)
 class Turn:

@@ -22,8 +22,6 @@ from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 from seqrecord.sources.video_tables import read_references, read_table
 
-__all__ = ["FORMAT", "Videos"]
-
 _IMAGE = "image"
 _TIME = "timestamp"
 

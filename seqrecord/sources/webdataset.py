@@ -6,7 +6,7 @@ https://github.com/webdataset/webdataset#the-webdataset-format
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -31,12 +31,17 @@ from seqrecord.sources.frame_names import (
     number_of,
 )
 from seqrecord.sources.images import IMAGE_FORMATS, referable_codec
-from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
+from seqrecord.sources.originals import (
+    NumberedFrames,
+    Scan,
+    ScannedSource,
+    find_files,
+    has_file,
+    key_of,
+)
 from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_name, feature_spec, kind_of, text_spec
 from seqrecord.sources.tar_files import Member, members, read_member
-
-__all__ = ["FORMAT", "WebDataset"]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -47,7 +52,7 @@ _READ = frozenset((*IMAGE_FORMATS, *_ARRAYS, *_TEXTS, *_NUMBERS))
 
 
 @dataclass(frozen=True)
-class WebDataset(ScannedSource):
+class WebDataset(NumberedFrames, ScannedSource):
     """Tar files of WebDataset as a source: a folder of them, at any depth, or one file.
 
     ::
@@ -70,16 +75,7 @@ class WebDataset(ScannedSource):
     `reference` images and npy files of one shape stay in it.
     """
 
-    sparse: Sequence[str] = ()
-    allow_gaps: bool = False
-    reference: bool = False
-
     takes_files = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sparse = self.sparse.split(",") if isinstance(self.sparse, str) else self.sparse
-        object.__setattr__(self, "sparse", tuple(sparse))
 
     def exists(self) -> bool:
         """Whether there is a file with the ending `.tar`."""
@@ -87,10 +83,6 @@ class WebDataset(ScannedSource):
 
     def schema(self) -> Schema:
         return referring_schema(super().schema()) if self.reference else super().schema()
-
-    def referring(self) -> WebDataset:
-        """The same source, whose images stay where they are."""
-        return replace(self, keep_encoded=True, reference=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The tar files that its frames may refer to, by the names that these have for them."""

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import FormatError, SchemaError, StatisticsKeyError
+from seqrecord.errors import FormatError, SchemaError, StatisticsKeyError, located
+from seqrecord.json_object import JsonObject
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
-
-__all__ = ["MAX_CHANNELS", "FeatureStatistics", "Statistics", "num_channels"]
 
 MAX_CHANNELS = 256  # of a feature of one dimension
 _MAX_IMAGE_CHANNELS = 32  # of one of more: a last axis that is longer is a width
@@ -134,7 +133,7 @@ class FeatureStatistics:
             return made
         numbers = values if values.is_floating_point() else values.float()
         numbers = numbers.float() if numbers.itemsize < np.float32().itemsize else numbers
-        return (numbers - numbers.new_tensor(mean)).div_(numbers.new_tensor(std))
+        return (numbers - _beside(numbers, mean)).div_(_beside(numbers, std))
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """The statistics of what both have seen, each number counted once.
@@ -254,27 +253,20 @@ class Statistics(Mapping[str, FeatureStatistics]):
     @classmethod
     def from_json(cls, value: object) -> Statistics:
         """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
-        value = _object(value, {"format", "version", "num_frames", "features"}, "statistics")
-        version = value["version"]
-        if (
-            value["format"] != "seqrecord statistics"
-            or type(version) is not int
-            or version != _VERSION
-        ):
-            raise FormatError(
-                "not statistics of a version that is known",
-                expected=("seqrecord statistics", _VERSION),
-                got=repr_of((value["format"], value["version"]), 100),
-            )
-        if not isinstance(value["features"], dict):
-            raise FormatError("statistics are not by feature", got=repr_of(value["features"], 50))
-        num_frames = _count(value, 2**63 - 1)
+        found = JsonObject(
+            value, ("format", "version", "num_frames", "features"), "a file of statistics"
+        )
+        if found.value["format"] != "seqrecord statistics":
+            raise FormatError("not statistics", got=repr_of(found.value["format"], 100))
+        found.integer("version", _VERSION, _VERSION)
+        by_name = found.value["features"]
+        if not isinstance(by_name, dict):
+            raise FormatError("statistics are not by feature", got=repr_of(by_name, 50))
+        num_frames = found.integer("num_frames")
         features = {}
-        for name, feature in value["features"].items():
-            try:
+        for name, feature in by_name.items():
+            with located(FormatError, feature=name[:200]):
                 features[name] = _feature(feature, num_frames)
-            except FormatError as error:
-                raise error.located(feature=name[:200]) from error.__cause__
         return cls(num_frames, features)
 
     def summary(self) -> dict[str, Any]:
@@ -341,43 +333,23 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
 
 
 def _feature(value: object, num_frames: int) -> FeatureStatistics:
-    value = _object(value, {"dtype", "num_frames", "channels"}, "a feature's statistics")
-    frames = _count(value, num_frames)
-    channels = value["channels"]
-    if not isinstance(channels, list) or not 1 <= len(channels) <= MAX_CHANNELS:
+    found = JsonObject(value, ("dtype", "num_frames", "channels"), "a feature's statistics")
+    channels = found.list("channels", 1, MAX_CHANNELS)
+    if (name := found.value["dtype"]) not in _DTYPES:
+        expected = ", ".join(_DTYPES)
         raise FormatError(
-            "a feature's channels are not a list of the right length",
-            expected=f"1 to {MAX_CHANNELS}",
-            got=len(channels) if isinstance(channels, list) else repr_of(channels, 50),
+            "statistics of a dtype that has none", expected=expected, got=repr_of(name, 50)
         )
-    if value["dtype"] not in _DTYPES:
-        raise FormatError(
-            "statistics of a dtype that has none",
-            expected=", ".join(_DTYPES),
-            got=repr_of(value["dtype"], 50),
-        )
-    dtype = np.dtype(value["dtype"])
+    dtype = np.dtype(name)
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
-    return FeatureStatistics(frames, sketches)
+    return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches)
+
+
+def _beside(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
+    """A tensor of values on the device of others. From memory that is not pinned it would wait for
+    all that a GPU has yet to do."""
+    made, is_late = numbers.new_tensor(values, device="cpu"), numbers.is_cuda
+    return (made.pin_memory() if is_late else made).to(numbers.device, non_blocking=is_late)
 
 
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")
-
-
-def _object(value: object, keys: set[str], what: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or set(value) != keys:
-        raise FormatError(
-            f"{what}: not an object of the right keys",
-            expected=", ".join(sorted(keys)),
-            got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
-        )
-    return value
-
-
-def _count(value: dict[str, Any], most: int) -> int:
-    number = value["num_frames"]
-    if type(number) is not int or not 0 <= number <= most:
-        raise FormatError(
-            "statistics of a bad num_frames", expected=f"0 to {most}", got=repr_of(number, 50)
-        )
-    return number

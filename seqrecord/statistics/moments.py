@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Moments", "moments_of"]
-
 _BLOCK_ROWS, _BLOCK_COLUMNS = 128, 2048  # whose numbers stay in a core's cache, 8 bytes each
 _SMALL, _LARGE = 1e-140, 1e140  # the largest of numbers whose squares are summed as they are
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Moments:
-    """Of numbers; `mean` to `max` are of the finite ones, and 0 where there is none."""
+    """Of numbers; `mean` to `max` are of the finite ones, and 0 or `None` where there is none."""
 
     count: int = 0  # of finite numbers
     nan: int = 0
@@ -26,8 +24,28 @@ class Moments:
     negative_infinity: int = 0
     mean: float = 0.0
     std: float = 0.0  # of the population: divided by count
-    min: float | int = 0
-    max: float | int = 0
+    min: float | int | None = None
+    max: float | int | None = None
+
+    def add_moments(self, more: Moments) -> None:
+        """Chan, Golub and LeVeque's update, with deviations in place of their sums of squares.
+
+        So nothing overflows, whatever the numbers.
+        """
+        self.nan += more.nan
+        self.positive_infinity += more.positive_infinity
+        self.negative_infinity += more.negative_infinity
+        if more.min is None or more.max is None:
+            return
+        total = self.count + more.count
+        old, new = self.count / total, more.count / total
+        apart = math.sqrt(old * new)
+        between = more.mean * apart - self.mean * apart
+        self.mean = self.mean * old + more.mean * new
+        self.std = math.hypot(self.std * math.sqrt(old), more.std * math.sqrt(new), between)
+        self.count = total
+        self.min = more.min if self.min is None else min(self.min, more.min)
+        self.max = more.max if self.max is None else max(self.max, more.max)
 
 
 def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
@@ -106,18 +124,19 @@ def _of_channel(
     least: Any,
     most: Any,
 ) -> Moments:
-    nan, positive, negative = odd.tolist()
-    count = len(column) - nan - positive - negative
+    names = ("nan", "positive_infinity", "negative_infinity")
+    found = Moments(**dict(zip(names, odd.tolist(), strict=True)))
+    found.count = count = len(column) - int(odd.sum())
     if not count:
-        return Moments(0, nan, positive, negative)
+        return found
     low, high = least.item(), most.item()
     largest = max(abs(float(low)), abs(float(high)))
     if largest and not _SMALL < largest < _LARGE:  # squares overflowed, or were zero
         scaled = np.ascontiguousarray(column[np.isfinite(column), None]) / largest
-        [found] = moments_of(scaled)
-        mean, std = found.mean * largest, found.std * largest
+        [of_scaled] = moments_of(scaled)
+        mean, std = of_scaled.mean * largest, of_scaled.std * largest
     else:
         mean = sums[0] / count
         variance = (count * sums[1] - sums[0] * sums[0]) / count / count
         mean, std = shift + mean, math.sqrt(max(0.0, variance))
-    return Moments(count, nan, positive, negative, float(mean), float(std), low, high)
+    return replace(found, mean=float(mean), std=float(std), min=low, max=high)

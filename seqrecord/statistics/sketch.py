@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.json_object import JsonObject
 from seqrecord.statistics.moments import Moments, moments_of
 from seqrecord.text import repr_of
-
-__all__ = ["LEVEL_VALUES", "Sketch", "sketch_dtype"]
 
 LEVEL_VALUES = 2048  # values that a level holds at most; at most half of them go a level up
 _MAX_LEVELS = 53  # so that counts are exact as floats
 _ROUNDING = 1e-6  # relative; what sums in another order may differ by
-_KEYS = {
-    *("count", "nan", "positive_infinity", "negative_infinity", "mean", "std", "min", "max"),
-    *("over", "under", "levels"),
-}
+_COUNTS = ("count", "nan", "positive_infinity", "negative_infinity", "over", "under")
+_KEYS = {*_COUNTS, "mean", "std", "min", "max", "levels"}
 
 
 def sketch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -41,7 +37,7 @@ def sketch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 
 @dataclass(eq=False)
-class Sketch:
+class Sketch(Moments):
     """Numbers that were seen: exact count, mean, deviation, extremes; quantiles within a bound.
 
     Quantiles may be of some of the numbers, which were drawn: of as many as `weight` says. NaN and
@@ -56,14 +52,6 @@ class Sketch:
     """
 
     dtype: np.dtype[Any]
-    count: int = 0  # of finite numbers
-    nan: int = 0
-    positive_infinity: int = 0
-    negative_infinity: int = 0
-    mean: float = 0.0
-    std: float = 0.0  # of the population: divided by count
-    min: float | int | None = None
-    max: float | int | None = None
     over: int = 0
     under: int = 0
     levels: list[npt.NDArray[Any]] = field(default_factory=list)
@@ -98,32 +86,10 @@ class Sketch:
             self._add_sorted(_sorted(values, in_place=in_place))
             self._compact()
 
-    def add_moments(self, more: Moments) -> None:
-        """Chan, Golub and LeVeque's update, with deviations in place of their sums of squares.
-
-        So nothing overflows, whatever the numbers.
-        """
-        self.nan += more.nan
-        self.positive_infinity += more.positive_infinity
-        self.negative_infinity += more.negative_infinity
-        if not more.count:
-            return
-        total = self.count + more.count
-        old, new = self.count / total, more.count / total
-        apart = math.sqrt(old * new)
-        between = more.mean * apart - self.mean * apart
-        self.mean = self.mean * old + more.mean * new
-        self.std = math.hypot(self.std * math.sqrt(old), more.std * math.sqrt(new), between)
-        self.count = total
-        self.min = more.min if self.min is None else min(self.min, more.min)
-        self.max = more.max if self.max is None else max(self.max, more.max)
-
     def merge(self, other: Sketch) -> None:
         """Add what another sketch of the same dtype has seen. It is left as it is."""
         assert other.dtype == self.dtype, "sketches of two dtypes"
-        self.add_moments(
-            Moments(**{each.name: getattr(other, each.name) or 0 for each in fields(Moments)})
-        )
+        self.add_moments(other)
         self.over += other.over
         self.under += other.under
         for number, level in enumerate(other.levels):
@@ -173,36 +139,20 @@ class Sketch:
     @classmethod
     def from_json(cls, value: object, dtype: np.dtype[Any]) -> Sketch:
         """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
-        if not isinstance(value, dict) or set(value) != _KEYS:
-            raise FormatError(
-                "a sketch is not an object of the right keys",
-                expected=", ".join(sorted(_KEYS)),
-                got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
-            )
-        levels = value["levels"]
-        if not isinstance(levels, list) or len(levels) > _MAX_LEVELS:
-            raise FormatError(
-                "a sketch's levels are not a list of the right length",
-                expected=f"at most {_MAX_LEVELS}",
-                got=len(levels) if isinstance(levels, list) else repr_of(levels, 50),
-            )
+        found = JsonObject(value, _KEYS, "a sketch")
         sketch = cls(
             dtype,
-            count=_count(value, "count"),
-            nan=_count(value, "nan"),
-            positive_infinity=_count(value, "positive_infinity"),
-            negative_infinity=_count(value, "negative_infinity"),
-            mean=_real(value, "mean"),
-            std=_real(value, "std"),
-            over=_count(value, "over"),
-            under=_count(value, "under"),
-            levels=[_level(level, dtype) for level in levels],
+            **{key: found.integer(key, most=(1 << _MAX_LEVELS) - 1) for key in _COUNTS},
+            mean=_real(found, "mean"),
+            std=_real(found, "std"),
+            levels=[_level(level, dtype) for level in found.list("levels", 0, _MAX_LEVELS)],
         )
         _check_count(sketch)
         if sketch.count:
-            sketch.min, sketch.max = (_extreme(value, key, dtype) for key in ("min", "max"))
-        elif value["min"] is not None or value["max"] is not None:
-            raise _bad("min or max", "null, for no numbers", (value["min"], value["max"]))
+            sketch.min, sketch.max = (_extreme(found, key, dtype) for key in ("min", "max"))
+        elif found.value["min"] is not None or found.value["max"] is not None:
+            got = (found.value["min"], found.value["max"])
+            raise _bad("min or max", "null, for no numbers", got)
         _check_values(sketch)
         return sketch
 
@@ -300,31 +250,25 @@ def _check_values(sketch: Sketch) -> None:
         raise _bad("std", f"0 to {half}", sketch.std)
 
 
-def _count(value: dict[str, Any], key: str) -> int:
-    number = value[key]
-    if type(number) is not int or not 0 <= number < 1 << _MAX_LEVELS:
-        raise _bad(key, f"an integer from 0 to 2**{_MAX_LEVELS} - 1", number)
-    return number
-
-
-def _real(value: dict[str, Any], key: str) -> float:
-    number = value[key]
+def _real(sketch: JsonObject, key: str) -> float:
+    number = sketch.value[key]
     if type(number) not in (int, float) or not abs(number) <= sys.float_info.max:
         raise _bad(key, "a finite number", number)
     return float(number)
 
 
-def _extreme(value: dict[str, Any], key: str, dtype: np.dtype[Any]) -> float | int:
+def _extreme(sketch: JsonObject, key: str, dtype: np.dtype[Any]) -> float | int:
     """A value of the dtype, as Python's float or int."""
+    value = sketch.value[key]
     if dtype.kind == "f":
-        number = _real(value, key)
+        number = _real(sketch, key)
         with np.errstate(over="ignore"):
             exact = dtype.type(number).item() == number
         if exact:
             return number
-    elif type(value[key]) is int and np.iinfo(dtype).min <= value[key] <= np.iinfo(dtype).max:
-        return int(value[key])
-    raise _bad(key, f"a value of {dtype}", value[key])
+    elif type(value) is int and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        return value
+    raise _bad(key, f"a value of {dtype}", value)
 
 
 def _bad(what: str, expected: object, got: object) -> FormatError:

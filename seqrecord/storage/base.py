@@ -15,28 +15,6 @@ from seqrecord.errors import LocationError, StorageError
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import repr_of
 
-__all__ = [
-    "MAX_PUT_BYTES",
-    "Browsable",
-    "Entry",
-    "FileInfo",
-    "Storage",
-    "StorageWrapper",
-    "Unfinished",
-    "Upload",
-    "check_buffers",
-    "check_path",
-    "check_rewind",
-    "entries_of",
-    "expect_pages",
-    "fixed_url_of",
-    "has_fixed_files",
-    "identity_of",
-    "short_read",
-    "tag_of",
-    "too_large",
-]
-
 MAX_PUT_BYTES = 64 << 20  # of a file that is put in place in one step; a manifest is smaller
 
 

@@ -34,15 +34,6 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import is_place_of, local_path, shown_place
 from seqrecord.units import format_size, parse_size
 
-__all__ = [
-    "CacheInfo",
-    "CachedStorage",
-    "cache_info",
-    "clear_cache",
-    "with_cache",
-    "worth_rereading",
-]
-
 # Files that never change under their name, since it holds a unique id. The manifest does.
 _CACHED = (".seqrec", ".arrow")
 _BLOCK_BYTES = 8 << 20  # of other files: their pages are small, and lie in the order of episodes

@@ -45,15 +45,6 @@ from seqrecord.errors import LocationError
 from seqrecord.storage.ranges import ByteRange, coalesce
 from seqrecord.text import repr_of
 
-__all__ = [
-    "MIN_LIMIT",
-    "CacheBusyError",
-    "CacheFolder",
-    "CacheKey",
-    "CacheReadOnlyError",
-    "check_folder",
-]
-
 MIN_LIMIT = 1 << 20
 
 _BLOCK_BYTES = 8 << 20  # of a stored file, in one folder; no entry reaches over its end

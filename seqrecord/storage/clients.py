@@ -17,8 +17,6 @@ from seqrecord.errors import AccessError, LocationError
 from seqrecord.processes.forks import PerProcess, at_fork
 from seqrecord.storage.failures import call
 
-__all__ = ["RUNTIME", "Clients", "Runtime", "redact_logs", "use_obstore"]
-
 # Python may give one of two threads that first import a package at once, as obstore, a half of it.
 _ONE_AT_A_TIME = PerProcess(threading.RLock)
 

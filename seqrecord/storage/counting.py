@@ -9,8 +9,6 @@ from seqrecord.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["Amount", "Asked", "CountingStorage", "leaves_buffers"]
-
 
 @dataclass(frozen=True)
 class Amount:

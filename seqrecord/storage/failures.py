@@ -26,8 +26,6 @@ from seqrecord.errors import (
     TransientError,
 )
 
-__all__ = ["GIVE_ONE", "call", "classify", "is_busy"]
-
 _T = TypeVar("_T")
 
 

@@ -28,8 +28,6 @@ from seqrecord.storage.local_upload import (
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import repr_of
 
-__all__ = ["LocalStorage", "find_remote_mount"]
-
 _MAX_HANDLES = 128
 _MAX_PARTS = 512  # of a read: Linux takes 1,024
 

@@ -29,8 +29,6 @@ from seqrecord.errors import ConflictError, TransientError
 from seqrecord.storage.base import MAX_PUT_BYTES, tag_of, too_large
 from seqrecord.storage.local_upload import Handle, sync_folder
 
-__all__ = ["put_file", "read_file"]
-
 _GRACE_SECONDS = 60.0
 _PATIENCE_SECONDS = 10.0  # the folder is held for as long as a small file takes to be synced
 _POLL_SECONDS = 0.005

@@ -21,18 +21,6 @@ from seqrecord.errors import DestinationError, NotFoundError, StorageError, Tran
 from seqrecord.storage.base import check_rewind, short_read
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = [
-    "NOTES",
-    "PARTIAL",
-    "Handle",
-    "LocalUpload",
-    "local_errors",
-    "make_folder",
-    "read_notes",
-    "sync_folder",
-    "with_suffix",
-]
-
 
 class Handle:
     """A regular file that is open for reading; it is closed with its last use."""

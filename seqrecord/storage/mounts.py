@@ -20,8 +20,6 @@ from seqrecord.storage.local import LocalStorage, find_remote_mount
 from seqrecord.storage.local_upload import Handle, make_folder
 from seqrecord.storage.ranges import ByteRange
 
-__all__ = ["MountStorage", "Streams"]
-
 _MAX_HANDLES = 64
 
 

@@ -26,8 +26,6 @@ from seqrecord.storage.url import Location, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 
-__all__ = ["StorageLike", "StorageSettings", "open_storage", "split_options"]
-
 _OBJECT_BACKENDS = (None, "obstore", "urllib3")
 _PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 
@@ -82,12 +80,8 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
 
     # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
     # decides how many requests it makes.
-    return RetryingStorage(
-        MountStorage(where.root),
-        deadline=settings.deadline,
-        requests_per_second=math.inf,
-        quota=settings.quota,
-    )
+    mount = MountStorage(where.root)
+    return RetryingStorage(mount, requests_per_second=math.inf, retrier=settings.retrier())
 
 
 def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
@@ -124,18 +118,14 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
         where.root,
         shown=where.shown,
         options=options,
-        retrier=Retrier(deadline=settings.deadline, quota=settings.quota),
+        retrier=settings.retrier(),
     )
 
 
 def _layered(storage: Storage, settings: StorageSettings) -> Storage:
     """What fails is repeated, piece by piece of what is read at once."""
-    retrying = RetryingStorage(
-        storage,
-        deadline=settings.deadline,
-        requests_per_second=settings.requests_per_second or REQUESTS_PER_SECOND,
-        quota=settings.quota,
-    )
+    pace = settings.requests_per_second or REQUESTS_PER_SECOND
+    retrying = RetryingStorage(storage, requests_per_second=pace, retrier=settings.retrier())
     return ParallelStorage(retrying, max_requests=settings.max_requests)
 
 
@@ -164,6 +154,10 @@ class StorageSettings:
         if self.requests_per_second is None and self.bandwidth is None:
             return None
         return Quota(self.requests_per_second or math.inf, self.bandwidth or math.inf)
+
+    def retrier(self) -> Retrier:
+        """Repeats requests until the deadline, as the quota allows."""
+        return Retrier(self.deadline, quota=self.quota)
 
     def given(self) -> list[str]:
         """Names of those that differ from their defaults."""

@@ -24,8 +24,6 @@ from seqrecord.storage.ranges import (
     unwanted_if,
 )
 
-__all__ = ["MAX_REQUESTS", "ParallelStorage", "RequestThreads", "map_files", "request_threads"]
-
 MAX_REQUESTS = 16
 
 _Item = TypeVar("_Item")

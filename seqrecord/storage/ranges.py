@@ -11,17 +11,6 @@ from typing import NamedTuple
 
 from seqrecord.errors import StorageError
 
-__all__ = [
-    "MAX_GAP",
-    "MAX_REQUEST_BYTES",
-    "ByteRange",
-    "ReadRequest",
-    "check_wanted",
-    "coalesce",
-    "plan",
-    "unwanted_if",
-]
-
 MAX_REQUEST_BYTES = 16 << 20
 MAX_GAP = 256 << 10  # unwanted bytes that cost less than another request
 

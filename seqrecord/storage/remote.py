@@ -30,8 +30,6 @@ from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import named_place
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
-__all__ = ["FsspecStorage", "url_options"]
-
 _PARTIAL = ".partial"
 # Of object stores: a file is there when it is closed.
 _OBJECT_STORES = ("az", "gcs", "gs", "hf", "oci", "oss", "s3", "s3a")

@@ -20,16 +20,6 @@ from seqrecord.storage.base import check_buffers, check_path, short_read, too_la
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange, plan
 
-__all__ = [
-    "SLOWEST",
-    "TIMEOUT_SECONDS",
-    "FsspecReader",
-    "Request",
-    "RequestReader",
-    "fill",
-    "hurried",
-]
-
 SLOWEST = 64 << 10  # bytes a second
 TIMEOUT_SECONDS = 30.0  # without a byte
 

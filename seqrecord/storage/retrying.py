@@ -36,16 +36,6 @@ from seqrecord.storage.base import (
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.text import counted
 
-__all__ = [
-    "DEADLINE_SECONDS",
-    "REQUESTS_PER_SECOND",
-    "Pace",
-    "Quota",
-    "Retrier",
-    "RetryingStorage",
-    "put_once",
-]
-
 DEADLINE_SECONDS = 120.0
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
 
@@ -213,13 +203,11 @@ class RetryingStorage(StorageWrapper):
         self,
         inner: Storage,
         *,
-        deadline: float = DEADLINE_SECONDS,
         requests_per_second: float = REQUESTS_PER_SECOND,
-        quota: Quota | None = None,
         retrier: Retrier | None = None,
     ) -> None:
         super().__init__(inner)
-        self.retrier = retrier or Retrier(deadline=deadline, quota=quota)
+        self.retrier = retrier or Retrier()
         self._pace = PerProcess(partial(Pace, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:

@@ -34,16 +34,6 @@ from seqrecord.storage.base import (
 )
 from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 
-__all__ = [
-    "PARTS",
-    "Content",
-    "SpooledUpload",
-    "UploadTiming",
-    "WholeFiles",
-    "encode_part",
-    "unfinished_uploads",
-]
-
 PARTS = "parts"
 
 _HEAD = struct.Struct("<8sIIQQI")  # magic, CRC32C of what follows, version, start, stop, notes

@@ -23,17 +23,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from seqrecord.errors import LocationError
 from seqrecord.text import repr_of
 
-__all__ = [
-    "Location",
-    "is_blob_service",
-    "is_place_of",
-    "local_path",
-    "named_place",
-    "parse_location",
-    "shown_place",
-    "without_commit",
-]
-
 # The public cloud, the national ones, and accounts that have a DNS zone.
 _CLOUD = (
     r"(core\.windows\.net|core\.usgovcloudapi\.net|core\.chinacloudapi\.cn|storage\.azure\.net)"

@@ -26,8 +26,6 @@ from seqrecord.storage.uploads import (
     unfinished_uploads,
 )
 
-__all__ = ["Pieces", "WholeFileStorage", "files_of"]
-
 _COMPARED_BYTES = 1 << 20  # of a file that may be ours: a record file begins with a random id
 
 _T = TypeVar("_T")

@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.engine.stats import STAGES, Stage, bottleneck
-from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import DatasetLike
-from seqrecord.text import counted, percent, repr_of
-from seqrecord.units import check_integer, format_size
+from seqrecord.text import counted, percent
+from seqrecord.units import check_amount, check_integer, format_size
 
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordStream
-
-__all__ = ["BenchOptions", "BenchReport", "StepTimes", "advise", "bench", "measure"]
 
 _SETTINGS = (  # that a report names
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
@@ -63,11 +60,7 @@ class BenchOptions(LoaderOptions):
         super().__post_init__()
         if self.max_batches is not None:
             check_integer("max_batches", self.max_batches, least=1)
-        seconds: object = self.consumer_seconds  # whatever the annotation says
-        if not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
-            raise ClipError(
-                "consumer_seconds is no time", expected=">= 0", got=repr_of(seconds, 100)
-            )
+        check_amount("consumer_seconds", self.consumer_seconds)
 
 
 @takes_arguments(BenchOptions)

@@ -19,15 +19,13 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
 from seqrecord.storage import CachedStorage, Storage, StorageWrapper
 from seqrecord.storage.counting import Amount, Asked
-from seqrecord.text import counted, repr_of
-from seqrecord.units import check_integer, format_size, parse_size
+from seqrecord.text import counted
+from seqrecord.units import check_amount, check_integer, format_size, parse_size
 
 if TYPE_CHECKING:
     from seqrecord.engine.counting import Walk
     from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.sampling import Plan
-
-__all__ = ["PlanOptions", "PlanReport", "plan"]
 
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
 _MOST_PARTS = 4  # whose plans are made, where there are more clips than that
@@ -65,9 +63,7 @@ class PlanOptions(LoaderOptions):
         for name, least in (("epochs", 1), ("ranks", 1), ("workers", 0), ("most_loads", 1)):
             check_integer(name, getattr(self, name), least=least)
         for name in ("price_per_gb", "price_per_request"):
-            price: object = getattr(self, name)
-            if not (isinstance(price, (int, float)) and 0 <= price < float("inf")):
-                raise ClipError(f"{name} is no price", expected=">= 0", got=repr_of(price, 100))
+            check_amount(name, getattr(self, name))
         if self.bandwidth is not None and _rate(self.bandwidth) < 1:
             raise ClipError("bandwidth is no rate", expected="1 or more", got=self.bandwidth)
         given = {"rank": self.rank, "world_size": self.world_size, "device": self.device}

@@ -17,8 +17,6 @@ from seqrecord.errors import DestinationError
 from seqrecord.lazy import required
 from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
 
-__all__ = ["open_cluster"]
-
 _TRIES = 4
 _REPORT_SECONDS = 0.5  # a message goes over the network
 

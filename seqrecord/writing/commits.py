@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFoundError
-from seqrecord.format import RECORDS, Footer
 from seqrecord.format.edits import Edits
+from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import (
     IndexFile,
@@ -43,15 +43,6 @@ from seqrecord.writing.own_files import (
     of_merges,
     put_retired_note,
 )
-
-__all__ = [
-    "Version",
-    "appended",
-    "edits_of",
-    "put_version",
-    "rebuilt",
-    "reindex",
-]
 
 _MAX_SHOWN = 20  # episodes in one line of the log
 

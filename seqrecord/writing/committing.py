@@ -36,8 +36,6 @@ from seqrecord.reading.metadata import load_index, still_missing
 from seqrecord.storage import Storage
 from seqrecord.writing.own_files import SmallFiles, tidy
 
-__all__ = ["Base", "commit", "looked_at", "read_base", "read_dataset", "read_indexed"]
-
 _logger = logging.getLogger("seqrecord")
 
 _T = TypeVar("_T")

@@ -37,22 +37,6 @@ from seqrecord.storage import Storage
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-__all__ = [
-    "BadEpisode",
-    "Job",
-    "Meter",
-    "Progress",
-    "StoppedError",
-    "Workers",
-    "Written",
-    "cut_in_jobs",
-    "frame_work",
-    "given_workers",
-    "run_jobs",
-    "write_copy",
-    "write_job",
-]
-
 KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
 
 
@@ -164,9 +148,18 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 _write_frames(files, job, info, count)
             except SourceError as error:
                 if not job.skip_bad_episodes:
+                    others = (
+                        "to pack the other episodes, resume with skip_bad_episodes (--resume "
+                        "--skip-bad-episodes)"
+                    )
+                    if job.externals:
+                        others = (
+                            "`seqrecord doctor` says all that is wrong with a LeRobot dataset; to "
+                            "read the other episodes where they lie, index them with convert(…, "
+                            "reference=True, skip_bad_episodes=True), and open that"
+                        )
                     raise SourceError(
-                        f"{error.message}; to pack the other episodes, resume with "
-                        "skip_bad_episodes (--resume --skip-bad-episodes)",
+                        f"{error.message}; {others}",
                         **error.facts(),
                     ) from error
                 files.drop()

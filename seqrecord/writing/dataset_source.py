@@ -27,8 +27,6 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.writing.stored_schema import is_passthrough
 
-__all__ = ["DatasetSource", "find_dataset"]
-
 _T = TypeVar("_T")
 
 

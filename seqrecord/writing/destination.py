@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
-from seqrecord.format import RECORDS, Footer
+from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
@@ -35,8 +35,6 @@ from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, own_sizes, tidy
 from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
-
-__all__ = ["Destination", "WriteMode", "check_mode"]
 
 WriteMode = Literal["create", "resume", "append"]
 

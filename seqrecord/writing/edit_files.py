@@ -22,16 +22,6 @@ from seqrecord.text import repr_of
 from seqrecord.writing.commits import Version
 from seqrecord.writing.own_files import SmallFiles
 
-__all__ = [
-    "check_split_name",
-    "edit_path",
-    "gathered",
-    "next_number",
-    "put_edits",
-    "put_splits",
-    "split_edits",
-]
-
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 
 _UIDS_AT_ONCE = 500_000  # in one file

@@ -21,8 +21,6 @@ from seqrecord.errors import DestinationError, QueueFullError, StorageError
 from seqrecord.processes.threads import start
 from seqrecord.schema import EncodedImage, Frame
 
-__all__ = ["FrameBuffers", "FrameQueue", "QueueStats", "Task", "WhenFull"]
-
 WhenFull = Literal["spill", "raise", "drop"]
 
 _BATCH_BYTES = 32 << 20  # of frames that are spilled at once

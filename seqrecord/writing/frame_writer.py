@@ -12,8 +12,6 @@ from seqrecord.schema import Frame
 from seqrecord.writing.frame_queue import FrameQueue, Task
 from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
-__all__ = ["FrameWriter"]
-
 # Shares of `flush_seconds`
 _RESERVE = 0.3  # that a flush begins before the oldest frame is too old, or more: see _MARGIN
 _LEAST = 0.1  # between two flushes: each takes time, and ends chunks

@@ -18,27 +18,9 @@ from types import TracebackType
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import NotFoundError, StorageError, TransientError
-from seqrecord.format import RECORDS
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.manifest import EDITS, FILE_PATH, INDEX, IndexFile
 from seqrecord.storage import Storage
-
-__all__ = [
-    "RetiredFiles",
-    "SmallFiles",
-    "is_merge_note",
-    "is_retired_note",
-    "merge_note_path",
-    "merges",
-    "new_writer_id",
-    "of_merges",
-    "own_sizes",
-    "put_file",
-    "put_merge_note",
-    "put_retired_note",
-    "retired_files",
-    "tidy",
-    "writer_of",
-]
 
 _NAME = re.compile(
     r"(?:records/\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec"

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FrameError, located
-from seqrecord.format import MAX_EPISODE_FRAMES, EpisodePart
+from seqrecord.format.footer import EpisodePart
 from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
-from seqrecord.format.rows import may_refer
+from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_refer
 from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
@@ -27,8 +27,6 @@ from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.video_group import VideoGroup
-
-__all__ = ["RecordFileWriter", "check_value"]
 
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
@@ -145,11 +143,9 @@ class RecordFileWriter(RecordFiles):
         if self._flushed and self.is_full and self._uneven() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
             self.hold()
-        try:
+        with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._groups:
                 group.add(encoded, rows)
-        except (FrameError, CodecError) as error:
-            raise error.located(episode=episode.key, frame=number) from error.__cause__
         numbers = number + np.arange(len(rows))
         for name, lags in self._lags.items():
             if name in columns:
@@ -307,7 +303,7 @@ def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
         return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
 
     if spec.value == "text":
-        return lambda items: _each(_once_each(encode), items)
+        return partial(_once_each, encode)
     return partial(_each, encode)
 
 
@@ -325,18 +321,17 @@ def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:
     return blobs
 
 
-def _once_each(encode: Callable[[Any], Blob]) -> Callable[[Any], Blob]:
+def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob]:
     """Encodes texts that are the same once: the task of a block's frames."""
-    known: dict[str, Blob] = {}
-
-    def blob_of(item: Any) -> Blob:
-        if not isinstance(item, str):
-            return encode(item)
-        if item not in known:
-            known[item] = encode(item)
-        return known[item]
-
-    return blob_of
+    if not {str}.issuperset(map(type, items)):
+        return _each(encode, items)
+    texts = [*dict.fromkeys(items)]
+    try:
+        known = dict(zip(texts, _each(encode, texts), strict=True))
+    except (FrameError, CodecError) as error:
+        error.frame = items.index(texts[error.frame or 0])
+        raise
+    return [known[item] for item in items]
 
 
 def _pixels(spec: FeatureSpec, item: Any) -> Blob:

@@ -34,8 +34,6 @@ from seqrecord.writing.stored_schema import (
 )
 from seqrecord.writing.writer import SeqRecordWriter
 
-__all__ = ["DEFAULT_QUEUE_BYTES", "RecorderStats", "RecordingEpisode", "SeqRecordRecorder"]
-
 DEFAULT_QUEUE_BYTES = "1GiB"
 _POLL_SECONDS = 0.1
 

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from seqrecord.errors import FormatError, NotFoundError
-from seqrecord.format import HEADER_BYTES, EpisodePart, Footer, parse_footer, parse_header
+from seqrecord.format.footer import EpisodePart, Footer, parse_footer, parse_header
 from seqrecord.format.pages import aligned
+from seqrecord.format.rows import HEADER_BYTES
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Unfinished
@@ -16,8 +17,6 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.record_files import RecordFiles
 from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
-
-__all__ = ["recover"]
 
 _logger = logging.getLogger("seqrecord")
 

@@ -10,29 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.codecs import check_codec, image_chain, probe, resolve
-from seqrecord.codecs.images import IMAGE
+from seqrecord.codecs.images import FILES
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer, parse_size
 from seqrecord.writing.chunking import is_small
-
-__all__ = [
-    "DEFAULT_CODEC",
-    "DEFAULT_RECORD_BYTES",
-    "Codecs",
-    "Described",
-    "apply_codecs",
-    "check_codecs",
-    "check_described",
-    "check_fps",
-    "check_passthrough",
-    "check_sizes",
-    "infer_schema",
-    "is_passthrough",
-    "stored_schema",
-]
 
 DEFAULT_CODEC = "balanced"
 DEFAULT_RECORD_BYTES = 1 << 30
@@ -281,5 +265,5 @@ def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> N
 
 
 def _is_encoded(spec: FeatureSpec) -> bool:
-    """Whether frames are images or video, as their codec has encoded them."""
-    return spec.is_video or (bool(spec.codec) and spec.codec[0].get("id") == IMAGE)
+    """Whether frames are files of images, or video, as their codec has encoded them."""
+    return spec.is_video or any(config.get("format") in FILES for config in spec.codec)

@@ -22,8 +22,6 @@ from seqrecord.writing.own_files import SmallFiles
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
 
-__all__ = ["add_statistics", "merged", "statistics_of", "stored_statistics"]
-
 _logger = logging.getLogger("seqrecord")
 
 

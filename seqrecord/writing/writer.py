@@ -37,8 +37,6 @@ from seqrecord.writing.stored_schema import (
     stored_schema,
 )
 
-__all__ = ["EpisodeWriter", "SeqRecordWriter"]
-
 
 class SeqRecordWriter:
     """Writes a dataset, episode by episode. A context manager.
@@ -165,10 +163,8 @@ class SeqRecordWriter:
                 "the episode is there already", file=self._destination.storage.url, episode=key
             )
         fps = self._fps if fps is None else check_fps(fps)
-        try:
+        with located(FormatError, episode=key):
             text = encode_metadata(dict(metadata or {}))
-        except FormatError as error:
-            raise error.located(episode=key) from error.__cause__
         self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 

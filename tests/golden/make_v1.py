@@ -34,8 +34,8 @@ from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, rewrite_files
 from seqrecord.errors import ConflictError
-from seqrecord.format import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.edits import Delete, Split, encode_edit
+from seqrecord.format.footer import EpisodePart, Footer, encode_footer, encode_header
 from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.references import ExternalFile, ExternalList, ReferencedFile, list_path
 from seqrecord.format.rows import chunk_row, gap_rows

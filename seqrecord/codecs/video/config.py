@@ -13,8 +13,6 @@ import numpy as np
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.schema import CodecConfig
 
-__all__ = ["GREY16", "VIDEO", "VIDEO_CODECS", "VideoConfig", "named_video", "video_config"]
-
 VIDEO = "video"
 """The id of the codec configuration of a video feature."""
 

@@ -12,8 +12,6 @@ from seqrecord.codecs.base import Bytes
 from seqrecord.codecs.video.packages import packet_of, pyav, video_errors
 from seqrecord.errors import CodecError
 
-__all__ = ["CONTAINED", "TimedPacket", "mux_mp4"]
-
 CONTAINED = ("h264", "hevc", "av1", "vp9")
 """The codecs that an MP4 file can hold."""
 

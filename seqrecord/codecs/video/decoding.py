@@ -21,8 +21,6 @@ from seqrecord.codecs.video.packages import colours, one_thread, packet_of, pyav
 from seqrecord.errors import CodecError
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 
-__all__ = ["GopFrames", "VideoDecoder", "decode_gop", "describe"]
-
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own needs a GPU
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 _HIDDEN = 1 << 20  # timestamps of frames that are not shown begin here

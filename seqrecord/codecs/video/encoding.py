@@ -22,8 +22,6 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import SWS_BT601, one_thread, pyav, video_errors
 from seqrecord.errors import CodecError
 
-__all__ = ["encode_gop"]
-
 _ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "h264": ("libx264", {"preset": "veryfast", "mbtree": "0"}),  # or equal frames give other bytes
     "hevc": (

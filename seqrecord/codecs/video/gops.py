@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_GOP_FRAMES", "MAX_GOP_PACKETS", "Gop"]
-
 MAX_GOP_FRAMES = 256
 """The most shown frames of a GOP; decoding one frame takes decoding those before it."""
 

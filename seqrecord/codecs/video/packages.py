@@ -8,8 +8,6 @@ from typing import Any
 from seqrecord.codecs.base import Bytes
 from seqrecord.errors import MissingPackageError
 
-__all__ = ["SWS_BT601", "colours", "one_thread", "packet_of", "pyav", "video_errors"]
-
 SWS_BT601 = 5  # as swscale numbers it
 _OTHERS = (1, 4, 7, 9, 10)  # of H.273: the matrices that are no BT.601, which swscale numbers alike
 _FULL = 2  # AVColorRange

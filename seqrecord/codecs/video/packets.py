@@ -14,8 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple
 
-__all__ = ["PASSTHROUGH", "PacketFormat", "Start", "packet_format"]
-
 PASSTHROUGH = ("h264", "hevc", "av1", "vp9")
 """The codecs whose packets are kept as they are."""
 

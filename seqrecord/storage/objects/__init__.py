@@ -19,7 +19,6 @@ from seqrecord.storage.objects.s3 import S3Bucket
 from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.opening import StorageSettings
 from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, RequestReader
-from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location
 
 __all__ = ["OBJECTS", "is_object", "open_objects"]
@@ -82,5 +81,4 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
             file=where.shown,
             got=", ".join(bucket.client_options),
         )
-    retrier = Retrier(deadline=settings.deadline, quota=settings.quota)
-    return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=retrier)
+    return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=settings.retrier())

@@ -33,8 +33,6 @@ from seqrecord.storage.objects.http import Fetch, Signer, renewed
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.url import Location, is_blob_service, named_place
 
-__all__ = ["AzureContainer", "Blobfiles"]
-
 # Our name, then those of obstore, adlfs, blobfile and az CLI. In the environment they have
 # AZURE_STORAGE_ before them, an identity's also AZURE_ alone.
 _NAMES = {

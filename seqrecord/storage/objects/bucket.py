@@ -22,17 +22,6 @@ from seqrecord.storage.requests import SLOWEST
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location, named_place
 
-__all__ = [
-    "Bucket",
-    "Names",
-    "WebServer",
-    "check_token_endpoint",
-    "is_true",
-    "named",
-    "one_of",
-    "split_client_options",
-]
-
 _NO_LIMIT = 10_000
 
 

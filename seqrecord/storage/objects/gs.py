@@ -11,8 +11,6 @@ from urllib.parse import quote
 from seqrecord.storage.objects.bucket import Bucket, Names, check_token_endpoint, is_true, one_of
 from seqrecord.storage.objects.http import Fetch, Signer, renewed
 
-__all__ = ["GcsBucket"]
-
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 

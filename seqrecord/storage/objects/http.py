@@ -15,8 +15,6 @@ import urllib3
 from seqrecord.errors import StorageError
 from seqrecord.storage.requests import fill, hurried
 
-__all__ = ["Fetch", "HttpFiles", "Signer", "renewed"]
-
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
 _MOST_CONNECTIONS = 128  # that are kept open, as many as requests are under way at a time

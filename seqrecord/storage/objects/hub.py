@@ -25,10 +25,7 @@ from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.opening import StorageSettings, split_options
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.requests import TIMEOUT_SECONDS, FsspecReader, Request, RequestReader
-from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location, named_place, parse_location
-
-__all__ = ["HubStorage", "hub_branch", "is_hub_dataset", "open_hub"]
 
 _ENDPOINT = "https://huggingface.co"
 _MAIN = "main"
@@ -79,7 +76,7 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
     client_options, rest = split_client_options(rest, where.shown)
     given = named(rest, HubFolder.names, where.shown, prefix="hf_")
     endpoint = given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT
-    retrier = Retrier(deadline=settings.deadline, quota=settings.quota)
+    retrier = settings.retrier()
     hub = Hub(
         endpoint=str(endpoint).rstrip("/"),
         repo=found["repo"],

@@ -34,8 +34,6 @@ from seqrecord.storage.objects.bucket import check_token_endpoint
 from seqrecord.storage.requests import TIMEOUT_SECONDS
 from seqrecord.storage.retrying import Retrier
 
-__all__ = ["NO_DATASET", "NO_REVISION", "Address", "Hub", "HubFile", "Listing"]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_PAGES = 10_000  # of a listing: 10 million files
 _MOST_COMMITS = 8  # of which a process keeps what it was told

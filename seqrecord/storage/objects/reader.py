@@ -13,8 +13,6 @@ from seqrecord.storage.failures import call
 from seqrecord.storage.objects.bucket import Bucket
 from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, fill, hurried
 
-__all__ = ["ObstoreReader", "whole_of"]
-
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
 _RECORDS = "records/"  # the folder of what is read after a dataset was opened

@@ -14,8 +14,6 @@ from seqrecord.storage.failures import GIVE_ONE
 from seqrecord.storage.objects.bucket import Bucket, Names, is_true
 from seqrecord.storage.objects.http import Fetch, Signer, renewed
 
-__all__ = ["S3Bucket"]
-
 _FLAGS = ("skip_signature", "virtual_hosted_style_request", "request_payer")
 _OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # what obstore itself finds
 _TTL = datetime.timedelta(minutes=5)  # of a credential that does not say when it expires

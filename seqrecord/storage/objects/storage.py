@@ -37,8 +37,6 @@ from seqrecord.storage.retrying import Retrier, put_once
 from seqrecord.storage.uploads import Content
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
-__all__ = ["ObjectStorage", "can_copy_on_server", "copy_on_server"]
-
 _AT_ONCE = 4  # pieces under way, so 80 MiB of memory for each file
 _SLOWER = 5  # times the timeout of other requests: so many pieces share the way up
 

@@ -11,19 +11,6 @@ import click
 
 from seqrecord.units import parse_duration, parse_size
 
-__all__ = [
-    "AT_LEAST_1",
-    "ByteSize",
-    "Duration",
-    "FrameRange",
-    "common",
-    "feature_names",
-    "is_given",
-    "parse_codecs",
-    "parse_map",
-    "parse_options",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no character that tells a codec from a name

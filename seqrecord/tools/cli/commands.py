@@ -27,8 +27,6 @@ from seqrecord.text import one_line
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names
 from seqrecord.tools.cli.terminal import ProgressBar
 
-__all__ = ["info", "verify"]
-
 
 @click.command()
 @click.argument("path")

@@ -11,8 +11,6 @@ from seqrecord.indexing.doctor import examine
 from seqrecord.tools.cli.arguments import common
 from seqrecord.tools.cli.terminal import ProgressBar
 
-__all__ = ["doctor"]
-
 
 @click.command()
 @click.argument("src")

@@ -31,8 +31,6 @@ from seqrecord.tools.cli.arguments import common
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 
-__all__ = ["edit", "merge"]
-
 
 def _filter(_ctx: click.Context, _param: click.Parameter, keys: tuple[str, ...]) -> EpisodeFilter:
     """Keys as they are, or one glob. An episode may have a key that looks like a glob."""

@@ -15,8 +15,6 @@ from seqrecord.tools.cli.terminal import ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.convert_jobs import Progress
 
-__all__ = ["export", "push"]
-
 
 @click.command()
 @click.argument("path")

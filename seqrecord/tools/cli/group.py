@@ -7,8 +7,6 @@ import click
 from seqrecord.tools.cli.terminal import PROGRAM, Commands
 from seqrecord.version import __version__
 
-__all__ = ["main"]
-
 _MODULES = {
     "bench": "timing",
     "cache": "upkeep",

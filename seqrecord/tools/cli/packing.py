@@ -10,8 +10,8 @@ import click
 
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
-from seqrecord.format import MAX_CHUNK_FRAMES
 from seqrecord.format.manifest import Manifest
+from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
 from seqrecord.sources.remote import is_url
 from seqrecord.sources.tartanair_layout import CAMERAS
@@ -29,14 +29,13 @@ from seqrecord.tools.cli.arguments import (
 from seqrecord.tools.cli.terminal import Interrupted, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.commits import reindex as rebuild
-from seqrecord.writing.convert import ConvertReport, Progress, convert
+from seqrecord.writing.convert import ConvertReport, convert
+from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_statistics import add_statistics
 
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
-
-__all__ = ["index", "reindex", "write"]
 
 
 @click.command()
@@ -236,11 +235,11 @@ def index(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Index a LeRobot dataset, a folder of video, or a tree of images and arrays, which is then
-    read where it lies.
+    """Index a LeRobot dataset, a folder of video, a tree of images and arrays, or HDF5 or Zarr,
+    which is then read where it lies.
 
     Video, images and arrays are not copied, small features are. Loaders and commands that are given
-    SRC itself do this by themselves, but for trees of images: these need --dst.
+    SRC itself do this by themselves for LeRobot and video; all others need --dst.
     """
     # Here, for `write` does without it.
     from seqrecord.indexing.originals import find_index, index_source
@@ -253,7 +252,7 @@ def index(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
                 file=parse_location(src).shown,
                 expected="a LeRobot dataset, or a folder of nothing but video; or --dst, for the "
-                "index of a tree of images",
+                "index of images and arrays",
             )
         click.echo(str(folder))
         return

@@ -13,8 +13,6 @@ from seqrecord.tools.cli.terminal import ProgressBar
 from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file, view_rerun
 from seqrecord.tools.drawing import view as draw_view
 
-__all__ = ["trace", "view"]
-
 PICTURE = "The picture: .png, .jpg, .webp, .svg or .pdf."
 
 _OF_RERUN = ("save", "every", "quiet")

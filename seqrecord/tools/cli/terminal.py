@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
     from seqrecord.edit import CopyProgress
 
-__all__ = [
-    "PROGRAM",
-    "Commands",
-    "Group",
-    "Interrupted",
-    "ProgressBar",
-]
-
 PROGRAM = "seqrecord"
 
 _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130

@@ -23,9 +23,6 @@ from seqrecord.tools.cli.arguments import (
 from seqrecord.tools.cli.terminal import ProgressBar
 from seqrecord.tools.plan import plan as make_plan
 
-__all__ = ["bench", "plan"]
-
-
 _CLIPS = (
     click.argument("path"),
     click.option("--clip-len", type=AT_LEAST_1, default=16, help="Frames of a clip."),

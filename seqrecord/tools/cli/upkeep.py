@@ -21,8 +21,6 @@ from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.stored_statistics import add_statistics
 
-__all__ = ["cache", "clean", "split", "stats"]
-
 
 @click.group(cls=Group)
 def cache() -> None:

@@ -9,8 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_CURVES", "NEUTRAL", "Kind", "flow_colours", "kind_of", "kind_of_frames"]
-
 Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "samples", "text"]
 
 MOST_CURVES = 64

@@ -18,18 +18,6 @@ from matplotlib.textpath import TextToPath
 
 from seqrecord.processes.forks import PerProcess
 
-__all__ = [
-    "BACKGROUND",
-    "DIM",
-    "DPI",
-    "LINE",
-    "SMALL",
-    "TEXT",
-    "Page",
-    "styled",
-    "text_width",
-]
-
 BACKGROUND = "#16181c"
 TEXT = "#e4e7ec"
 DIM = "#8a909a"

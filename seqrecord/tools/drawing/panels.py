@@ -18,8 +18,6 @@ from seqrecord.text import number_text
 from seqrecord.tools.drawing.kinds import NEUTRAL, Kind, flow_colours
 from seqrecord.tools.drawing.page import LINE, SMALL, Page, text_width
 
-__all__ = ["LEGEND_WIDTH", "Panel", "make_panel"]
-
 Array = npt.NDArray[Any]
 Legend = Callable[[Page, float, float, float], None]  # at (x, y), as high as its row
 

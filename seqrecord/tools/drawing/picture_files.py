@@ -9,8 +9,6 @@ from seqrecord.errors import LocationError
 from seqrecord.lazy import required
 from seqrecord.storage import local_path
 
-__all__ = ["picture_file", "require_matplotlib"]
-
 _FORMATS = ("jpg", "pdf", "png", "svg", "webp")
 
 

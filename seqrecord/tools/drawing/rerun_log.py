@@ -13,13 +13,11 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
-from seqrecord.reading.dataset import Dataset, DatasetLike, Episode
-from seqrecord.reading.episode import values_in_order
+from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
 from seqrecord.tools.drawing.kinds import MOST_CURVES, flow_colours, kind_of
-
-__all__ = ["view_rerun"]
 
 _METER = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # what a meter is in a depth's unit
 

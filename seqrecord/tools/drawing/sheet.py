@@ -28,8 +28,6 @@ from seqrecord.tools.drawing.page import (
 )
 from seqrecord.tools.drawing.panels import LEGEND_WIDTH, Panel, make_panel
 
-__all__ = ["Frames", "Strip", "draw_sheet"]
-
 Array = npt.NDArray[Any]
 Frames = Sequence["Array | str | bytes | None"]
 

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from seqrecord.errors import FormatError, NotFoundError, StorageError
 from seqrecord.storage import local_path
 
-__all__ = ["KINDS", "STARVE", "WAIT", "Counter", "Spans", "Track", "covered", "read_spans", "union"]
-
 Floats = npt.NDArray[np.float64]
 
 KINDS = ("fetch", "decode", "gather", "device", "consumer", "other", "wait", "starve")

@@ -31,8 +31,6 @@ from seqrecord.units import format_size
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["MEANINGS", "Row", "Section", "Timeline", "draw_timeline"]
-
 Floats = npt.NDArray[np.float64]
 
 MEANINGS = {

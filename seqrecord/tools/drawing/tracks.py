@@ -14,8 +14,6 @@ from matplotlib.ticker import MaxNLocator
 from seqrecord.tools.drawing.page import BACKGROUND, DIM, TEXT, Page, styled
 from seqrecord.tools.drawing.timeline import MEANINGS, Row, Section, Timeline
 
-__all__ = ["draw_tracks"]
-
 # Okabe and Ito's palette, which colour-blind people tell apart: https://jfly.uni-koeln.de/color/
 _COLOURS = {
     "fetch": "#56b4e9",

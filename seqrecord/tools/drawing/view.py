@@ -11,13 +11,8 @@ import numpy.typing as npt
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.indexing.opening import opened
-from seqrecord.reading.dataset import (
-    Dataset,
-    DatasetLike,
-    Episode,
-    refuse_ignored,
-)
-from seqrecord.reading.episode import values_in_order
+from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
+from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.text import repr_of
 from seqrecord.tools.drawing.kinds import kind_of, kind_of_frames
 from seqrecord.tools.drawing.picture_files import require_matplotlib
@@ -27,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from seqrecord.tools.drawing.sheet import Frames
-
-__all__ = ["DEFAULT_CLIP_LEN", "view"]
 
 DEFAULT_CLIP_LEN = 16
 _OF_CLIPS = ("crop", "intrinsics")  # arrays that a loader tells of a whole clip

@@ -1,0 +1,65 @@
+"""Objects in parsed JSON that came from a file, whose values are checked as they are asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from seqrecord.errors import FormatError
+from seqrecord.text import repr_of
+
+MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
+
+
+class JsonObject:
+    """An object in parsed JSON, called `what` in errors; each value is checked as it is asked for.
+
+    It has exactly these keys, and perhaps `optional` ones. Every method raises `FormatError`.
+    """
+
+    def __init__(
+        self, value: object, keys: Iterable[str], what: str, optional: Iterable[str] = ()
+    ) -> None:
+        wanted = set(keys)
+        if not isinstance(value, dict) or set(value).difference(optional) != wanted:
+            raise FormatError(
+                f"{what} is not an object of the right keys",
+                expected=", ".join(sorted(wanted)),
+                got=repr_of(list(value)) if isinstance(value, dict) else repr_of(value, 50),
+            )
+        self.value: Mapping[str, Any] = value
+        self._what = what
+
+    def text(self, key: str, pattern: re.Pattern[str]) -> str:
+        """Text that is all of the pattern."""
+        return self._text(key, self.value[key], pattern)
+
+    def integer(self, key: str, least: int = 0, most: int = 2**63 - 1) -> int:
+        """An integer of `least` to `most`, which is no bool."""
+        number = self.value[key]
+        if type(number) is not int or not least <= number <= most:
+            raise self._bad(key, f"{least} to {most}", number)
+        return number
+
+    def list(self, key: str, least: int = 0, most: int = MAX_JSON_VALUES) -> list[Any]:
+        """An array of so many values."""
+        items = self.value[key]
+        if not isinstance(items, list) or not least <= len(items) <= most:
+            got = len(items) if isinstance(items, list) else items
+            raise self._bad(key, f"a list of {least} to {most} entries", got)
+        return items
+
+    def texts(
+        self, key: str, pattern: re.Pattern[str], most: int = MAX_JSON_VALUES
+    ) -> tuple[str, ...]:
+        """An array of such texts."""
+        return tuple(self._text(key, text, pattern) for text in self.list(key, 0, most))
+
+    def _text(self, key: str, text: object, pattern: re.Pattern[str]) -> str:
+        if not isinstance(text, str) or not pattern.fullmatch(text):
+            raise self._bad(key, pattern.pattern, text)
+        return text
+
+    def _bad(self, key: str, expected: str, got: object) -> FormatError:
+        return FormatError(f"{self._what} has a bad {key}", expected=expected, got=repr_of(got))
