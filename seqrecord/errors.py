@@ -36,8 +36,7 @@ The ones that a caller would otherwise expect as a builtin are that builtin too:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from seqrecord.text import repr_of
@@ -135,16 +134,20 @@ def _rebuild(cls: type[SeqRecordError], message: str, facts: dict[str, Any]) -> 
     return cls(message, **facts)
 
 
-@contextmanager
-def located(
-    kind: type[SeqRecordError] | tuple[type[SeqRecordError], ...], **facts: Any
-) -> Iterator[None]:
+class located:  # noqa: N801 - as a function, which `contextmanager` makes slower: it is everywhere
     """Errors of these kinds that the block raises get the facts that they do not know yet."""
-    try:
-        yield
-    except kind as error:
-        error.located(**facts)
-        raise
+
+    def __init__(
+        self, kind: type[SeqRecordError] | tuple[type[SeqRecordError], ...], **facts: Any
+    ) -> None:
+        self._kind, self._facts = kind, facts
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, self._kind):
+            error.located(**self._facts)
 
 
 class FormatError(SeqRecordError):

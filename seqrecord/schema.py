@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -206,6 +206,12 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def __len__(self) -> int:
         return len(self._features)
+
+    def values(self) -> ValuesView[FeatureSpec]:
+        return self._features.values()  # what `Mapping` has looks each one up
+
+    def items(self) -> ItemsView[str, FeatureSpec]:
+        return self._features.items()
 
     def __eq__(self, other: object) -> bool:
         # The order counts: it is that of the columns.

@@ -7,6 +7,7 @@ decodes each video from front to back, from Pillow and from numpy alone.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -18,9 +19,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +38,9 @@ from tests import video_file_data as video
 
 __all__ = ["KINDS", "assert_same", "check", "frames_of"]
 
-KINDS = ("videos", "cameras", "v3.0", "v2.1", "folders", "webdataset")
+KINDS = ["videos", "cameras", "v3.0", "v2.1", "folders", "webdataset", "hdf5"]
+if importlib.util.find_spec("zarr"):  # it needs Python 3.11
+    KINDS.append("zarr")
 FPS = 10
 _PLACE, _NUMBER = "chunk-{chunk_index:03d}/file-{file_index:03d}", "episode_{episode_index:06d}"
 _PATHS = {
@@ -67,7 +72,7 @@ def make(root: Path, number: int, kind: str | None = None) -> Case:
     rng = random.Random(number)
     case = Case(root, rng, kind or rng.choice(KINDS))
     root.mkdir(parents=True)
-    makers = (_videos, _videos, _lerobot, _lerobot, _tree, _tree)
+    makers = (_videos, _videos, _lerobot, _lerobot, _tree, _tree, _hdf5, _zarr)
     makers[KINDS.index(case.kind)](case)
     if case.maybe(0.3):
         _link(case)
@@ -291,6 +296,80 @@ def _tree(case: Case) -> None:
                     tar.add(path, f"{path.stem}.{path.parent.name}{path.suffix}")
         shutil.rmtree(case.root / "loose")
     case.options = {"sparse": ",".join(sparse)} if sparse else {}
+
+
+def _arrays(case: Case, count: int, order: str) -> dict[str, Any]:
+    """Arrays of so many rows, some of which are all ones: nobody writes those."""
+    values = np.random.default_rng(case.rng.randrange(1 << 30))
+    shapes = {"rgb": ((40, 60, 3), "u1"), "depth": ((40, 50), f"{order}f4")}
+    shapes |= {"mask": ((70, 80), "?"), "state": ((3,), "f8")}
+    made = {name: (values.random((count, *s)) * 250).astype(d) for name, (s, d) in shapes.items()}
+    for name in [*made][:-1]:
+        made[name][values.random(count) < case.rng.choice([0, 0.3])] = 1
+    return made
+
+
+def _write_rows(case: Case, array: Any, rows: Any) -> None:
+    for at in case.rng.sample(range(len(rows)), len(rows)):
+        if not (rows[at] == 1).all():
+            array[at] = rows[at]
+
+
+def _hdf5(case: Case) -> None:
+    rng, libver = case.rng, case.rng.choice(["earliest", "latest"])
+    chunks = [rng.choice([None, 1, 2, 7]) for _ in range(4)]
+    order = rng.choice("<>")
+    for number, length in enumerate(case.lengths()):
+        made = _arrays(case, length, order)
+        with h5py.File(case.root / f"{number}.hdf5", "w", libver=libver) as file:
+            file["action"] = made.pop("state")
+            for (name, rows), chunk in zip(made.items(), chunks, strict=False):
+                options: dict[str, Any] = {"fillvalue": 1}
+                if chunk is not None:
+                    options |= {
+                        "chunks": (chunk, *rows.shape[1:]),
+                        "maxshape": (None, *rows.shape[1:]),
+                    }
+                place = f"observations/images/{name}"
+                _write_rows(
+                    case, file.create_dataset(place, rows.shape, rows.dtype, **options), rows
+                )
+            columns = {f"observations.images.{name}": rows for name, rows in made.items()}
+            columns["action"] = file["action"][()]
+        case.frames[f"{number}"] = _rows({n: _little(rows) for n, rows in columns.items()})
+
+
+def _zarr(case: Case) -> None:
+    import zarr
+
+    rng, lengths = case.rng, case.lengths()
+    made, ends = _arrays(case, sum(lengths), rng.choice("<>")), np.cumsum(lengths)
+    zarr_format = rng.choice([2, 3])
+    group = zarr.open_group(case.root / "a.zarr", mode="w", zarr_format=zarr_format)
+    separator = rng.choice([".", "/"])
+    key = {"name": "v2" if zarr_format == 2 else "default", "separator": separator}
+    for name, rows in made.items():
+        length = rng.choice([1, 1, 2, 7])
+        options: dict[str, Any] = {"chunks": (length, *rows.shape[1:]), "chunk_key_encoding": key}
+        if zarr_format == 3 and case.maybe(0.4):
+            options["shards"] = (3 * length, *rows.shape[1:])
+        array = group.create_array(
+            f"data/{name}",
+            shape=rows.shape,
+            dtype=rows.dtype,
+            fill_value=1,
+            compressors=None,
+            **options,
+        )
+        _write_rows(case, array, rows)
+    group.create_array("meta/episode_ends", data=ends, chunks=(2,))
+    for number, (start, stop) in enumerate(pairwise([0, *ends.tolist()])):
+        columns = {name: _little(rows[start:stop]) for name, rows in made.items()}
+        case.frames[f"a/{number:06d}"] = _rows(columns)
+
+
+def _little(rows: Any) -> Any:
+    return rows.astype(rows.dtype.newbyteorder("<"))
 
 
 def _link(case: Case) -> None:

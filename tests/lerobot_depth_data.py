@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tests.lerobot_data import FPS, write_dataset
 from tests.lerobot_video_data import declare_video
 
-__all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth"]
+__all__ = ["DEPTH", "INFO", "LENGTHS", "codes_of", "with_depth", "write"]
 
 DEPTH = ("observation.images.log", "observation.images.linear")
 LENGTHS = (4, 6)
@@ -73,18 +73,17 @@ def with_depth(
         file.mux(stream.encode())
 
 
-def main(root: Path) -> None:
+def write(root: Path, lengths: Sequence[int] = LENGTHS) -> list[Path]:
+    """By lerobot itself: `log` and `linear` in `root`, one for each of `DEPTH`."""
     from lerobot.configs.video import DepthEncoderConfig
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     shape = (_HEIGHT, _WIDTH, 1)
     names = ["height", "width", "channels"]
     y, x = np.mgrid[:_HEIGHT, :_WIDTH]
-    frames: dict[str, Any] = {}
-    for name, use_log in zip(DEPTH, (True, False), strict=True):
+    places = [root / name.rpartition(".")[2] for name in DEPTH]
+    for place, name, use_log in zip(places, DEPTH, (True, False), strict=True):
         info = {"is_depth_map": True}
         feature = {"dtype": "video", "shape": shape, "names": names, "info": info}
-        place = root / name.rpartition(".")[2]
         # Where there are B-frames, lerobot 0.6.1 misses the first frame of a second episode.
         lossless = {"x265-params": "lossless=1:bframes=0"}
         encoder = DepthEncoderConfig(use_log=use_log, depth_max=8.0, extra_options=lossless)
@@ -94,9 +93,17 @@ def main(root: Path) -> None:
                 {name: (x * y / 150 + 0.1 * i + 0.4 * n * (x > 9)).astype("f4")[..., None]}
                 for i in range(k)
             ]
-            for n, k in enumerate(LENGTHS)
+            for n, k in enumerate(lengths)
         ]
         write_dataset(place, {name: feature}, recorded, depth_encoder=encoder)
+    return places
+
+
+def main(root: Path) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    frames: dict[str, Any] = {}
+    for name, place in zip(DEPTH, write(root), strict=True):
         read = LeRobotDataset("a/test", root=place, depth_output_unit="m")
         frames[name] = np.concatenate([read[i][name].numpy() for i in range(len(read))])
     np.savez_compressed(root / "frames.npz", **frames)

@@ -6,7 +6,8 @@
 
 By a Python that has lerobot, which writes datasets into FOLDER and reads them by PyAV, as
 `make test-lerobot` does; with lerobot 0.3.3 these are of v2.1. Compared are all items: with windows
-and without, of some episodes, as uint8 and as float32; numbers of all dtypes, images in tables.
+and without, of some episodes, as uint8 and as float32; numbers of all dtypes, images in tables;
+with lerobot 0.6 depth, in millimetres and in metres.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from typing import Any
 import torch
 
 from benchmarks.lerobot.equal import CAMERAS, VARIANTS, write
+from seqrecord.lazy import is_installed
 from tests.lerobot_data import FEATURES, FPS, episodes, write_dataset
+from tests.lerobot_depth_data import DEPTH
+from tests.lerobot_depth_data import write as write_depth
 
 _FRAMES = {
     **dict.fromkeys(CAMERAS, range(-2, 2)),
@@ -36,9 +40,19 @@ _ATTRIBUTES = ("num_frames", "num_episodes", "episodes", "fps", "features")
 _NEW = "absolute_to_relative_idx"  # which 0.3.3 has not
 
 
-def compare(root: Path, frames: dict[str, Any], records: Path | None = None) -> dict[str, Any]:
+def compare(
+    root: Path,
+    frames: dict[str, Any],
+    records: Path | None = None,
+    *,
+    within: float = 0,
+    **others: Any,
+) -> dict[str, Any]:
     """How many values were compared, which errors theirs raised instead of an item, and what
-    differs: feature, arguments and item."""
+    differs: feature, arguments and item. `others` are arguments of both classes.
+
+    With `within`, floats may be that far apart.
+    """
     compared, raised = Counter[str](), Counter[str]()
     differ = []
     windows = {name: [i / FPS for i in some] for name, some in frames.items()}
@@ -49,7 +63,7 @@ def compare(root: Path, frames: dict[str, Any], records: Path | None = None) -> 
         {"delta_timestamps": windows},
         {"delta_timestamps": windows, "episodes": [1, 2], "return_uint8": True},
     ):
-        ours, theirs = _both(root, options, records)
+        ours, theirs = _both(root, {**options, **others}, records)
         for name in (*_ATTRIBUTES, _NEW):
             assert getattr(ours, name) == getattr(theirs, name, getattr(ours, name)), name
         assert len(ours) == len(theirs)
@@ -70,7 +84,7 @@ def compare(root: Path, frames: dict[str, Any], records: Path | None = None) -> 
             for item in (together, ours[number]):
                 for name in {**wanted, **item}:
                     compared[name] += 1
-                    if not _same(item.get(name), wanted.get(name)):
+                    if not _same(item.get(name), wanted.get(name), within):
                         differ.append((name, str(options), number))
     return {"compared": compared.total(), "theirs raises": raised, "differ": differ}
 
@@ -95,14 +109,35 @@ def _of_floats(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "return_uint8"}
 
 
-def _same(ours: Any, theirs: Any) -> bool:
+def _same(ours: Any, theirs: Any, within: float) -> bool:
     if not isinstance(theirs, torch.Tensor):
         return type(ours) is type(theirs) and bool(ours == theirs)
     return (
         isinstance(ours, torch.Tensor)
         and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        and torch.equal(ours, theirs)
+        and (
+            torch.allclose(ours, theirs, rtol=0, atol=within)
+            if within
+            else torch.equal(ours, theirs)
+        )
     )
+
+
+def _depths(folder: Path) -> dict[str, dict[str, Any]]:
+    """By kind of scale and unit."""
+    import seqrecord
+
+    found = {}
+    for name, root in zip(DEPTH, write_depth(folder / "depth", (4, 6, 5)), strict=True):
+        records = root.with_name(f"{root.name}-records")
+        seqrecord.convert(seqrecord.open_source(root), records, workers=1)
+        for unit in ("mm", "m"):
+            # Exponentials are rounded otherwise: see `DepthScale.metres`.
+            within = 1e-6 if (root.name, unit) == ("log", "m") else 0
+            windows = {name: (-1, 0, 2)}
+            result = compare(root, windows, records, within=within, depth_output_unit=unit)
+            found[f"depth, {root.name}, {unit}"] = result
+    return found
 
 
 def main(folder: Path) -> None:
@@ -114,6 +149,8 @@ def main(folder: Path) -> None:
     write_dataset(folder / "tables", FEATURES, episodes(), use_videos=False)
     seqrecord.convert(seqrecord.open_source(folder / "tables"), folder / "records", workers=1)
     found["tables"] = compare(folder / "tables", _OF_TABLES, folder / "records")
+    if is_installed("lerobot.configs.video"):
+        found |= _depths(folder)
     for name, result in found.items():
         sys.stdout.write(json.dumps({"dataset": name, **result}) + "\n")
     sys.exit(any(result["differ"] for result in found.values()))

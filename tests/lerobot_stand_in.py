@@ -13,6 +13,8 @@ import pytest
 
 __all__ = ["Metadata", "install"]
 
+_DEPTH = "is_depth_map"
+
 
 class Metadata:
     """Stands in for `LeRobotDatasetMetadata`."""
@@ -27,6 +29,7 @@ class Metadata:
     ) -> None:
         del force_cache_sync, token
         home = Path(os.environ.get("HF_LEROBOT_HOME", ""))
+        self.repo_id = repo_id
         self.root = home / repo_id if root is None else Path(root)
         self.revision = revision or "v3.0"
         info = json.loads((self.root / "meta/info.json").read_text())
@@ -37,6 +40,12 @@ class Metadata:
         self.total_episodes = info["total_episodes"]
         kinds = ("image", "video")
         self.camera_keys = [n for n, one in self.features.items() if one["dtype"] in kinds]
+        self.depth_keys = [
+            name for name in self.camera_keys if (self.features[name].get("info") or {}).get(_DEPTH)
+        ]
+
+    def rescale_depth_stats(self, output_unit: str) -> None:
+        """There are none."""
 
     def filter_episodes(self, predicate: Any, candidates: list[int] | None = None) -> list[int]:
         """Of rows that have no more than the number."""

@@ -2,7 +2,8 @@
 
 A GPU runs behind the thread that queues its work, mostly by little, and so hides what is not waited
 for. A `LateStream` runs behind as far as it may: what reads too early, or writes to memory that is
-yet to be copied from, finds it out.
+yet to be copied from, finds it out. It knows which memory is the device's, which is pinned and
+which is neither, though all of it is the host's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from seqrecord.engine.device.prefetch import map_tensors
 from seqrecord.engine.device.streams import Mark, SideStream, find_device, side_stream
@@ -38,16 +41,24 @@ def on_host(item: Any) -> Any:
 
 
 class LateStream(SideStream):
-    """Does what was queued, in order, up to the mark that is waited for or given away."""
+    """Does what was queued, in order, up to the mark that is waited for or given away.
 
-    pins_memory = False
+    All work but views and allocations is queued. What is allocated in `use` is the device's memory,
+    or pinned. An error is work on any other memory, but for copies that wait; and a copy from
+    pinned memory that waits, as torch does too where it is not dense. `stalls` counts the copies
+    that wait.
+    """
+
+    pins_memory = True
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.given: list[list[torch.Tensor]] = []
+        self.stalls = 0
         self._lock = threading.Lock()
         self._todo: deque[Callable[[], object]] = deque()
         self._queued = self._done = 0
+        self._is_pinned: dict[StorageWeakRef, bool] = {}  # of memory that is not just the host's
 
     def use(self) -> _PutOff:
         return _PutOff(self)
@@ -74,6 +85,53 @@ class LateStream(SideStream):
     def is_done(self, number: int) -> bool:
         return self._done >= number
 
+    def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What torch is asked for in `use`."""
+        aten = torch.ops.aten
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if func is aten.is_pinned.default:
+            return self.kind(args[0]) == "pinned"
+        if func is aten._pin_memory.default:
+            return self._note(args[0].clone(), is_pinned=True)
+        if func.is_view:
+            return func(*args, **kwargs)
+        if not tensors or func.namespace != "aten":  # an allocation, or a decoder
+            is_pinned = bool(kwargs.pop("pin_memory", False))
+            return self._note(func(*args, **kwargs), is_pinned=is_pinned)
+        kinds = {self.kind(tensor) for tensor in tensors}
+        if func is aten.copy_.default:
+            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+            if "host" in kinds:
+                assert waits, "a copy from or to pageable memory that nobody waits for"
+                self.stalls += 1
+                self.do(self._queued)
+                return func(*args, **kwargs)
+            if "pinned" in kinds:
+                assert not waits, "a copy from pinned memory that waits"
+                assert args[0].stride() == args[1].stride(), "a copy that is made dense first"
+        assert "host" not in kinds, f"{func} of memory of the host"
+        if func._schema.is_mutable:
+            self.queue(lambda: func(*args, **kwargs))
+            return kwargs.get("out", args[0])
+        made = func(*args, **kwargs)  # its shape, for now
+        assert isinstance(made, torch.Tensor), f"{func} tells the host a value"
+        self.queue(lambda: made.copy_(func(*args, **kwargs)))
+        return self._note(made.fill_(1), is_pinned=False)
+
+    def _note(self, made: Any, *, is_pinned: bool) -> Any:
+        for item in tree_leaves(made):
+            if isinstance(item, torch.Tensor):
+                self._is_pinned[_storage(item)] = is_pinned
+        return made
+
+    def kind(self, tensor: torch.Tensor) -> str:
+        is_pinned = self._is_pinned.get(_storage(tensor))
+        return "host" if is_pinned is None else "pinned" if is_pinned else "device"
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
 
 class _LateMark(Mark):
     def __init__(self, stream: LateStream, number: int) -> None:
@@ -99,26 +157,13 @@ class _LateMark(Mark):
 
 
 class _PutOff(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Queues what copies, and does all else, as views and allocations, at once."""
-
     def __init__(self, stream: LateStream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stream = stream
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        kwargs = kwargs or {}
-        if func in (torch.ops.aten.copy_.default, torch.ops.aten.index_copy_.default):
-            self._stream.queue(lambda: func(*args, **kwargs))
-            return args[0]
-        if func is torch.ops.aten.index_select.out:
-            self._stream.queue(lambda: func(*args, **kwargs))
-            return kwargs["out"]
-        if func is torch.ops.aten.clone.default:
-            made = torch.empty_like(args[0])
-            self._stream.queue(lambda: made.copy_(args[0]))
-            return made
-        return func(*args, **kwargs)
+        return self._stream.call(func, args, dict(kwargs or {}))
 
 
 class OutrunStream(LateStream):

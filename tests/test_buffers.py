@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from seqrecord.engine.arena import Arena
 from seqrecord.engine.batches import BatchBuilder, ClipRows, Copy, OpenBatch
 from seqrecord.engine.buffers import (
+    BufferCache,
     ChunkBuffers,
     GroupNeeds,
     Needs,
@@ -96,6 +97,23 @@ def test_a_load_that_fails_stores_nothing() -> None:
     assert stats.device_bytes == stats.device_seconds == 0
 
 
+def test_buffers_of_another_size_have_the_stream_of_those_before() -> None:
+    """Torch gives the memory that those had to no other stream."""
+    kept, device, made = BufferCache(), torch.device("cpu"), []
+
+    def make(_: torch.device) -> LateStream:
+        made.append(LateStream())
+        return made[-1]
+
+    with streams_of("cpu", make):
+        for num_rows in (4, 5):
+            needs = Needs((GroupNeeds(SPECS, num_rows),), SPECS, LENGTHS, 2, 4, device)
+            buffers = kept.acquire(needs, partial(DeviceBuffers, stream=kept.stream(device)))
+            assert buffers.arenas[0].num_rows == num_rows
+            kept.release(buffers)
+    assert len(made) == 1
+
+
 def test_the_consumer_is_given_all_of_a_batch() -> None:
     stream = LateStream()
     arena = DeviceArena(SPECS, 4, Staging(stream))
@@ -114,12 +132,12 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
 
 
 def test_batches_do_not_outrun_the_device_of_the_consumer() -> None:
-    """A batch begins only when the device has come to the last but two that were taken."""
+    """A batch begins only when the device has come to the last but one that was taken."""
     waited: list[int] = []
     buffers = device_buffers(4, 1, OutrunStream(waited))
     for number in range(6):
         opened(buffers.begin_batch(1), 1).finish().arrive()
-        assert waited == list(range(max(0, number - 2)))
+        assert waited == list(range(max(0, number - 1)))
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 480, 640)])

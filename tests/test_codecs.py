@@ -529,6 +529,26 @@ def test_image_codecs_by_name(name: str, config: dict[str, Any]) -> None:
     assert np.array_equal(out, frame) == (name == "png")
 
 
+@pytest.mark.parametrize("name", ["raw", "raw_big_endian"])
+@pytest.mark.parametrize("dtype", ["|b1", "|i1", "<u2", "<f2", "<i8", "<c16"])
+def test_numbers_and_nothing_else(dtype: str, name: str) -> None:
+    rng = np.random.default_rng(0)
+    for shape in ((), (5,), (3, 4, 2)):
+        frame = np.asarray(rng.random(shape) * 2).astype(dtype)
+        codec = codec_for(({"id": "seqrecord.image", "format": name},), frame)
+        round_trip(codec, frame)
+        other = frame.astype(frame.dtype.newbyteorder(">" if name != "raw" else "<"))
+        data = codec.encode(frame)
+        assert data == other.tobytes()
+        for bad in (b"", data[:-1], data + b"\0", data * 2):
+            with pytest.raises(CodecError):
+                codec.decode_into(bad, np.empty_like(frame))
+        with pytest.raises(CodecError):
+            codec.encode(EncodedImage(data))
+    with pytest.raises(SchemaError):
+        FrameCodec(({"id": "seqrecord.image", "format": name},), dtype, (None, 3))
+
+
 @pytest.mark.parametrize("channels", [(), (3,), (4,)])
 @pytest.mark.parametrize("dtype", ["u1", "<u2"])
 def test_jpegxl(dtype: str, channels: tuple[int, ...]) -> None:

@@ -212,6 +212,31 @@ def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
         convert(open_source(tmp_path / "a"), tmp_path / "c", codecs={"image": "raw"}, workers=1)
 
 
+@pytest.mark.parametrize("name", ["jpegxl", "raw", "raw_big_endian"])
+def test_images_that_are_no_files_of_their_own(name: str, tmp_path: Path) -> None:
+    if name == "jpegxl":
+        pytest.importorskip("imagecodecs")
+    frames = np.random.default_rng(0).integers(0, 256, (3, 40, 60, 3), np.uint8)
+    codec = ({"id": "seqrecord.image", "format": name},)
+    with (
+        seqrecord.SeqRecordWriter(tmp_path / "a", codecs={"image": codec}) as writer,
+        writer.episode("a") as episode,
+    ):
+        for frame in frames:
+            episode.append({"image": frame})
+    convert(open_source(tmp_path / "a"), tmp_path / "b", workers=1)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    convert(open_source(tmp_path / "a"), tmp_path / "c", codecs="small", workers=1)
+    seqrecord.export.to_files(tmp_path / "a", None, tmp_path / "d")
+    edit.merge_datasets([tmp_path / "a"], tmp_path / "e")
+    for place in "bce":
+        with seqrecord.open(tmp_path / place) as dataset:
+            assert np.array_equal(dataset.episodes["a"][:]["image"], frames)
+            assert (dataset.features["image"].codec == codec) == (place != "c")
+    found = [np.asarray(Image.open(path)) for path in sorted((tmp_path / "d").rglob("*.png"))]
+    assert np.array_equal(found, frames)
+
+
 def test_video_in_another_codec_is_decoded(tmp_path: Path) -> None:
     write_video(tmp_path / "a")
     convert(open_source(tmp_path / "a"), tmp_path / "b", codecs={"image": "ffv1"}, workers=1)

@@ -24,6 +24,7 @@ from seqrecord.engine.device.streams import (
     Staging,
     StagingBuffer,
     find_device,
+    upload,
 )
 from tests.side_streams import STREAMS, LateStream, make_stream
 
@@ -38,19 +39,46 @@ def stream(request: pytest.FixtureRequest) -> SideStream:
 
 def test_a_late_stream_shows_what_is_not_waited_for() -> None:
     stream = LateStream()
-    source, target = torch.arange(3), torch.zeros(3, dtype=torch.int64)
     with stream.use():
+        source = torch.arange(3).pin_memory()
+        target = torch.zeros(3, dtype=torch.int64)
         target.copy_(source, non_blocking=True)
-        copied = target.clone()
+        doubled = 2 * target.flip(0)
     source += 1  # too early
     assert target.tolist() == [0, 0, 0]
     stream.mark().wait()
-    assert target.tolist() == copied.tolist() == [1, 2, 3]
+    assert target.tolist() == [1, 2, 3]
+    assert doubled.tolist() == [6, 4, 2]
+    assert not stream.stalls
+
+
+def test_a_late_stream_knows_whose_memory_is_used() -> None:
+    stream = LateStream()
+    of_host = torch.arange(3)
+    with stream.use():
+        pinned, target = of_host.pin_memory(), torch.zeros(3, dtype=torch.int64)
+        target.copy_(of_host)
+        assert stream.stalls == 1
+        with pytest.raises(AssertionError, match="pageable memory that nobody waits for"):
+            target.copy_(of_host, non_blocking=True)
+        with pytest.raises(AssertionError, match="pinned memory that waits"):
+            target.copy_(pinned)
+        with pytest.raises(AssertionError, match="of memory of the host"):
+            torch.index_select(target, 0, of_host)
+        with pytest.raises(AssertionError, match="tells the host a value"):
+            target.sum().item()
+    assert target.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cpu:x", 1.5])
 def test_no_such_device(device: Any) -> None:
     with pytest.raises(ClipError, match="not a device"):
+        find_device(device)
+
+
+@pytest.mark.parametrize("device", ["vulkan", "xla:1"])
+def test_devices_that_torch_knows_and_has_not(device: str) -> None:
+    with pytest.raises(ClipError, match=f"finds no such device here; .*; got: {device}"):
         find_device(device)
 
 
@@ -199,11 +227,32 @@ def test_what_cuda_is_asked_for(is_ours: bool) -> None:
         "in cuda:1:",
         "work",
         "mark 2 in cuda:1",
-        "mark 3 in current",
         "current waits for 2",
+        "mark 3 in current",
         "memory waits for current",
         "memory waits for current",
         "thread waits for 3",
+    ]
+
+
+def test_nobody_waits_for_an_upload() -> None:
+    asked: list[Any] = []
+
+    class Host:
+        def pin_memory(self) -> Host:
+            asked.append("pinned")
+            return self
+
+        def to(self, *args: Any, **kwargs: Any) -> None:
+            asked.append((args, kwargs))
+
+    host: Any = Host()
+    for device, is_late in ((torch.device("cuda:1"), True), (torch.device("cpu"), False)):
+        upload(host, device, is_late=is_late)
+    assert asked == [
+        "pinned",
+        ((torch.device("cuda:1"),), {"non_blocking": True}),
+        ((torch.device("cpu"),), {"non_blocking": False}),
     ]
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from seqrecord import (
     ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    Resize,
     SeqRecordPipe,
     SeqRecordStream,
+    SeqRecordWriter,
 )
 from seqrecord.engine.device.streams import streams_of
 from tests.clip_data import (
@@ -29,7 +35,7 @@ from tests.clip_data import (
 )
 from tests.own_threads import own_threads
 from tests.resume_contract import check_resume
-from tests.side_streams import NO_GPU, STREAMS, LateStream, on_host
+from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, on_host
 
 FIXED = ["image", "flow", "id"]
 FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
@@ -56,6 +62,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         {"batch_size": 64},
         {"features": ["note"]},
         {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},
+        {"clip_transform": {"image": [RandomCrop((4, 5)), HorizontalFlip(0.5)]}},
     ],
 )
 @pytest.mark.parametrize("kind", ["path", pytest.param("large", marks=pytest.mark.slow)])
@@ -131,6 +138,45 @@ def test_torchs_default_device_changes_nothing_of_what_workers_send(path: Path) 
     with torch.device("meta"):
         received = list(from_workers)
     assert digests(received) == expected
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<i2", "<i4"])
+def test_flows_are_scaled_as_on_the_host(tmp_path: Path, dtype: str) -> None:
+    numbers = np.random.default_rng(0).integers(-100, 100, (9, 6, 8, 2))
+    flows = (numbers * (1_000_003 if dtype == "<i4" else 1)).astype(dtype)
+    with SeqRecordWriter(tmp_path / "r") as writer, writer.episode("a") as episode:
+        for flow in flows:
+            episode.append({"flow": flow})
+    options: dict[str, Any] = {"clip_len": 2, "batch_size": 4}
+    options["clip_transform"] = [Resize((7, 11)), HorizontalFlip(0.5)]
+    expected = [batch["flow"] for batch in SeqRecordPipe(tmp_path / "r", **options)]
+    stream = LateStream()
+    with streams_of("cpu", lambda _: stream):
+        found = [batch["flow"] for batch in SeqRecordPipe(tmp_path / "r", **options, device="cpu")]
+    assert all(map(torch.equal, found, expected))
+    assert not stream.stalls
+
+
+def test_an_iteration_may_begin_in_inference_mode(path: Path, device: str) -> None:
+    """As Lightning's validation begins one; the threads that write to memory are not in it."""
+    plain, moved = make_loader(path), make_loader(path, device=device)
+    with torch.inference_mode():
+        held = list(moved)
+    assert digests(map(on_host, held)) == digests(plain)
+    assert digests(map(on_host, moved)) == digests(plain)
+
+
+def test_to_wait_for_the_device_is_to_wait_for_the_consumer(path: Path) -> None:
+    class Slow(list[int]):
+        def append(self, number: int) -> None:
+            time.sleep(0.05)
+            super().append(number)
+
+    waited, pipe = Slow(), make_loader(path, device="cpu", features=["image"])
+    with streams_of("cpu", lambda _: OutrunStream(waited)):
+        assert len(list(pipe)) > 9
+    assert len(waited) > 5
+    assert pipe.stats()["waiting_for_consumer_seconds"] > 0.049 * len(waited)
 
 
 def test_each_frame_crosses_once(path: Path, device: str) -> None:

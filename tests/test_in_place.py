@@ -7,7 +7,7 @@ import os
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import seqrecord
-from seqrecord.errors import CodecError, FormatError, LocationError, SourceError, StorageError
+from seqrecord.errors import (
+    CodecError,
+    FormatError,
+    LocationError,
+    SourceError,
+    StateError,
+    StorageError,
+)
 from seqrecord.sources import open_source
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
@@ -67,7 +75,8 @@ def _table(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 _EPISODES, _ROWS = (f"{name}/chunk-000/file-000.parquet" for name in ("meta/episodes", "data"))
-_FROM = "videos/observation.images.front/from_timestamp"
+_CAMERA = "observation.images.front"
+_FROM = f"videos/{_CAMERA}/from_timestamp"
 
 
 def _change_rows(root: Path) -> None:
@@ -114,6 +123,97 @@ def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
         (root / _EPISODES).write_bytes(every)
         with seqrecord.open(root) as other:
             assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
+
+
+def _loader(root: Path, **options: Any) -> seqrecord.SeqRecordPipe:
+    return seqrecord.SeqRecordPipe(root, clip_len=2, batch_size=3, seed=5, **options)
+
+
+def _assert_resumes(state: dict[str, Any], before: Sequence[Any], loader: Any) -> None:
+    loader.load_state_dict(state)
+    after = list(loader)
+    assert before
+    assert [b["episode"] for b in after] == [b["episode"] for b in before]
+    assert all(torch.equal(a[_CAMERA], b[_CAMERA]) for a, b in zip(after, before, strict=True))
+
+
+def test_a_state_of_another_index_of_the_same_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Indexed once more, by somebody else, where the same files lie at another place; and an
+    index that has grown is as good as one that is made of all at once."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    every = (root / _EPISODES).read_bytes()
+    _CHANGES["an episode"](root)
+    seqrecord.open(root).close()
+    (root / _EPISODES).write_bytes(every)  # which grows
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)  # with times
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "other"))
+    found = _loader(copy)
+    batches = iter(found)
+    next(batches)
+    state, rest = found.state_dict(), list(batches)
+    _assert_resumes(state, rest, _loader(copy))
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    _assert_resumes(state, rest, _loader(root))
+
+
+def _later(root: Path, *, seconds: int = 0, data: bytes = b"") -> None:
+    [video] = root.glob(f"videos/{_CAMERA}/*/*.mp4")
+    changed = video.stat().st_mtime_ns + seconds * 10**9
+    with video.open("ab") as file:
+        file.write(data)
+    os.utime(video, ns=(changed, changed))
+
+
+@pytest.mark.parametrize(
+    "change",
+    {
+        "a time": lambda root: _later(root, seconds=1),
+        "a size": lambda root: _later(root, data=b"\0\0\0\x08free"),
+        **{name: _CHANGES[name] for name in ("rows", "frames")},
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_a_state_of_an_original_that_has_changed(
+    change: tuple[str, Callable[[Path], object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    state = _loader(root).state_dict()
+    change[1](root)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "other"))  # or the change is met on reading
+    with pytest.raises(StateError, match="another dataset, or this one has changed"):
+        _loader(root).load_state_dict(state)
+
+
+def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
+    with pytest.raises(SourceError, match="another number of rows") as info:
+        seqrecord.open(root)
+    assert "reference=True, skip_bad_episodes=True" in info.value.message
+    assert "resume" not in info.value.message, "there is nothing to go on with"
+    done = seqrecord.convert(
+        open_source(root), tmp_path / "index", reference=True, skip_bad_episodes=True, workers=1
+    )
+    assert (len(done.written), [bad.key for bad in done.bad]) == (2, ["episode_000001"])
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("back", "."), ("sub/up", ".."), ("one.mp4", "one.mp4"), ("one", "two")],
+)
+def test_a_loop_of_links_is_named(link: str, target: str, tmp_path: Path) -> None:
+    root = tmp_path / "videos"
+    (root / "sub").mkdir(parents=True)
+    write_video(root / "sub/a.mp4", pictures(3))
+    (root / link).symlink_to(target)
+    if link == "one":
+        (root / target).symlink_to(link)
+    with pytest.raises(SourceError, match="a link that leads back") as info:
+        seqrecord.open(root)
+    assert info.value.file in {str(root / link), str(root / target)}
 
 
 @pytest.mark.parametrize("reference", [False, True])

@@ -29,6 +29,7 @@ import seqrecord
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
+from tests.lerobot_depth_data import DEPTH
 from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.video_data import moving
@@ -191,6 +192,20 @@ def test_converted_records(root: Path, home: Path) -> None:
         assert same(ours[number], other[number])
 
 
+@pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])
+def test_depth(tmp_path: Path, kind: str, name: str) -> None:
+    """Metres as lerobot 0.6.1 has them, and whole millimetres up to those that uint16 has."""
+    folder = unpack(tmp_path, "lerobot_depth")
+    records = tmp_path / "records"
+    seqrecord.convert(seqrecord.open_source(folder / kind), records, workers=1)
+    metres = np.load(folder / "frames.npz")[name][:, None]
+    for unit, wanted in (("m", metres), ("mm", (metres * np.float32(1000)).round())):
+        ours = dataset(folder / kind, records=records, depth_output_unit=unit)
+        got = torch.stack([item[name] for item in ours[:]]).numpy()
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_files_are_downloaded_where_some_are_missing(
     golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
@@ -233,6 +248,25 @@ def test_a_time_that_is_no_frames(golden: Path) -> None:
         dataset(golden, delta_timestamps={FRONT: [0.0, 0.05]})
     assert error.value.feature == FRONT
     dataset(golden, delta_timestamps={FRONT: [0.0, 0.099]}, tolerance_s=0.01)
+
+
+def test_frames_far_from_their_times(golden: Path, tmp_path: Path) -> None:
+    wanted, root = dataset(golden)[:], tmp_path / "late"
+    shutil.copytree(golden, root)
+    for path in root.rglob("data/**/*.parquet"):
+        rows = pq.read_table(path)
+        later = pa.array([time + 0.003 for time in rows["timestamp"].to_pylist()], pa.float32())
+        at = rows.column_names.index("timestamp")
+        pq.write_table(rows.set_column(at, rows.schema.field(at), later), path)
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"within 0.0001 s"):
+            dataset(root)
+        for tolerance in (0.01, 0.3):  # the other is longer than a frame takes
+            for got, item in zip(dataset(root, tolerance_s=tolerance)[:], wanted, strict=True):
+                assert all(torch.equal(got[name], item[name]) for name in CAMERAS)
+                assert got["timestamp"] == item["timestamp"] + 0.003
+    with pytest.raises(SourceError, match=r"within 0.002 s"):
+        dataset(root, tolerance_s=0.002)
 
 
 @pytest.mark.parametrize("name", ["other", "task_index"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes import clip_loader, mix_loader
 from seqrecord.pipes.memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
@@ -351,6 +353,22 @@ def test_on_a_device(root: Path, kind: str) -> None:
     device = "cpu" if kind == "late" else kind
     with streams_of("cpu", lambda _: LateStream()) if kind == "late" else nullcontext():
         assert digests(map(on_host, mixed(root, device=device))) == digests(mixed(root))
+
+
+def test_the_device_is_that_of_the_thread_that_begins(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In threads of the sources another GPU may be the current one."""
+    asked = set()
+
+    def find(device: Any) -> torch.device:
+        asked.add(threading.current_thread())
+        return torch.device(device)
+
+    monkeypatch.setattr(clip_loader, "find_device", find)
+    monkeypatch.setattr(mix_loader, "find_device", find, raising=False)
+    list(mixed(root, device="cpu"))
+    assert asked == {threading.current_thread()}
 
 
 def test_crops_of_one_source(root: Path) -> None:

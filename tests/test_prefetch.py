@@ -67,10 +67,11 @@ def test_everything_arrives(stream: SideStream) -> None:
     item = nested_item()
     (got,) = DevicePrefetcher([item], stream, 2)
     assert list(got) == list(item)
-    for name in item:
-        assert type(got[name]) is type(item[name])
     for name, tensor in item.items():
-        if isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor):
+            assert type(got[name]) is type(tensor)
+        else:  # a parameter that is moved is none any more
+            assert type(got[name]) in (type(tensor), torch.Tensor)
             assert got[name].device == stream.device
             assert got[name].dtype == tensor.dtype
             assert torch.equal(got[name].cpu().to_dense(), tensor.to_dense())
@@ -145,6 +146,19 @@ def test_a_loop_does_not_outrun_its_device(depth: int) -> None:
         moved.append(number)
     assert len(moved) == 12
     assert len(waited) == 12 - depth - 2
+
+
+def test_pinned_tensors_that_are_not_dense_are_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = LateStream()
+    with stream.use():
+        pinned = torch.arange(60, dtype=torch.int32).reshape(3, 4, 5).pin_memory()
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda one: stream.kind(one) == "pinned")
+    item = [pinned, pinned.permute(2, 0, 1), pinned[:, ::2], pinned[0, 0].expand(2, 5)]
+    expected = [one.tolist() for one in item]
+    prefetcher = DevicePrefetcher([item], stream, 2)
+    (got,) = prefetcher
+    assert [one.tolist() for one in got] == expected
+    assert not stream.stalls
 
 
 def test_an_error_comes_after_the_batches_before_it(stream: SideStream) -> None:
@@ -222,6 +236,13 @@ def test_leaving_a_prefetcher_early(path: Path, stream: SideStream) -> None:
         for _ in prefetcher:
             break
     assert len(list(prefetcher)) == len(prefetcher)
+
+
+def test_inference_mode_may_end_between_two_iterations(stream: SideStream) -> None:
+    prefetcher = DevicePrefetcher([torch.arange(50, dtype=torch.uint8)] * 4, stream, 2)
+    with torch.inference_mode():
+        assert [int(t[49]) for t in prefetcher] == [49] * 4
+    assert [int(t[49]) for t in prefetcher] == [49] * 4
 
 
 def test_prefetching_is_public() -> None:

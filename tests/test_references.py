@@ -50,7 +50,7 @@ def _parse(page: bytes, length: int = 15) -> Reference:
 
 
 def test_bytes() -> None:
-    made = Reference.of(_GOPS, "0123456789abcdef", 2)
+    [made] = Reference.of(_GOPS, [range(2)], "0123456789abcdef", 2)
     assert (made.encode(), made.length) == (_PAGE, 15)
     assert len(_PAGE) == least_reference_bytes(np.array(4))
     found = _parse(_PAGE)
@@ -69,7 +69,8 @@ def test_the_page_that_it_stands_for() -> None:
     ranges = np.array([0, 6]), np.array([6, 6]), np.array([0, 1])
     one = ReferencedGops("a", avcc, *ranges, first=np.array([0]))
     data = bytes.fromhex("00000002 65aa 00000002 41bb")
-    found = Reference.of(one, "0" * 16, 0).page(memoryview(data), "h264")
+    [made] = Reference.of(one, [range(1)], "0" * 16, 0)
+    found = made.page(memoryview(data), "h264")
     start = "00000001"
     packets = bytes.fromhex(f"{start}67640028 {start}68ee {start}65aa {start}41bb")
     assert found[-len(packets) :] == packets
@@ -80,11 +81,14 @@ def test_the_page_that_it_stands_for() -> None:
     [(3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])],
 )
 def test_groups_are_cut_in_pages(frames: int, nbytes: int, expected: list[int]) -> None:
-    pages = list(_GOPS.pages(frames, nbytes))
-    assert [len(page.starts) for page in pages] == expected
-    assert np.concatenate([page.starts for page in pages]).tolist() == _GOPS.starts.tolist()
-    assert all(page.first[0] == 0 for page in pages)
-    assert sum(page.num_frames.sum() for page in pages) == 3
+    pages = _GOPS.pages(frames, nbytes)
+    references = Reference.of(_GOPS, pages, "0" * 16, 0)
+    assert [len(page.sizes) for page in references] == expected
+    starts = np.concatenate([page.start + page.offsets for page in references])
+    assert starts.tolist() == _GOPS.starts.tolist()
+    begins, none = 1 << 31, (1 << 31) - 1
+    shown = [begins, 1, begins | (2 if len(pages) == 1 else 0), none]
+    assert np.concatenate([page.frames for page in references]).tolist() == shown
 
 
 def test_a_range_with_a_checksum() -> None:

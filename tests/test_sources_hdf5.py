@@ -482,7 +482,7 @@ def with_video(root: Path, episode: str, seed: int, *counts: int) -> list[Path]:
 def test_videos_of_droid(tmp_path: Path) -> None:
     paths = [with_video(tmp_path, name, seed, 4, 4) for seed, name in ((1, "Fri"), (2, "Sat"))]
     write_video(paths[0][0].with_name("11-stereo.mp4"), pictures(4))
-    source = Hdf5(tmp_path)
+    source: Any = Hdf5(tmp_path)
     schema, cameras = source.schema(), ["observation.image.wrist", "observation.image.ext1"]
     assert [name for name, spec in schema.items() if spec.is_video] == cameras
     others = Hdf5(tmp_path, without_video=True)

@@ -273,3 +273,26 @@ def test_normalising_is_one_line(dtype: Any, channels: int) -> None:
     np.testing.assert_array_equal(statistics.normalize(tensor).numpy(), normal)
     assert statistics.normalize(tensor.half()).dtype == torch.float32
     np.testing.assert_array_equal(tensor.numpy(), numbers)
+
+
+def test_to_normalise_on_a_gpu_waits_for_nothing() -> None:
+    asked: list[Any] = []
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+        def pin_memory(self, *_: Any) -> Any:
+            asked.append("pinned")
+            return self
+
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            asked.append(kwargs)
+            return super().to(*args, **kwargs)
+
+    schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
+    frames = [{"x": np.arange(3, dtype="<f4") * n} for n in range(5)]
+    statistics = collected(schema, {"e": frames}).statistics()["x"]
+    numbers = torch.ones(2, 3)
+    found = statistics.normalize(numbers.as_subclass(OnGpu))
+    assert asked == ["pinned", {"non_blocking": True}] * 2
+    assert torch.equal(found.as_subclass(torch.Tensor), statistics.normalize(numbers))

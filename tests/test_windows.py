@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
-from seqrecord.pipes.clip_windows import describe_offsets
+from seqrecord.pipes.clip_windows import check_windows, describe_offsets
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names
@@ -128,6 +129,24 @@ def test_windows_of_groups() -> None:
     assert Window.around([np.arange(0, 9, 4)], 2, pad=False) == Window(0, 9, 2, 3)
     assert Window.around([sparse], 4, pad=False) == Window(0, 9, 4, 0)  # in another order
     assert Window.around([np.arange(0, 9, 4)], 2, pad=True) == Window(0, 9, 1, 0)
+
+
+def test_a_range_that_is_too_long_is_refused_at_once() -> None:
+    """Whatever its length: none of its numbers is looked at."""
+    for window in (range(1 << 60), range(0, -(1 << 80), -3)):
+        calls = 0
+
+        def count(_frame: object, _event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            with pytest.raises(ClipError, match="too long") as info:
+                check_windows({"image": window})
+        finally:
+            sys.setprofile(None)
+        assert (calls < 1000, info.value.got) == (True, repr(window))
 
 
 EMPTY, INVALID = "a window is empty, or too long", "a window is not valid"

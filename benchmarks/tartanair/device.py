@@ -82,7 +82,7 @@ def measure(row: str, records: Path, device: str) -> dict[str, Any]:
             for tensor in tensors:
                 seen += tensor.reshape(-1).view(torch.uint8)[::PAGE].sum()
             clips += len(tensors[0])
-            del batch, tensors
+            del batch, tensors, tensor
         seen.item()  # waits for the device
         if number:
             rates.append(clips / (time.perf_counter() - start))
@@ -93,7 +93,7 @@ def measure(row: str, records: Path, device: str) -> dict[str, Any]:
         "clips_per_second": statistics.median(rates),
         "device_bytes": moved,
         "bytes_ratio": moved / distinct_bytes(pipe),
-        "peak_device_memory": torch.cuda.max_memory_allocated() if on_gpu(device) else 0,
+        "peak_device_memory": torch.cuda.max_memory_allocated(device) if on_gpu(device) else 0,
     }
 
 

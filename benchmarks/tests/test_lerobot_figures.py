@@ -16,6 +16,7 @@ from benchmarks.lerobot.linked import CAMERA, make_linked
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[2]
+MOST_CALLS = 2500
 
 
 @pytest.mark.timeout(400)
@@ -69,6 +70,29 @@ def test_a_dataset_of_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         first, last = (dataset.episodes[f"episode_{n:06d}"][:] for n in (0, 3))
         assert (first[CAMERA] == last[CAMERA]).all(), "the same place in both files"
         assert not (first["action"] == last["action"]).all()
+
+
+def test_what_an_episode_of_an_index_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of functions, of which the seconds are made and which do not vary: an episode of 100
+    frames takes few of them, however many others its file has."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    counts: list[int] = []
+    for episodes in (4, 4, 24):  # the first imports
+        root = tmp_path / str(len(counts))
+        make_linked(root, episodes=episodes, files=1, frames=100)
+        calls = 0
+
+        def count(_frame: object, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            seqrecord.open(root).close()
+        finally:
+            sys.setprofile(None)
+        counts.append(calls)
+    assert (counts[2] - counts[1]) / 20 < MOST_CALLS
 
 
 def test_ratios_are_of_turns_and_whole_epochs() -> None:

@@ -1,4 +1,5 @@
-"""Images of one frame: PNG, JPEG and npy files that a record keeps as they were, and JPEG XL.
+"""Images of one frame: PNG, JPEG and npy files and numbers that a record keeps as they were, and
+JPEG XL.
 
 Nothing here trusts the bytes. Dimensions are compared with what the caller expects before any
 pixel is decoded, Pillow is told the one format to try, and its many exceptions become `ValueError`.
@@ -11,7 +12,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,14 @@ if TYPE_CHECKING:
 IMAGE = "seqrecord.image"
 """The id of their codec configuration."""
 
-FORMATS = ("png", "jpeg", "any", "npy", "jpegxl")
-"""What images may be; of `any`, each is a PNG or a JPEG. `jpegxl` is only encoded here."""
+RAW: dict[str, Literal["<", ">"]] = {"raw": "<", "raw_big_endian": ">"}
+"""Formats that are a frame's numbers and nothing else, in C order, and their byte orders."""
+
+FILES = ("png", "jpeg", "any", "npy")
+"""Formats of which files are kept as they are; of `any`, each is a PNG or a JPEG."""
+
+FORMATS = (*FILES, "jpegxl", *RAW)
+"""What images may be."""
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 """Format by first bytes."""
@@ -85,6 +92,12 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
     if name == "npy":
         decode_npy_into(data, out)
         return
+    if name in RAW:
+        if len(data) != out.nbytes:
+            raise ValueError(f"numbers of {len(data)} bytes, expected {out.nbytes}")
+        values = np.frombuffer(data, out.dtype.newbyteorder(RAW[name]))
+        np.copyto(out, values.reshape(out.shape))
+        return
     if name == "jpegxl":
         _decode_jpegxl(data, out)
         return
@@ -119,6 +132,8 @@ def encode_image(
     check_storable(frame.dtype, frame.shape, name)
     if name == "npy":
         return encode_npy(frame)
+    if name in RAW:
+        return frame.astype(frame.dtype.newbyteorder(RAW[name])).tobytes()
     if name == "jpegxl":
         encoded: bytes = _jpegxl().jpegxl_encode(
             frame, lossless=True, effort=1 if fast else _JPEGXL_EFFORT, numthreads=1
@@ -141,6 +156,10 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: st
     grey, colour = len(shape) == 2, len(shape) == 3 and shape[-1] == 3
     rgba = len(shape) == 3 and shape[-1] == 4 and name != "jpeg"
     if name == "npy":
+        return
+    if name in RAW:
+        if None in shape:
+            raise ValueError("numbers without a header, of a shape that varies")
         return
     has_deep = grey if name != "jpegxl" else grey or colour  # 16 bits
     if (dtype == np.uint8 and (grey or colour or rgba)) or (

@@ -286,7 +286,7 @@ def loses_data(spec: FeatureSpec) -> bool:
     """Whether frames of a feature are not what they were before they were encoded."""
     config = spec.codec[0] if spec.codec else {"id": "none"}
     return (config["id"] == "video" and config.get("codec") != "ffv1") or (
-        config["id"] == IMAGE and config.get("format") not in ("png", "npy", "jpegxl")
+        config["id"] == IMAGE and config.get("format") in ("jpeg", "any")
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.engine.device.streams import upload
 from seqrecord.engine.pools import BufferPool, page_aligned
 from seqrecord.errors import ClipError
 from seqrecord.format.pages import aligned
@@ -322,8 +323,9 @@ def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    ends = torch.tensor([0, *accumulate(lengths)], device=values.device)
-    # With the extremes given, nothing waits for a device to find them.
+    # Nothing waits for a device: neither for this copy, nor to find the extremes.
+    ends = torch.tensor([0, *accumulate(lengths)], device="cpu")
+    ends = upload(ends, values.device, is_late=values.device.type == "cuda")
     made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
         values, ends, min_seqlen=min(lengths), max_seqlen=max(lengths)
     )

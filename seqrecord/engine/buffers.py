@@ -27,6 +27,7 @@ from seqrecord.engine.arena import Arena, Packed, Rows, clips_of
 from seqrecord.engine.batches import BatchBuilder, ClipRows, Copiers, Copy
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
+from seqrecord.engine.device.streams import SideStream, side_stream
 from seqrecord.engine.pools import BufferPool, batch_pools
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
@@ -162,6 +163,7 @@ class BufferCache:
     def __init__(self) -> None:
         self._idle: deque[Buffers[Any]] = deque(maxlen=1)
         self._process = os.getpid()
+        self._stream: SideStream | None = None
 
     def __reduce__(self) -> tuple[type[BufferCache], tuple[()]]:
         return BufferCache, ()
@@ -179,6 +181,15 @@ class BufferCache:
         except IndexError:
             pass
         return make(needs)
+
+    def stream(self, device: torch.device | None) -> SideStream | None:
+        """The stream for buffers of a device, one for all iterations: what torch has of the memory
+        of a stream, it gives to no other one."""
+        if device is None:
+            return None
+        if self._stream is None or self._stream.device != device:
+            self._stream = side_stream(device)
+        return self._stream
 
     def release(self, buffers: Buffers[Any]) -> None:
         """Keep buffers that this process has acquired."""

@@ -116,11 +116,11 @@ class Execution:
 
     def __init__(self, job: Job, resources: Resources, stats: EngineStats) -> None:
         self.job, self.resources, self.stats = job, resources, stats
-        device = resources.device
-        on_device = partial(DeviceBuffers, stream=resources.stream)
-        make = HostBuffers if device is None else on_device
-        self.buffers: Buffers[Any] = resources.kept.acquire(_needs(job, resources), make)
-        self._kept = weakref.ref(resources.kept)
+        kept = resources.kept
+        stream = resources.stream or kept.stream(resources.device)
+        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
+        self.buffers: Buffers[Any] = kept.acquire(_needs(job, resources), make)
+        self._kept = weakref.ref(kept)
         stats.watch(job.dataset.contents.storage.counters)
 
     def run(

@@ -196,7 +196,7 @@ def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> None:
 
 def _is_decoded(spec: FeatureSpec) -> bool:
     """Whether frames are decoded: those of all features but images that are kept as they were."""
-    return spec.is_video or any(config.get("format") == "npy" for config in spec.codec)
+    return not any(config.get("format") in ("png", "jpeg", "any") for config in spec.codec)
 
 
 def _is_image(array: npt.NDArray[Any]) -> bool:

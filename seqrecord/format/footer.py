@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,6 @@ def parse_header(data: Buffer) -> str:
 def encode_footer(footer: Footer) -> bytes:
     """Footer body and tail: the last bytes of a record file, from an aligned offset on."""
     head = {
-        "file_id": footer.file_id,
-        "schema": footer.schema.to_json(),
         "num_chunks": [len(rows) for rows in footer.chunks],
         "num_gaps": sum(len(rows) for rows in footer.gaps),
         "episodes": [
@@ -126,7 +125,9 @@ def encode_footer(footer: Footer) -> bytes:
             for part in footer.episodes
         ],
     }
-    text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+    # A writer encodes one for each episode, all of one schema.
+    schema = _schema_text(footer.schema)
+    text = f'{{"file_id":{_json(footer.file_id)},"schema":{schema},{_json(head)[1:]}'.encode()
     text += b" " * (-(len(text) + _U32.size) % 8)  # so that the rows are aligned
     rows = [array.tobytes() for array in (*footer.chunks, *footer.gaps)]
     body = b"".join((_U32.pack(len(text)), text, *rows))
@@ -138,6 +139,15 @@ def encode_footer(footer: Footer) -> bytes:
         )
     length = struct.pack("<Q", len(body))
     return body + _TAIL.pack(len(body), crc32c(body, length), FORMAT_VERSION, _MAGIC)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+@lru_cache(maxsize=8)
+def _schema_text(schema: Schema) -> str:
+    return _json(schema.to_json())
 
 
 def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:

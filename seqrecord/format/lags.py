@@ -130,13 +130,13 @@ class LagCollector:
         count = self._num_pending
         times = np.concatenate([self._tail.astype(self._pending[0].dtype), *self._pending])
         self._pending, self._num_pending = [], 0
-        for i in range(num_lags(len(times))):
-            step = 1 << i
-            later = times[max(step, len(times) - count) :]
-            with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):
+            for i in range(num_lags(len(times))):
+                step = 1 << i
+                later = times[max(step, len(times) - count) :]
                 grown = later - times[len(times) - len(later) - step : len(times) - step]
-            self._least[i] = min(self._least[i], float(grown.min()))
-            self._most[i] = max(self._most[i], float(grown.max()))
+                self._least[i] = min(self._least[i], float(np.minimum.reduce(grown)))
+                self._most[i] = max(self._most[i], float(np.maximum.reduce(grown)))
         self._tail = times[-_TAIL:].copy()
 
 

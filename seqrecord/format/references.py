@@ -23,9 +23,9 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -83,31 +83,24 @@ class ReferencedGops:
     @cached_property
     def num_frames(self) -> npt.NDArray[np.int64]:
         """How many frames each group shows, int64 [g]."""
-        shown = np.append(0, np.cumsum(self.order >= 0))
-        counts: npt.NDArray[np.int64] = np.diff(shown[np.append(self.first, len(self.order))])
+        counts: npt.NDArray[np.int64] = np.add.reduceat(self.order >= 0, self.first, dtype=np.int64)
         return counts
 
-    def pages(self, most_frames: int, most_bytes: int) -> Iterator[ReferencedGops]:
+    def pages(self, most_frames: int, most_bytes: int) -> list[range]:
         """The groups of each page: as many as show so many frames together, in so many bytes of the
         file, and at least one."""
-        ends = np.append(self.first[1:], len(self.starts)) - 1
-        stops = (self.starts[ends] + self.sizes[ends]).tolist()
+        ends = self.starts + self.sizes
+        stops = [*ends[self.first[1:] - 1].tolist(), int(ends[-1])]
         starts = self.starts[self.first].tolist()
         begin = frames = 0
+        found: list[range] = []
         for group, count in enumerate(self.num_frames.tolist()):
             is_long = frames + count > most_frames or stops[group] - starts[begin] > most_bytes
             if group > begin and is_long:
-                yield self._part(begin, group)
+                found.append(range(begin, group))
                 begin, frames = group, 0
             frames += count
-        yield self._part(begin, len(self.first))
-
-    def _part(self, begin: int, stop: int) -> ReferencedGops:
-        first = self.first[begin:stop]
-        end = len(self.starts) if stop == len(self.first) else int(self.first[stop])
-        some = slice(int(first[0]), end)
-        arrays = (self.starts[some], self.sizes[some], self.order[some], first - first[0])
-        return ReferencedGops(self.file, self.extradata, *arrays)
+        return [*found, range(begin, len(starts))]
 
 
 @dataclass(frozen=True)
@@ -228,16 +221,24 @@ class Reference:
     parts: tuple[PartOfFolder, ...] = ()
 
     @classmethod
-    def of(cls, gops: ReferencedGops, list_id: str, file: int) -> Reference:
-        """The page of these groups of pictures."""
-        counts = gops.num_frames
-        packets = np.diff(np.append(gops.first, len(gops.starts)))
-        before = np.repeat(np.cumsum(counts) - counts, packets)
-        frames = np.where(gops.order < 0, NOT_SHOWN, before + gops.order).astype(np.uint32)
+    def of(
+        cls, gops: ReferencedGops, pages: Sequence[range], list_id: str, file: int
+    ) -> list[Reference]:
+        """The pages of these groups of pictures, see `ReferencedGops.pages`."""
+        bounds = [*gops.first[[page.start for page in pages]].tolist(), len(gops.starts)]
+        before = np.cumsum(gops.num_frames) - gops.num_frames
+        for page in pages:
+            before[page.start : page.stop] -= before[page.start]
+        packets = np.concatenate((gops.first[1:], [len(gops.starts)])) - gops.first
+        frames = np.where(gops.order < 0, NOT_SHOWN, np.repeat(before, packets) + gops.order)
+        frames = frames.astype(np.uint32)
         frames[gops.first] |= np.uint32(BEGINS)
-        start = int(gops.starts[0])
-        offsets = gops.starts - start
-        return cls(list_id, file, start, offsets, gops.sizes, frames, gops.extradata)
+        found = []
+        for begin, stop in pairwise(bounds):
+            start = int(gops.starts[begin])
+            tables = gops.starts[begin:stop] - start, gops.sizes[begin:stop], frames[begin:stop]
+            found.append(cls(list_id, file, start, *tables, gops.extradata))
+        return found
 
     @classmethod
     def of_frames(
@@ -317,6 +318,18 @@ class Reference:
             return memoryview(page_of_packets(packets, self.frames))
         except ValueError as error:
             raise FormatError(f"a page of references to too many bytes: {error}") from error
+
+
+def named_file(page: memoryview) -> tuple[str, int]:
+    """The list that a page of references names, and the file in it; both may not be there."""
+    _, list_id, file, *_ = _HEAD.unpack_from(page)
+    return f"{list_id:016x}", file
+
+
+def lasting_sum(page: memoryview, file: ExternalFile) -> int:
+    """A checksum of a page of references to this file, that is the same wherever the file lies."""
+    known = json.dumps([file.path, file.size, file.identity]).encode()
+    return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
 
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

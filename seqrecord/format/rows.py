@@ -8,6 +8,7 @@ first row that breaks its rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +37,7 @@ has it. `chunk` is a row of the feature's group, `feature` a place in the whole 
 the order of groups, chunks, features and words; words in which no frame lacks it have none."""
 
 
+@lru_cache
 def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     """One chunk of a group in a record file: whose frames it holds, where, and its pages.
 

@@ -56,7 +56,7 @@ def check_key(key: object) -> str:
 def encode_metadata(metadata: object) -> str:
     """An episode's metadata as canonical JSON text. `FormatError` for what JSON cannot hold."""
     try:
-        text = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = _ENCODER.encode(metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"metadata cannot be stored as JSON: {error}") from error
     parse_metadata(text)
@@ -103,13 +103,7 @@ def parse_json(text: str | bytes) -> Any:
         _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()
-        value = json.loads(
-            decoded,
-            parse_constant=_refuse,
-            parse_float=_finite,
-            parse_int=_short,
-            object_pairs_hook=_unique,
-        )
+        value = _DECODER.decode(decoded)
         if "\\ud" in decoded.lower():  # only an escape can hide half a surrogate pair
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # includes bad UTF-8
@@ -159,6 +153,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ValueError("a key stands twice in an object")
     return value
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_DECODER = json.JSONDecoder(
+    parse_constant=_refuse, parse_float=_finite, parse_int=_short, object_pairs_hook=_unique
+)
 
 
 def _check_depth(value: Any) -> None:

@@ -31,6 +31,7 @@ def open_dataset(
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
     originals: StorageLike | None = None,
+    tolerance: float | None = None,
 ) -> Dataset:
     """Open a dataset for reading; `seqrecord.open` is this function.
 
@@ -53,6 +54,8 @@ def open_dataset(
             not used for the longest time is removed first. Needed with `cache_dir`.
         originals: of a dataset that refers to files outside of it, where these lie now: a local
             path or URL. By default where they were when they were indexed, if you have done that.
+        tolerance: of a LeRobot dataset that is read as it lies, how far from its row's time a frame
+            may be, in seconds; by default 0.1 ms. Records have their frames already.
 
     Raises `NotFoundError` where there is neither, no such version, or not all of its files,
     `FormatError` for a broken dataset, `SourceError` for a broken original and `SchemaError` for a
@@ -75,7 +78,8 @@ def open_dataset(
     except NotFoundError as error:
         if version is not None:
             raise
-        folder = _index_of(location, storage_options, error)
+        chosen = {} if tolerance is None else {"tolerance": tolerance}
+        folder = _index_of(location, storage_options, error, **chosen)
     return open_packed(folder, features=features, verify=verify, external_options=options)
 
 
@@ -174,13 +178,16 @@ def verify(
 
 
 def _index_of(
-    location: StorageLike, storage_options: Mapping[str, Any] | None, error: NotFoundError
+    location: StorageLike,
+    storage_options: Mapping[str, Any] | None,
+    error: NotFoundError,
+    **options: Any,
 ) -> Path:
     """The folder of the index of the original there; `error` where none lies there."""
     # Here, for what finds originals takes longer to import than what opens datasets.
     from seqrecord.indexing.originals import find_index
 
-    folder = find_index(location, storage_options)
+    folder = find_index(location, storage_options, **options)
     if folder is None:
         raise error
     return folder

@@ -41,6 +41,8 @@ from seqrecord.format.references import (
 )
 from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
+from seqrecord.sources.files import LinkLoopError
+from seqrecord.sources.references import MOST_COPIED
 from seqrecord.sources.registry import open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
@@ -51,8 +53,6 @@ from seqrecord.writing.convert_jobs import Progress
 __all__ = ["find_index", "index_source"]
 
 _logger = logging.getLogger("seqrecord")
-
-_MOST_COPIED = 64 << 10  # bytes of a frame of one feature
 
 
 def index_source(
@@ -92,6 +92,7 @@ def find_index(
     storage_options: Mapping[str, Any] | None = None,
     *,
     workers: int | None = 1,
+    **options: Any,
 ) -> Path | None:
     """The folder of the index of the original at `location`, made if there is none.
 
@@ -101,28 +102,35 @@ def find_index(
     `NotFoundError` where one lies that is indexed only if somebody asks for it.
 
     By default no process is started: scripts that open a dataset need not be ready for that.
+    `options` are those of the original's format that are not its defaults: each has its own index.
     """
-    source = _source_at(location, storage_options)
+    source = _source_at(location, storage_options, options)
     if source is None:
         return None
     with closing(open_storage(location, storage_options)) as storage:
         place, shown = storage.place, storage.url
     real = place if "://" in place else os.path.realpath(place)
-    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    fact = os.fsencode(real) + (repr(sorted(options.items())).encode() if options else b"")
+    name = hashlib.sha256(fact).hexdigest()[:32]
     with folder_of_home("indexes") as folder, _locked(folder / f"{name}.lock", shown):
         base = folder / name
         return _Indexed(source, base, shown, workers).brought_up_to_date()
 
 
-def _source_at(location: StorageLike, storage_options: Mapping[str, Any] | None) -> Source | None:
+def _source_at(
+    location: StorageLike, storage_options: Mapping[str, Any] | None, options: dict[str, Any]
+) -> Source | None:
     try:
-        source = open_source(location, storage_options=storage_options)
+        source = open_source(location, storage_options=storage_options, **options)
+    except LinkLoopError:  # which may hide an original
+        raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None
     # A tree of other files, among which there is video, may be anything.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
-        return source
+        referring: Source = source.referring()  # type: ignore[attr-defined]
+        return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
             "no dataset, but originals that may be read in place through an index; make one, and "
@@ -139,13 +147,13 @@ def _check_small(source: Source) -> None:
         spec.name
         for spec in schema.values()
         if not spec.may_be_referred_to
-        and (spec.nbytes > _MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
+        and (spec.nbytes > MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
     ]
     if large or not any(spec.may_be_referred_to for spec in schema.values()):
         raise SourceError(
             "this original cannot be read in place, for it has large features that are neither "
-            "video nor files of images; choose others (--features), or make a dataset of it with "
-            "`seqrecord write --src`",
+            "video nor images and arrays that are files, or parts of files; choose others "
+            "(--features), or make a dataset of it with `seqrecord write --src`",
             expected="video or images, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "neither",
         )

@@ -31,12 +31,12 @@ from seqrecord.sources.lerobot_layout import (
     read_info,
     read_texts,
 )
+from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.text import counted
 
 __all__ = ["LeRobotDataset"]
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
-_MM = 1000.0  # of a metre
 
 
 class LeRobotDataset(TorchDataset[dict[str, Any]]):
@@ -53,7 +53,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     Raises `ClipError` (a `ValueError`) where a time of `delta_timestamps` is not that of a frame to
     `tolerance_s`, `SourceError` for a dataset that is not what its `meta` says, and
-    `MissingPackageError` without LeRobot. Frames that are further than 0.1 ms from their time in
+    `MissingPackageError` without LeRobot. Frames that are `tolerance_s` or more from their time in
     the video are a `SourceError` here and now, not when an item needs them.
 
     Args:
@@ -62,6 +62,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         records: what `seqrecord write` has made of the dataset, to be read in place of its files:
             a path, a URL, or an open dataset. Needed for images in tables and for depth.
         cache_limit: bytes, or text such as "512MiB", of small frames that each process keeps.
+        meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
 
     Attributes:
         meta: LeRobot's own metadata.
@@ -88,21 +89,17 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         token: str | bool | None = None,
         records: DatasetLike | None = None,
         cache_limit: int | str = "512MiB",
+        meta: Any = None,
     ) -> None:
-        theirs: Any
-        try:
-            theirs = required("lerobot.datasets.lerobot_dataset", _PACKAGE)
-        except MissingPackageError:  # before 0.3
-            theirs = required("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
         login = {} if token is None else {"token": token}
         self.repo_id, self.tolerance_s = repo_id, tolerance_s
         self.delta_timestamps, self.image_transforms = delta_timestamps, image_transforms
         self.depth_output_unit = depth_output_unit
-        self.meta = theirs.LeRobotDatasetMetadata(
-            repo_id, root, revision, force_cache_sync=force_cache_sync, **login
-        )
-        if depths := getattr(self.meta, "depth_keys", []):
-            self.meta.rescale_depth_stats(depth_output_unit)
+        self.meta = meta
+        if meta is None:
+            options = {"force_cache_sync": force_cache_sync, **login}
+            self.meta = _metadata(depth_output_unit, repo_id, root, revision, **options)
+        depths = getattr(self.meta, "depth_keys", [])
         if episode_filter is not None:
             episodes = self.meta.filter_episodes(episode_filter, candidates=episodes)
         self.episodes = episodes
@@ -113,7 +110,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             for name in self.meta.camera_keys
             if name not in depths
         }
-        self._depths = dict.fromkeys(depths, _MM if depth_output_unit == "mm" else 1.0)
+        self._depths = {*depths}
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
         self.clips = self._select(dataset, cache_limit)
@@ -121,7 +118,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
         """The files of the dataset, downloaded as LeRobot does if some are missing."""
-        if not _has_all_files(self.meta.root):
+        if not has_all_files(self.meta.root):
             hub: Any = required("huggingface_hub", _PACKAGE)
             place: dict[str, Any] = {"local_dir": root}
             if root is None:
@@ -129,7 +126,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
                 place = {"cache_dir": constants.HF_LEROBOT_HUB_CACHE}
             place |= {"repo_type": "dataset", "revision": self.meta.revision, **login}
             self.meta.root = Path(hub.snapshot_download(self.repo_id, **place))
-        return dataset_of(self.meta.root)
+        return dataset_of(self.meta.root, tolerance=index_tolerance(self.tolerance_s))
 
     def _find_texts(self) -> dict[str, tuple[str, dict[str, int]]]:
         """The features that are texts here: the column of their numbers, and these by text."""
@@ -273,6 +270,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         """Replace what is called with each image."""
         self.image_transforms = image_transforms
 
+    def clear_image_transforms(self) -> None:
+        """Call nothing with images."""
+        self.set_image_transforms(None)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.repo_id!r}, {self.num_episodes} episodes, "
@@ -303,7 +304,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         if name in self._images:
             return channels_first(value, return_uint8=self._images[name])
         if name in self._depths:
-            return value.unsqueeze(-3) * self._depths[name]
+            value = value.unsqueeze(-3)
+            return value if self.depth_output_unit == "m" else _millimetres(value)
         return numbers(value)
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
@@ -321,7 +323,30 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return found
 
 
-def _has_all_files(root: Path) -> bool:
+def _millimetres(metres: torch.Tensor) -> torch.Tensor:
+    """Whole ones, as LeRobot has them: of uint16, in float32."""
+    return (metres * 1000.0).round_().clamp_(0, 65535)
+
+
+def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
+    """LeRobot's own."""
+    theirs: Any
+    try:
+        theirs = required("lerobot.datasets.lerobot_dataset", _PACKAGE)
+    except MissingPackageError:  # before 0.3
+        theirs = required("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
+    meta = theirs.LeRobotDatasetMetadata(*args, **options)
+    if getattr(meta, "depth_keys", []):
+        meta.rescale_depth_stats(depth_output_unit)
+    return meta
+
+
+def index_tolerance(tolerance_s: float) -> float | None:
+    """That of the index that `seqrecord.open` uses too, by its default, where it is the same."""
+    return None if tolerance_s == TOLERANCE else tolerance_s
+
+
+def has_all_files(root: Path) -> bool:
     """Whether the files are there that `meta` names."""
     files = set[str]()
     for episode in read_episodes(root, read_info(root)):

@@ -178,7 +178,9 @@ class ClipLoader:
     ) -> Execution:
         """What executes a plan, of an epoch of which these sessions are over; for batches of a mix
         on the `stream` of these. Or what is only `counted`, on whichever machine."""
-        selection, device = self.selection, self._find_device()
+        selection = self.selection
+        # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
+        device = self.find_device() if stream is None else stream.device
         here = Counted(self._buffers, get_worker_info() is not None)
         process = counted or here
         fitted, first_row = self._fit(plan.part.count, plan.epoch, sessions), None
@@ -300,7 +302,8 @@ class ClipLoader:
         sequences = self.clips(epoch) if self._follows else None
         return partial(self.selection.draws.draw, self._settings.seed, epoch, sequences=sequences)
 
-    def _find_device(self) -> torch.device | None:
+    def find_device(self) -> torch.device | None:
+        """The device with its number, or `None`; for the thread that begins an iteration."""
         if self.options.device is None:
             return None
         device = torch.device(self.options.device)

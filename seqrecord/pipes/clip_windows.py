@@ -367,10 +367,12 @@ def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds | Latest:
 def _frames_of(name: str, window: Any) -> tuple[int, ...] | Seconds:
     if isinstance(window, Seconds):
         return window
+    is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # none of it is looked at
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
-        offsets = tuple(check_integer(name, one) for one in islice(window, MAX_LENGTH + 1))
+        some = () if is_long else islice(window, MAX_LENGTH + 1)
+        offsets = tuple(check_integer(name, one) for one in some)
     except (TypeError, ClipError):
         raise ClipError(
             "a window is not valid",
@@ -384,7 +386,9 @@ def _frames_of(name: str, window: Any) -> tuple[int, ...] | Seconds:
             "a window is empty, or too long",
             feature=name,
             expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
-            got=f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
+            got=repr_of(window, 100)
+            if is_long
+            else f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
         )
     return offsets
 

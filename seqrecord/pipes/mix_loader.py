@@ -18,7 +18,6 @@ from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch, BatchBuilder, Channel, OpenBatch
 from seqrecord.engine.buffers import BufferCache, HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
-from seqrecord.engine.device.streams import find_device, side_stream
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
@@ -344,10 +343,10 @@ class MixLoader:
     def _memory_of_batches(self) -> list[HostBuffers | DeviceBuffers]:
         """Memory for batches: that of the last iteration of this process, if there is one."""
         in_worker = get_worker_info() is not None
-        device = None if self.options.device is None else find_device(self.options.device)
+        device = self.sources[0].find_device()
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
-        stream = None if device is None else side_stream(device)
-        make = HostBuffers if device is None else partial(DeviceBuffers, stream=stream)
+        stream = self._kept[0].stream(device)
+        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
         found: list[Any] = []
         for kept, kind in zip(self._kept, self._kinds, strict=True):
             needs = Needs((), *kind, self.batch_size, num_batches, device, in_worker)

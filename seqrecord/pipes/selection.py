@@ -296,7 +296,8 @@ class ClipSelection:
         """What tells the selected episodes from others, as JSON, whatever else the dataset holds.
 
         The digest is of their keys, lengths, and pages of the requested features. Where they are in
-        the dataset does not matter: the order is that of the selection.
+        the dataset does not matter: the order is that of the selection. Nor does it matter where
+        the files lie that pages refer to.
         """
         dataset, rows, index = self.dataset, self.selected, self.dataset.contents.index
         keys = index.keys.take(rows).to_pylist()
@@ -308,8 +309,9 @@ class ClipSelection:
                 owner, place = numbered(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
                 digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
-                for table in (group.page_length, group.page_crc32c):
-                    digest.update(np.ascontiguousarray(table[chunks][:, columns], "<u4").data)
+                sums = dataset.contents.chunks.lasting_sums(group, chunks)
+                for table in (group.page_length[chunks], sums):
+                    digest.update(np.ascontiguousarray(table[:, columns], "<u4").data)
         for number, name in enumerate(sorted(dataset.features, key=dataset.contents.stored_name)):
             gaps = dataset.select([name]).contents.missing_frames()
             gaps = gaps.taken(np.isin(gaps.episode, rows))

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
-from seqrecord.format.index import Index
+from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums, table_bytes
-from seqrecord.format.references import parse_reference
+from seqrecord.format.references import lasting_sum, named_file, parse_reference
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
@@ -234,6 +234,32 @@ class ChunkReader:
             return reference.page(packets, codec)
         except (ChecksumError, FormatError) as error:
             raise error.located(**self._externals.place_of(reference)) from error.__cause__
+
+    def lasting_sums(
+        self, table: GroupIndex, rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint32]:
+        """The checksums of the pages of chunks of a group, uint32 [rows, features]; of pages that
+        refer to files those of `lasting_sum`, for which they are read."""
+        sums = table.page_crc32c[rows]
+        for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
+            some = np.flatnonzero(refers & (table.file[rows] == number))
+            starts, lengths = table.offset[rows[some]], table.page_length[rows[some], 0]
+            path, total = self._paths[number], int(lengths.sum(dtype=np.int64))
+            if (size := self._storage.size(path)) < total:
+                raise FormatError(
+                    "chunks outside their record file",
+                    file=f"{self._storage.url}/{path}",
+                    expected=f"at least {total} bytes",
+                    got=f"{size} bytes",
+                )
+            memory = np.empty(total, np.uint8).data
+            buffers = [memory[a:b] for a, b in pairwise(accumulate(lengths.tolist(), initial=0))]
+            ends = (starts + lengths).tolist()
+            ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
+            self._storage.read_ranges(path, ranges, buffers)
+            for row, page in zip(some.tolist(), buffers, strict=True):
+                sums[row] = lasting_sum(page, self._externals.file_of(*named_file(page)))
+        return sums
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""

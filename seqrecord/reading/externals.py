@@ -104,7 +104,7 @@ class ExternalFiles:
         Raises `FormatError` for a list or a file that is not there, `StorageError` for an external
         file that may not be opened or has changed, and `NotFoundError` for one that is gone.
         """
-        file = self.file_of(reference)
+        file = self.file_of(reference.list_id, reference.file)
         whole = np.empty(reference.room + reference.length, np.uint8).data
         data = whole[reference.room :]
         if reference.parts:
@@ -156,22 +156,22 @@ class ExternalFiles:
 
         map_files(store, read, wanted)
 
-    def file_of(self, reference: Reference) -> ExternalFile:
-        """The file that a page refers to."""
-        files = self.list(reference.list_id).files
-        if reference.file >= len(files):
+    def file_of(self, list_id: str, number: int) -> ExternalFile:
+        """The file that pages refer to by the id of a list and a number in it."""
+        files = self.list(list_id).files
+        if number >= len(files):
             raise FormatError(
                 "a page that refers to no file of its list",
-                file=f"{self._storage.url}/{list_path(reference.list_id)}",
+                file=f"{self._storage.url}/{list_path(list_id)}",
                 expected=f"below {len(files)}",
-                got=reference.file,
+                got=number,
             )
-        return files[reference.file]
+        return files[number]
 
     def place_of(self, reference: Reference, offset: int = 0) -> dict[str, Any]:
         """File and offset, as errors name them, of what is at an offset in the page that holds
         what a page refers to; of video where the page's range begins."""
-        file = self.file_of(reference)
+        file = self.file_of(reference.list_id, reference.file)
         shown, start = f"{self._store(file.root).url}/{file.path}", reference.start
         if not reference.is_video:
             ends = np.cumsum(reference.sizes)

@@ -309,7 +309,8 @@ def _join(
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
             lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
-            episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
+            if len(described) > 1:
+                episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
             return _Rows(episode, whole, numbers, telling)
     return None
 
@@ -320,7 +321,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
     """
     if len(parts) == 1:
-        return replace(parts[0], num_frames=num_frames, lags=())
+        return parts[0]
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))

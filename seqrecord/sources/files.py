@@ -67,15 +67,35 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
         found = files.listing(folder).values()
         yield from ((each.name, each.is_folder) for each in found if not is_junk(each.name))
         return
+    name = ""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not is_junk(entry.name):
-                    yield entry.name, entry.is_dir()
+                if not is_junk(name := entry.name):
+                    yield name, entry.is_dir()
     except OSError as error:
-        raise SourceError(
+        raise link_loop(folder / name) or SourceError(
             "a folder that cannot be listed", file=str(folder), got=_reason(error)
         ) from error
+
+
+class LinkLoopError(SourceError):
+    """A link that leads back to where it lies, so that a walk would never end."""
+
+
+def link_loop(path: Path) -> LinkLoopError | None:
+    """The error of the first such link on the way to a path of this machine, if there is one."""
+    seen: set[str] = set()
+    for each in (*reversed(path.parents), path):
+        real = os.path.realpath(each)
+        if each.is_symlink() and (real in seen or Path(real).is_symlink()):
+            return LinkLoopError(
+                "a link that leads back to a folder above it, or to itself; remove it",
+                file=str(each),
+                got=str(each.readlink()),
+            )
+        seen.add(real)
+    return None
 
 
 def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame
+from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
@@ -31,9 +32,12 @@ from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
 from seqrecord.sources.images import image_format
 from seqrecord.sources.limits import check_decoded, check_frames
 from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
+from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
-from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
+from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
+from seqrecord.sources.video_tables import read_references, read_table
 
 __all__ = ["FORMAT", "Hdf5"]
 
@@ -62,11 +66,15 @@ class Hdf5(ScannedSource):
     the JPEGs' channels are: `rgb`, as JPEG defines it, or `bgr`. ALOHA's recorder gives RGB to
     OpenCV, which takes it for BGR, so for ALOHA `bgr` is the default, by which the frames are what
     ALOHA's own reader gives. With `keep_encoded` RGB images stay encoded, unless they are `bgr`.
+
+    With `reference` arrays of at least 4 KiB a frame stay where they are, if no filter was applied
+    to them and each chunk holds whole frames; and so do the packets of DROID's videos.
     """
 
     map: Mapping[str, str] | None = None
     jpeg_order: str | None = None
     without_video: bool = False
+    reference: bool = False
 
     takes_files = True
 
@@ -79,18 +87,30 @@ class Hdf5(ScannedSource):
         """Whether there is a file with the ending `.hdf5` or `.h5`."""
         return has_file(self.path, is_hdf5_name)
 
+    def schema(self) -> Schema:
+        return referring_schema(super().schema()) if self.reference else super().schema()
+
+    def referring(self) -> Hdf5:
+        """The same source, whose large arrays and videos stay where they are."""
+        return replace(self, keep_encoded=False, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its frames and GOPs may refer to, by the names that these have for
+        them."""
+        return external_files(self.path, find_files(self.path, _is_referred_to))
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with self._opened(info) as (one, path):
             yield from self._read(one, path)
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
         schema = self.schema()
         if not any(spec.is_video for spec in schema.values()):
             return {}
         with self._opened(info) as (one, _):
             return {
-                name: _gops(info, schema[name], video)
+                name: _gops(info, schema[name], video, reference=self.reference)
                 for name, video in one.videos.items()
                 if name in schema and schema[name].is_video
             }
@@ -175,7 +195,8 @@ class Hdf5(ScannedSource):
         if is_text(dataset) and dataset.ndim == 1:
             return text_spec(name, path)
         dtype, shape = dataset.dtype, dataset.shape[1:]
-        return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
+        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
+        return hdf5_spec(spec, dataset, path) if self.reference and not one.videos else spec
 
     def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
@@ -184,7 +205,7 @@ class Hdf5(ScannedSource):
     def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
         num_frames, declared, stored = _num_frames(one), 0, 0
         readers: dict[str, Iterator[Any]] = {}
-        there = {spec.name for spec in self._specs(one, path)}  # raises as it did for the schema
+        there = {spec.name: spec for spec in self._specs(one, path)}  # raises as for the schema
         for name, spec in self.schema().items():
             if name in there:
                 dataset = one.stored[name]
@@ -197,7 +218,10 @@ class Hdf5(ScannedSource):
                     )
                 declared += dataset.dtype.itemsize * math.prod(dataset.shape)
                 stored += dataset.id.get_storage_size()
-                readers[name] = self._values(dataset, spec, one, path, num_frames)
+                if self.reference and spec.may_be_referred_to:
+                    readers[name] = _referred(dataset, there[name], spec, path)
+                else:
+                    readers[name] = self._values(dataset, spec, one, path, num_frames)
         check_frames(num_frames)
         check_decoded(declared, stored)
         if not (readers or one.videos) or not num_frames:
@@ -251,13 +275,28 @@ FORMAT = SourceFormat(
 )
 
 
-def _gops(info: EpisodeInfo, spec: FeatureSpec, path: Path) -> Iterator[Gop]:
+def _is_referred_to(path: Path) -> bool:
+    return is_hdf5_name(path) or path.suffix.lower() in VIDEO_ENDINGS
+
+
+def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -> Iterator[Any]:
+    """Where the feature's values lie, or those that were never written."""
+    with located(SourceError, feature=spec.name):
+        check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+        check_stored_alike(found, spec)
+        yield from hdf5_rows(dataset, path, spec)
+
+
+def _gops(
+    info: EpisodeInfo, spec: FeatureSpec, path: Path, *, reference: bool
+) -> Iterator[Gop | ReferencedGops]:
     with located(SourceError, episode=info.key, feature=spec.name):
         with VideoFile(path) as video:
             check_file(video, spec)
             count = 0
-            for gop in read_gops(video):
-                count += gop.num_frames
+            kept = [read_references(video, read_table(video))] if reference else read_gops(video)
+            for gop in kept:
+                count += int(np.sum(gop.num_frames))
                 yield gop
         if count != info.num_frames:
             raise SourceError(

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
 """Image format by file name ending, lower case."""
 
-_SMALL_ARRAY = 4096  # bytes of a file
+SMALL_ARRAY = 4096
+"""Bytes of an array that is referred to, at least: a smaller one is better copied."""
+
 _PNG_SIGNATURE_BYTES = 8
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _CHANNELS: dict[str, tuple[int, ...]] = {
@@ -80,7 +82,7 @@ def referable_codec(data: bytes, endings: Collection[str]) -> tuple[CodecConfig,
         found = probe(data).format
     except ValueError:
         return ()
-    if found == "npy" and len(data) < _SMALL_ARRAY:
+    if found == "npy" and len(data) < SMALL_ARRAY:
         return ()
     formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
     if formats == {found}:
@@ -106,8 +108,8 @@ def passthrough_of_both(
 ) -> tuple[CodecConfig, ...]:
     """The codec of two features that become one: the first's, or that of images of both formats."""
     if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
-        arrays = "npy" in {config["format"] for config in (*one, *other)}
-        return () if arrays else ({"id": IMAGE, "format": "any"},)
+        formats = {config["format"] for config in (*one, *other)}
+        return ({"id": IMAGE, "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
     return one
 
 

@@ -115,7 +115,7 @@ class LeRobot(Originals):
 
     def referring(self) -> LeRobot:
         """The same source, whose packets stay where they are."""
-        return replace(self, reference=True)
+        return self if self.reference else replace(self, reference=True)
 
     def is_whole(self) -> bool:
         """Whether nothing else lies here."""
@@ -130,8 +130,9 @@ class LeRobot(Originals):
         when anything of the first so many does but the files of their video."""
         count = int(before.partition(" ")[0] or len(self._episodes))
         episodes = [*self._episodes.values()][:count]
-        tables = [self.path / each.file for each in episodes if each.error is None]
-        files = external_files(self.path, filter(is_file, tables)).values()
+        tables = dict.fromkeys(each.file for each in episodes if each.error is None)
+        paths = (self.path / table for table in tables)
+        files = external_files(self.path, filter(is_file, paths)).values()
         facts = (
             *(self.schema().to_json(), [self._info_of(each) for each in episodes], episodes),
             [read_texts(self.path, self._info, column) for column in self._numbered.values()],
@@ -143,8 +144,8 @@ class LeRobot(Originals):
         """The files that its GOPs may refer to, by the names that these have for them."""
         names = [name for name, video in self._videos.items() if not video.is_depth]
         good = [each for each in self._episodes.values() if each.error is None]
-        paths = (self.path / each.videos[name].file for each in good for name in names)
-        return external_files(self.path, paths)
+        files = dict.fromkeys(each.videos[name].file for each in good for name in names)
+        return external_files(self.path, [self.path / file for file in files])
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
         """The GOPs of one episode's video features; its frames lack these features."""

@@ -362,7 +362,7 @@ def _fill(what: str, template: str, values: Mapping[str, Any]) -> str:
         return f"{number:0{match[2] or 1}d}"
 
     path = _FIELD.sub(value, template)
-    if {"{", "}"} & {*path} or path.startswith("/") or ".." in Path(path).parts:
+    if {"{", "}"} & {*path} or path.startswith("/") or ".." in path.split("/"):
         raise _wrong(what, "a path below the dataset", template)
     return path
 

@@ -17,7 +17,8 @@ from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, pytho
 from seqrecord.text import repr_of
 
 _ORDER = ("episode_index", "frame_index", "timestamp")
-_ROWS, _ROWS_OF_IMAGES = 512, 32  # in memory at a time, by default
+# In memory at a time, by default; more of them where they are small.
+_ROWS, _ROWS_OF_IMAGES, _MOST_ROWS, _BYTES = 512, 32, 8192, 1 << 20
 
 
 class NumberedTexts(NamedTuple):
@@ -45,8 +46,11 @@ class EpisodeRows:
         self._root, self._schema, self._numbered = root, schema, texts
         has_images = any(spec.kind == "image" for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
-        self._episodes: dict[Path, _Episodes] = {}  # of the file that was looked at last
-        self._path: Path | None = None  # the open file
+        if batch_rows is None and all(s.is_fixed or name in texts for name, s in schema.items()):
+            fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
+            self._batch_rows = max(self._batch_rows, min(fitting, _MOST_ROWS))
+        self._episodes: dict[str, _Episodes] = {}  # of the file that was looked at last
+        self._file: _Episodes | None = None  # the open file
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
         self._row = 0  # the first of them, or the next one to be read
@@ -56,24 +60,26 @@ class EpisodeRows:
 
         Raises `SourceError` for rows that are missing, twice or out of order.
         """
-        path = self._root / episode.file
-        with located(SourceError, file=str(path)):
-            begin, times = self._in_file(path).rows_of(episode)
+        file = self._in_file(episode)
+        with located(SourceError, file=str(file.path)):
+            begin, times = file.rows_of(episode)
             count = 0
-            for batch in self._rows(path, begin, begin + len(times)):
-                yield from self._blocks(batch, path, count)
+            for batch in self._rows(file, begin, begin + len(times)):
+                yield from self._blocks(batch, file.path, count)
                 count += batch.num_rows
 
     def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
         """The timestamps of an episode's rows: seconds [rows]; raises as `blocks` does."""
-        path = self._root / episode.file
-        with located(SourceError, file=str(path)):
-            return self._in_file(path).rows_of(episode)[1]
+        file = self._in_file(episode)
+        with located(SourceError, file=str(file.path)):
+            return file.rows_of(episode)[1]
 
-    def _in_file(self, path: Path) -> _Episodes:
-        if path not in self._episodes:
-            self._episodes = {path: _Episodes(path)}
-        return self._episodes[path]
+    def _in_file(self, episode: LeRobotEpisode) -> _Episodes:
+        if episode.file not in self._episodes:
+            path = self._root / episode.file
+            with located(SourceError, file=str(path)):
+                self._episodes = {episode.file: _Episodes(path)}
+        return self._episodes[episode.file]
 
     def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
         columns: dict[str, Any] = {}
@@ -101,18 +107,18 @@ class EpisodeRows:
                     frame[name] = embedded_value(_image(images[name], row), spec, path)
             yield Block.of(frame)
 
-    def _rows(self, path: Path, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows of a file from `begin` up to `end`, batch by batch."""
-        if path != self._path or begin < self._row:
-            self._batches, self._rest, self._row = self._opened(path, begin), None, begin
+        if file is not self._file or begin < self._row:
+            self._batches, self._rest, self._row = self._opened(file, begin), None, begin
         while begin < end:
             batch, self._rest = self._rest, None
             if batch is None:
-                self._path = None  # unless more can be read
+                self._file = None  # unless more can be read
                 batch = next(self._batches, None)
                 if batch is None:
                     raise SourceError("columns of several lengths", expected=f"{end} rows or more")
-                self._path = path
+                self._file = file
             skipped = min(begin - self._row, batch.num_rows)
             mine = batch.slice(skipped, end - begin)
             used = skipped + mine.num_rows
@@ -121,37 +127,39 @@ class EpisodeRows:
             begin += mine.num_rows
             yield mine
 
-    def _opened(self, path: Path, first: int) -> Iterator[pa.RecordBatch]:
+    def _opened(self, file: _Episodes, first: int) -> Iterator[pa.RecordBatch]:
         stands_for = {name: each.column for name, each in self._numbered.items()}
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
         rows = self._batch_rows
-        table = self._in_file(path).table
-        return table.batches(columns, features=self._schema, rows=rows, first=first)
+        return file.table.batches(columns, features=self._schema, rows=rows, first=first)
 
 
 class _Episodes:
     """Which rows of a file are of which episode, and their times."""
 
     def __init__(self, path: Path) -> None:
-        self.table = ParquetTable(path)
+        self.path, self.table = path, ParquetTable(path)
         batches = list(self.table.batches(_ORDER))
         self._columns = [
             np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
             for name in _ORDER
         ]
+        # A column that is searched once for each episode would be read each time.
+        found, *places = np.unique(self._columns[0], return_index=True, return_counts=True)
+        pairs = zip(*(each.tolist() for each in places), strict=True)
+        self._places = dict(zip(found.tolist(), pairs, strict=True))
 
     def rows_of(self, episode: LeRobotEpisode) -> tuple[int, npt.NDArray[np.float64]]:
         """The first row of an episode, and the timestamps of all of them: seconds [rows].
 
         Raises `SourceError` for rows that are missing or out of order.
         """
-        episodes, numbers, times = self._columns
-        rows = np.flatnonzero(episodes == episode.index)
-        if len(rows) and len(rows) != rows[-1] + 1 - rows[0]:
+        begin, count = self._places.get(episode.index, (0, 0))
+        episodes, numbers, times = (column[begin : begin + count] for column in self._columns)
+        if (episodes != episode.index).any():
             raise SourceError("rows of other episodes among those of this one")
-        numbers, times = numbers[rows], times[rows]
-        for frame in np.flatnonzero(numbers != np.arange(len(rows)))[:1].tolist():
+        for frame in np.flatnonzero(numbers != np.arange(count))[:1].tolist():
             raise SourceError(
                 "rows that are missing or out of order",
                 frame=frame,
@@ -166,13 +174,13 @@ class _Episodes:
                 expected=f"more than {before[frame]} s",
                 got=f"{times[frame]} s",
             )
-        if len(rows) != episode.length:
+        if count != episode.length:
             raise SourceError(
                 "another number of rows than the episode's length",
                 expected=episode.length,
-                got=len(rows),
+                got=count,
             )
-        return int(rows[0]) if len(rows) else 0, times
+        return begin, times
 
 
 def image_bytes(path: Path, name: str) -> bytes:
@@ -227,7 +235,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
         else:
             offsets = values.offsets.to_numpy()
             begin, size = (int(offsets[0]), int(offsets[1] - offsets[0])) if len(values) else (0, 0)
-            if (np.diff(offsets) != size).any():
+            if (offsets[1:] - offsets[:-1] != size).any():
                 raise _misshapen(spec, "lists of several lengths, or missing ones")
         sizes.append(size)
         values = values.values.slice(begin, len(values) * size)

@@ -57,6 +57,7 @@ class LeRobotVideos:
         self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None
+        self._opened_last = ""
         self._table: PacketTable | None = None
 
     def gops(
@@ -83,12 +84,11 @@ class LeRobotVideos:
     def _opened(self, episode: LeRobotEpisode) -> tuple[VideoFile, float]:
         """The open file of an episode, and the time in it of the first frame."""
         place = episode.videos[self._spec.name]
-        path = self._root / place.file
-        if self._file is None or self._file.path != path:
+        if self._file is None or self._opened_last != place.file:
             if self._file is not None:
                 self._file.close()
                 self._file = None
-            self._file = VideoFile(path)
+            self._file, self._opened_last = VideoFile(self._root / place.file), place.file
             self._table = read_table(self._file) if self._reference else None
         self._check(self._file)
         return self._file, place.begin

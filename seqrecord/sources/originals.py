@@ -16,7 +16,14 @@ from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.base import EpisodeInfo
-from seqrecord.sources.files import find_original, find_root, is_directory, is_file, list_folder
+from seqrecord.sources.files import (
+    find_original,
+    find_root,
+    is_directory,
+    is_file,
+    link_loop,
+    list_folder,
+)
 from seqrecord.sources.specs import chosen_schema
 
 if TYPE_CHECKING:
@@ -52,7 +59,8 @@ class Originals:
     @property
     def path(self) -> Path:
         """`root`, as a path."""
-        return Path(self.root)
+        assert isinstance(self.root, Path)
+        return self.root
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: v for name, v in self.__dict__.items() if name not in self.unpickled}
@@ -252,6 +260,6 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 def check_depth(folder: Path, depth: int) -> None:
     """Raises `SourceError` for a folder too far below the first one."""
     if depth > MAX_DEPTH:
-        raise SourceError(
+        raise link_loop(folder) or SourceError(
             "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"
         )

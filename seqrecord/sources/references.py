@@ -27,6 +27,7 @@ from seqrecord.storage import (
 from seqrecord.storage.base import check_path
 
 __all__ = [
+    "MOST_COPIED",
     "checksum_of",
     "checksum_of_files",
     "external_files",
@@ -36,6 +37,10 @@ __all__ = [
     "place_of",
     "referring_schema",
 ]
+
+
+MOST_COPIED = 64 << 10
+"""Bytes of a frame of one feature that an index copies."""
 
 
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:

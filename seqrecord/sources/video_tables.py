@@ -6,6 +6,8 @@ Everything is whole arrays: of a file with a million packets, an episode is a fe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,10 @@ from seqrecord.sources.video_turns import UPRIGHT
 
 IntArray = npt.NDArray[np.int64]
 
+_ENTRY: tuple[tuple[str, Any], ...] = (
+    *(("timestamp", np.int64), ("pos", np.int64), ("size", np.int64)),
+    *(("is_keyframe", bool), ("is_discard", bool)),
+)
 _CONVERT = "this video cannot be read in place; convert it with `seqrecord write`"
 _OPEN = "groups of pictures are open: frames refer to those before their keyframe"
 
@@ -49,10 +55,10 @@ class PacketTable:
         return order
 
     @cached_property
-    def shown_ticks(self) -> IntArray:
-        """When the frames of `shown` are shown, ascending."""
-        ticks: IntArray = self.ticks[self.shown]
-        return ticks
+    def shown_ticks(self) -> npt.NDArray[np.float64]:
+        """When the frames of `shown` are shown, ascending: searched by times, which are no
+        integers."""
+        return self.ticks[self.shown].astype(np.float64)
 
     @cached_property
     def cuts(self) -> IntArray:
@@ -69,20 +75,21 @@ class PacketTable:
 def read_table(file: VideoFile) -> PacketTable:
     """From the file's own tables, where they tell enough; else each packet is read once."""
     if entries := file.entries():
-        facts = np.array([(e.timestamp, e.pos, e.size) for e in entries], np.int64).T
-        key = np.array([entry.is_keyframe for entry in entries], bool)
-        shown = np.array([not entry.is_discard for entry in entries], bool)
-        outside = (facts[1] < 0) | (facts[1] > file.nbytes - facts[2])
+        known = list(entries)  # each is made when it is asked for
+        ticks, starts, sizes, key, hidden = (
+            np.fromiter(map(attrgetter(name), known), kind, len(known)) for name, kind in _ENTRY
+        )
+        outside = (starts < 0) | (starts > file.nbytes - sizes)
         if outside.any():
             at = int(np.argmax(outside))
             raise SourceError(
                 "a truncated video, or one whose tables lie: packets outside of the file",
                 file=str(file.path),
-                offset=int(facts[1, at]),
+                offset=int(starts[at]),
                 expected=f"packets up to byte {file.nbytes}",
-                got=f"{int(facts[2, at])} bytes",
+                got=f"{int(sizes[at])} bytes",
             )
-        return PacketTable(facts[0], shown, key, key, facts[1], facts[2])
+        return PacketTable(ticks, ~hidden, key, key, starts, sizes)
     packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
     return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
@@ -108,7 +115,7 @@ def read_references(
             raise SourceError(f"{_CONVERT}: players turn it, so it must be re-encoded")
         wanted = table.shown if times is None else _of_rows(file, table, times, tolerance)
         ticks = table.ticks[wanted]
-        if len(back := np.flatnonzero(np.diff(ticks) <= 0)):
+        if len(back := np.flatnonzero(ticks[1:] <= ticks[:-1])):
             raise SourceError("frames whose times go back", frame=int(back[0]) + 1)
         return _groups(file, table, wanted)
 
@@ -117,32 +124,23 @@ def _of_rows(
     file: VideoFile, table: PacketTable, times: npt.NDArray[np.float64], tolerance: float
 ) -> IntArray:
     """The packet of each row's frame: the frame nearest to its time, within the tolerance."""
-    if not (np.diff(times) > 0).all() or not np.isfinite(times).all():
+    if not (times[1:] > times[:-1]).all() or not np.isfinite(times).all():
         raise SourceError("timestamps that go back")
-    bounds = np.array([times[0] - tolerance, times[-1] + tolerance]) / file.tick
     ticks = table.shown_ticks
-    near = slice(
-        int(np.searchsorted(ticks, np.floor(bounds[0]))),
-        int(np.searchsorted(ticks, np.ceil(bounds[1]), side="right")),
-    )
-    seconds = ticks[near] * file.tick
-    row = np.searchsorted(times, seconds).clip(1, max(1, len(times) - 1))
-    if len(times) == 1:
-        row = np.zeros_like(row)
-    else:
-        row = row - (seconds - times[row - 1] < times[row] - seconds)
-    fits = np.abs(times[row] - seconds) < tolerance
-    rows: IntArray = row[fits]
-    packets: IntArray = table.shown[near][fits]
-    if len(rows) != len(times) or (rows != np.arange(len(times))).any():
-        both = min(len(rows), len(times))
-        differ = np.flatnonzero(rows[:both] != np.arange(both))
-        first = int(differ[0]) if len(differ) else min(both, len(times) - 1)
+    after = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
+    before = (after - 1).clip(0)
+    seconds = ticks[[before, after]] * file.tick if len(ticks) else np.full((2, len(times)), np.inf)
+    away = np.abs(times - seconds)
+    frame: IntArray = np.where(away[0] <= away[1], before, after)
+    is_own = np.diff(frame, prepend=-1) > 0
+    if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
+        first = int(wrong[0])
         raise SourceError(
             "a row without a frame of its own in the video",
             frame=first,
             expected=f"one within {tolerance} s of {times[first]:.6f} s",
         )
+    packets: IntArray = table.shown[frame]
     return packets
 
 
@@ -153,13 +151,15 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
         what = "a video that does not begin with a keyframe"
         unsure = f"{_CONVERT}: no decoder is sure to begin at its first keyframe"
         raise SourceError(unsure if table.is_key[0] else what)
-    if (np.diff(group) < 0).any():
+    if (group[1:] < group[:-1]).any():
         raise SourceError(f"{_CONVERT}: {_OPEN}")
-    used, first_frame = np.unique(group, return_index=True)
-    begins = table.cuts[used]
-    last = np.maximum.reduceat(wanted, first_frame) if len(used) else used
+    is_first = np.ones(len(group), bool)
+    np.not_equal(group[1:], group[:-1], out=is_first[1:])
+    first_frame = np.flatnonzero(is_first)
+    begins = table.cuts[group[first_frame]]
+    last = np.maximum.reduceat(wanted, first_frame) if len(begins) else begins
     counts = last + 1 - begins
-    frames = np.diff(np.append(first_frame, len(wanted)))
+    frames = np.concatenate((first_frame[1:], [len(wanted)])) - first_frame
     first = np.cumsum(counts) - counts
     packets = np.arange(int(counts.sum())) + np.repeat(begins - first, counts)
     if (counts > MAX_GOP_PACKETS).any() or (frames > MAX_GOP_FRAMES).any():

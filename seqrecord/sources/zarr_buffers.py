@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
+from seqrecord.format.references import ExternalFile
 from seqrecord.processes.forks import cached_property
-from seqrecord.schema import FeatureSpec, Frame
+from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
 from seqrecord.sources.limits import MAX_CHUNK_BYTES, check_frames
 from seqrecord.sources.originals import Scan, ScannedSource, natural_order
+from seqrecord.sources.references import referring_schema
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
+from seqrecord.sources.stored_rows import check_stored_alike, zarr_files, zarr_rows, zarr_spec
 
 __all__ = ["FORMAT", "ZarrBuffers"]
 
@@ -51,8 +54,12 @@ class ZarrBuffers(ScannedSource):
     the names to read in that order, leave it out. `keep_encoded` changes nothing:
     images are arrays here. Arrays whose codec would unpickle objects are refused.
 
-    On a URL each chunk is a request of its own, several at a time.
+    On a URL each chunk is a request of its own, several at a time. With `reference` arrays of at
+    least 4 KiB a frame stay where they are, if they are not compressed and each chunk holds whole
+    frames.
     """
+
+    reference: bool = False
 
     takes_files = True
     unpickled = ("_buffers",)
@@ -60,6 +67,25 @@ class ZarrBuffers(ScannedSource):
     def exists(self) -> bool:
         """Whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip` file."""
         return bool(self._buffers)
+
+    def schema(self) -> Schema:
+        return referring_schema(super().schema()) if self.reference else super().schema()
+
+    def referring(self) -> ZarrBuffers:
+        """The same source, whose large arrays stay where they are."""
+        return replace(self, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its frames may refer to, by the names that these have for them."""
+        names = [spec.name for spec in self.schema().values() if spec.may_be_referred_to]
+        found: dict[str, ExternalFile] = {}
+        for path in self._buffers:
+            with suppress(SourceError), _open(path) as group:  # `frames` says what is wrong
+                arrays = _arrays(group)
+                for name in names:
+                    if name in arrays:
+                        found |= zarr_files(self.path, arrays[name], path / "data" / name)
+        return found
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -88,7 +114,7 @@ class ZarrBuffers(ScannedSource):
                 arrays = _arrays(group)
                 found.offered |= dict.fromkeys(arrays)
                 specs = [
-                    _spec(name, array, path)
+                    self._spec(name, array, path)
                     for name, array in arrays.items()
                     if self.features is None or name in self.features
                 ]
@@ -105,11 +131,12 @@ class ZarrBuffers(ScannedSource):
             arrays = _arrays(group)
             ends = _episode_ends(group, path)
             start, stop = _bounds(ends, info.metadata.get("number"))
-            readers = {}
+            readers: dict[str, Iterator[Any]] = {}
             for feature, spec in self.schema().items():
                 if feature in arrays:
                     array = arrays[feature]
-                    if _spec(feature, array, path).value != spec.value:
+                    own = self._spec(feature, array, path)
+                    if own.value != spec.value:
                         raise SourceError("text and numbers of one name")
                     if spec.value == "array":
                         check_spec(array.dtype, array.shape[1:], spec, path)
@@ -120,12 +147,24 @@ class ZarrBuffers(ScannedSource):
                             expected=f"at least {stop} rows",
                             got=f"{array.shape[0]} rows",
                         )
-                    readers[feature] = _values(read_rows(array, path, start, stop), spec)
+                    if spec.codec:
+                        check_stored_alike(own, spec)
+                        where, rows = path / "data" / feature, range(start, stop)
+                        readers[feature] = zarr_rows(array, where, rows, spec)
+                    else:
+                        readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
                 raise SourceError("an episode without frames of the features")
             check_frames(stop - start)
             for _ in range(start, stop):
                 yield {feature: next(values) for feature, values in readers.items()}
+
+    def _spec(self, name: str, array: Any, path: Path) -> FeatureSpec:
+        if array.dtype.kind in "TU" and array.ndim == 1:
+            return text_spec(name, path)
+        dtype, shape = array.dtype, array.shape[1:]
+        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
+        return zarr_spec(spec, array, path) if self.reference else spec
 
 
 FORMAT = SourceFormat(
@@ -218,13 +257,6 @@ def _array(group: Any, name: str) -> Any:
 
     with located(SourceError, feature=name):
         return bounded(array)
-
-
-def _spec(name: str, array: Any, path: Path) -> FeatureSpec:
-    if array.dtype.kind in "TU" and array.ndim == 1:
-        return text_spec(name, path)
-    dtype, shape = array.dtype, array.shape[1:]
-    return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
 
 def _arrays(group: Any) -> dict[str, Any]:

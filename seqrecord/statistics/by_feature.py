@@ -133,7 +133,7 @@ class FeatureStatistics:
             return made
         numbers = values if values.is_floating_point() else values.float()
         numbers = numbers.float() if numbers.itemsize < np.float32().itemsize else numbers
-        return (numbers - numbers.new_tensor(mean)).div_(numbers.new_tensor(std))
+        return (numbers - _beside(numbers, mean)).div_(_beside(numbers, std))
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """The statistics of what both have seen, each number counted once.
@@ -343,6 +343,13 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
     dtype = np.dtype(name)
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
     return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches)
+
+
+def _beside(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
+    """A tensor of values on the device of others. From memory that is not pinned it would wait for
+    all that a GPU has yet to do."""
+    made, is_late = numbers.new_tensor(values, device="cpu"), numbers.is_cuda
+    return (made.pin_memory() if is_late else made).to(numbers.device, non_blocking=is_late)
 
 
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")

@@ -33,9 +33,13 @@ class StatisticsCollector:
         self._features: Mapping[str, FeatureSpec] = {} if schema is None else schema.active
         self._base = _base_shares()
         self._num_frames = 0
-        self._all = self._fresh()
-        self._flushed = self._fresh()  # what was kept of the episode
-        self._episode = self._fresh()
+        self._all = {
+            name: _Feature(spec, count)
+            for name, spec in self._features.items()
+            if (count := num_channels(spec)) is not None
+        }
+        self._flushed: dict[str, _Feature] = {}  # what was kept of the episode
+        self._episode: dict[str, _Feature] = {}  # what came since
         self._phase = 0.0
         self._number = 0  # frames of the episode so far
         self._kept = 0  # of these
@@ -48,7 +52,7 @@ class StatisticsCollector:
     def begin(self, key: str) -> None:
         """Start an episode; forget what was not kept of the one before."""
         self._settle()
-        self._episode = self._fresh()
+        self._episode = {}
         self._phase = zlib.crc32(key.encode()) / 2**32
         self._number = self._kept = 0
 
@@ -60,14 +64,14 @@ class StatisticsCollector:
         for name, item in frame.items():
             if isinstance(item, EncodedImage):
                 self.leave_out(name)  # decoding it would take longer than storing it
-            elif name in self._episode:
+            elif name in self._all:
                 self.add_frames(name, np.asarray(item)[None], np.array([self._number]))
         self._number += 1
 
     def leave_out(self, name: str) -> None:
         """Frames of the episode have a feature that is not looked at: it has no statistics."""
-        if name in self._episode:
-            self._episode[name].is_whole = False
+        if (feature := self._of_episode(name)) is not None:
+            feature.is_whole = False
 
     def add_frames(
         self, name: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
@@ -76,8 +80,7 @@ class StatisticsCollector:
 
         They count as frames by `add` or `skip`. Nothing of the array is kept.
         """
-        feature = self._episode.get(name)
-        if feature is None:
+        if (feature := self._of_episode(name)) is None:
             return
         shares = None
         if frames.size > len(frames) * feature.channels * FRAME_PIXELS:
@@ -91,22 +94,19 @@ class StatisticsCollector:
 
     def keep(self) -> None:
         """The episode's frames so far count, unless it is discarded."""
-        for name, feature in self._episode.items():
-            self._flushed[name].merge(feature)
+        _merge(self._flushed, self._episode)
         self._kept = self._number
-        self._episode = self._fresh()
 
     def discard(self) -> None:
         """Forget the episode, and what was kept of it."""
-        self._episode, self._flushed = self._fresh(), self._fresh()
+        self._episode, self._flushed = {}, {}
         self._number = self._kept = 0
 
     def _settle(self) -> None:
         """The episode before has ended: what was kept of it counts."""
-        for name, feature in self._flushed.items():
-            self._all[name].merge(feature)
+        _merge(self._all, self._flushed)
         self._num_frames += self._kept
-        self._flushed, self._kept = self._fresh(), 0
+        self._kept = 0
 
     def statistics(self) -> Statistics:
         """Those of all frames that were kept."""
@@ -116,12 +116,21 @@ class StatisticsCollector:
             {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},
         )
 
-    def _fresh(self) -> dict[str, _Feature]:
-        return {
-            name: _Feature(spec, count)
-            for name, spec in self._features.items()
-            if (count := num_channels(spec)) is not None
-        }
+    def _of_episode(self, name: str) -> _Feature | None:
+        """What is seen of a feature in the episode; `None` for one that is not looked at."""
+        if name not in self._episode and name in self._all:
+            self._episode[name] = _Feature(self._features[name], self._all[name].channels)
+        return self._episode.get(name)
+
+
+def _merge(into: dict[str, _Feature], more: dict[str, _Feature]) -> None:
+    """Take what `more` has seen, which is empty then."""
+    for name, feature in more.items():
+        if name in into:
+            into[name].merge(feature)
+        else:
+            into[name] = feature
+    more.clear()
 
 
 class _Feature:

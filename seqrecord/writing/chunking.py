@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -46,7 +45,8 @@ def is_small(spec: FeatureSpec) -> bool:
 
 
 class ChunkLength:
-    """Frames a chunk of one group and episode: `given`, or a power of two by the frames' size.
+    """Frames a chunk of one group, of one episode after the other: those that `begin` was given, or
+    a power of two by the frames' size.
 
     Chunks of a group hold 32 frames, or fewer that take 48 MiB together, decoded; those of a group
     of small features (see `is_small`) 1024 frames, or fewer that take 1 MiB.
@@ -56,12 +56,16 @@ class ChunkLength:
     many as a chunk may hold. Frames that come later may be larger, and so then are chunks.
     """
 
-    def __init__(self, group: Schema, given: int | None = None) -> None:
+    def __init__(self, group: Schema) -> None:
         self._max_frames, self._max_bytes = CHUNK_FRAMES, CHUNK_BYTES
         if all(map(is_small, group.values())):
             self._max_frames, self._max_bytes = SMALL_CHUNK_FRAMES, SMALL_CHUNK_BYTES
         self._variable = group.variable
         self._fixed_bytes = sum(spec.nbytes for spec in group.values() if spec.is_fixed)
+        self.begin(None)
+
+    def begin(self, given: int | None) -> None:
+        """The next episode."""
         self._seen = self._bytes = self._largest = 0
         self.frames = given
         if given is None and not self._variable:
@@ -90,8 +94,7 @@ class ChunkLength:
         for spec in self._variable:
             blobs = columns.get(spec.name, ())
             if not isinstance(blobs, memoryview) and blobs:
-                shapes = (math.prod(blob.shape) for blob in blobs[rows.start : rows.stop])
-                sizes += np.fromiter(shapes, np.int64, len(rows)) * spec.dtype.itemsize
+                sizes += _decoded_bytes(spec, blobs[rows.start : rows.stop])
         return sizes
 
     def settle(self) -> int:
@@ -103,6 +106,13 @@ class ChunkLength:
     def _fitting(self, frame_bytes: int) -> int:
         fitting = max(1, min(self._max_frames, self._max_bytes // max(1, frame_bytes)))
         return 1 << (fitting.bit_length() - 1)
+
+
+def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.int64]:
+    """Of each frame: int64 [blobs]."""
+    shapes = np.array([blob.shape for blob in blobs], np.int64)
+    sizes: npt.NDArray[np.int64] = shapes.reshape(len(blobs), len(spec.shape)).prod(axis=1)
+    return sizes * spec.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -144,12 +154,11 @@ class StoredChunk:
         those of another file that the page refers to.
         """
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
-        row = np.zeros(1, chunk_row(len(group), len(group.variable)))
-        row["num_frames"], row["first_frame"] = len(frames), frames.start
-        row["pages"]["length"] = [len(page) for page in pages]
-        row["pages"]["crc32c"] = [of_page for of_page, _ in sums]
-        row["largest"], row["external"] = largest, external
-        return cls(number, row, gaps, (*pages, b"".join(of_slices for _, of_slices in sums)))
+        said = [(len(page), of_page) for page, (of_page, _) in zip(pages, sums, strict=True)]
+        row = (0, len(frames), frames.start, external, 0, said, largest)
+        dtype = chunk_row(len(group), len(largest))
+        slices = b"".join(of_slices for _, of_slices in sums)
+        return cls(number, np.array([row], dtype), gaps, (*pages, slices))
 
 
 def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
@@ -173,14 +182,13 @@ class FrameGroup:
         self._places = {name: schema.position(name) for name in self.schema}
         self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
         self._length = ChunkLength(self.schema)
-        self.clear()
-        self._written = 0  # frames of the episode in chunks
+        self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
         """The next episode; see `ChunkLength` for `None`."""
-        self._length = ChunkLength(self.schema, chunk_frames)
+        self._length.begin(chunk_frames)
         self.clear()
-        self._written = 0
+        self._written = 0  # frames of the episode in chunks
 
     def room(self, columns: Mapping[str, Column], rows: range) -> int:
         """How many of these rows of a block come up to the one that may end a chunk, or there
@@ -233,8 +241,7 @@ class FrameGroup:
         self._num_frames -= length
         pages = [self._codecs[name].join(blobs) for name, blobs in found.items()]
         largest = [
-            max((math.prod(blob.shape) for blob in found[spec.name]), default=0)
-            * spec.dtype.itemsize
+            int(_decoded_bytes(spec, found[spec.name]).max(initial=0))
             for spec in self.schema.variable
         ]
         span = range(self._written, self._written + length)

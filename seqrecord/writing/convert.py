@@ -108,7 +108,7 @@ def convert(
             that run. `workers` is then only how many there are; by default those of the cluster.
         skip_bad_episodes: leave out episodes that raise `SourceError`, or that cannot be stored as
             they are listed, and report them.
-        reference: leave packets of video, or files of images, where they are, and only say where
+        reference: leave packets of video, images and arrays where they are, and only say where
             that is: nothing but other features is copied, and the originals must stay. You alone
             can read the dataset then, or who says where the originals lie; see `seqrecord.open`.
         checksums: with `reference`, read what is referred to, and keep its checksums: then a change

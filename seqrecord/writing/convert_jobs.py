@@ -148,9 +148,18 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 _write_frames(files, job, info, count)
             except SourceError as error:
                 if not job.skip_bad_episodes:
+                    others = (
+                        "to pack the other episodes, resume with skip_bad_episodes (--resume "
+                        "--skip-bad-episodes)"
+                    )
+                    if job.externals:
+                        others = (
+                            "`seqrecord doctor` says all that is wrong with a LeRobot dataset; to "
+                            "read the other episodes where they lie, index them with convert(…, "
+                            "reference=True, skip_bad_episodes=True), and open that"
+                        )
                     raise SourceError(
-                        f"{error.message}; to pack the other episodes, resume with "
-                        "skip_bad_episodes (--resume --skip-bad-episodes)",
+                        f"{error.message}; {others}",
                         **error.facts(),
                     ) from error
                 files.drop()

@@ -303,7 +303,7 @@ def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
         return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
 
     if spec.value == "text":
-        return lambda items: _each(_once_each(encode), items)
+        return partial(_once_each, encode)
     return partial(_each, encode)
 
 
@@ -321,18 +321,17 @@ def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:
     return blobs
 
 
-def _once_each(encode: Callable[[Any], Blob]) -> Callable[[Any], Blob]:
+def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob]:
     """Encodes texts that are the same once: the task of a block's frames."""
-    known: dict[str, Blob] = {}
-
-    def blob_of(item: Any) -> Blob:
-        if not isinstance(item, str):
-            return encode(item)
-        if item not in known:
-            known[item] = encode(item)
-        return known[item]
-
-    return blob_of
+    if not {str}.issuperset(map(type, items)):
+        return _each(encode, items)
+    texts = [*dict.fromkeys(items)]
+    try:
+        known = dict(zip(texts, _each(encode, texts), strict=True))
+    except (FrameError, CodecError) as error:
+        error.frame = items.index(texts[error.frame or 0])
+        raise
+    return [known[item] for item in items]
 
 
 def _pixels(spec: FeatureSpec, item: Any) -> Blob:

@@ -28,7 +28,7 @@ from seqrecord.format.footer import (
     encode_header,
 )
 from seqrecord.format.lags import Lags, with_lags
-from seqrecord.format.pages import aligned
+from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
 from seqrecord.format.text import truncated_metadata
 from seqrecord.processes.threads import ThreadPool
@@ -44,6 +44,7 @@ _VALUES = 7  # of an episode without lags
 _LAG_BYTES = 600  # of a timestamp's name and lags in a footer, at most
 
 _POLL_SECONDS = 0.25
+_TOGETHER = 64 << 10  # bytes of a chunk that are written at once; to copy more takes longer
 
 EpisodeLags: TypeAlias = "tuple[tuple[str, Lags], ...]"
 """Those of an episode's timestamps, by feature."""
@@ -110,7 +111,9 @@ class RecordFiles:
         """Chunks of this episode follow, of which other files may have some."""
         self.check()
         assert self._episode is None, "the episode before has not ended"
-        self._episode, self._flushed = replace(episode, num_frames=None, lags=()), 0
+        if episode.num_frames is not None or episode.lags:
+            episode = replace(episode, num_frames=None, lags=())
+        self._episode, self._flushed = episode, 0
 
     def add(self, chunk: StoredChunk) -> None:
         """Add a chunk to the open file, or to the next one."""
@@ -352,10 +355,11 @@ class OpenFile:
         self._row_bytes += row.nbytes + sum(rows.nbytes for rows in missing)
         gaps += missing
         chunks.append(row)
-        for part in chunk.parts:
+        parts = [each for part in chunk.parts for each in (part, bytes(-len(part) % ALIGNMENT))]
+        if sum(map(len, parts)) <= _TOGETHER:
+            parts = [b"".join(parts)]
+        for part in filter(len, parts):
             self.upload.write(part)
-            if padding := aligned(self.upload.tell()) - self.upload.tell():
-                self.upload.write(bytes(padding))
 
     def is_full(self, record_bytes: int) -> bool:
         """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import FrameError, SourceError
+from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.format.references import MAX_NAMES, Reference, ReferencedFile
 from seqrecord.schema import Schema
 from seqrecord.sources.references import checksum_of_files, parts_of, place_of
 from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
+
+_Placed = tuple["ReferencedFile | Blob", str, str]
 
 _MOST_SPAN = 1 << 32  # bytes of a file from the first frame of a chunk to the last one
 
@@ -21,7 +24,8 @@ class ReferenceGroup:
     """A feature's frames that are in no chunk yet, of one episode after the other.
 
     Frames lie in files, or are files in folders, that `externals` numbers, see `VideoGroup`. A
-    chunk refers to one such file or folder. With `checksums` what it refers to is read.
+    chunk refers to one such file or folder, or holds frames that lie in none, such as fill values
+    of a chunk that is not there. With `checksums` what it refers to is read.
     """
 
     def __init__(
@@ -36,18 +40,21 @@ class ReferenceGroup:
         self.schema = schema.group(number)
         [self.name] = self.schema
         self._place = schema.position(self.name)
+        self._codec = PageCodec(self.schema[self.name])
         self._externals, self._checksums = externals, checksums
+        self._chunk_length = ChunkLength(self.schema)
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
         """The next episode; see `ChunkLength` for `None`."""
-        self._length = ChunkLength(self.schema, chunk_frames).frames or 1
+        self._chunk_length.begin(chunk_frames)
+        self._length = self._chunk_length.frames or 1
         self._written = 0  # frames of the episode in chunks
         self.clear()
 
     def clear(self) -> None:
         """Forget the frames that are in no chunk."""
-        self._frames: list[tuple[ReferencedFile, str, str] | None] = []
+        self._frames: list[_Placed | None] = []
 
     def settle(self) -> None:
         """The episode ends."""
@@ -64,9 +71,10 @@ class ReferenceGroup:
             self._frames += [None] * len(rows)
             return
         for item in found[rows.start : rows.stop]:
-            if not isinstance(item, ReferencedFile):
-                raise FrameError("a frame that lies in no file", feature=self.name)
-            self._frames.append((item, *place_of(item)))
+            if isinstance(item, ReferencedFile):
+                self._frames.append((item, *place_of(item)))
+            else:
+                self._frames.append((self._codec.encode_frame(item), "", ""))
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
         """The chunks that are full; with `rest` also those of the frames that are left, if any."""
@@ -74,9 +82,7 @@ class ReferenceGroup:
             yield from self._taken(self._frames[: self._length])
             del self._frames[: self._length]
 
-    def _taken(
-        self, frames: Sequence[tuple[ReferencedFile, str, str] | None]
-    ) -> Iterator[StoredChunk]:
+    def _taken(self, frames: Sequence[_Placed | None]) -> Iterator[StoredChunk]:
         """The chunks of these frames: one, unless they lie in several places, or too far apart."""
         begin = 0
         for at in range(1, len(frames) + 1):
@@ -85,10 +91,7 @@ class ReferenceGroup:
                 begin = at
 
     @staticmethod
-    def _is_cut(
-        before: Sequence[tuple[ReferencedFile, str, str] | None],
-        frame: tuple[ReferencedFile, str, str] | None,
-    ) -> bool:
+    def _is_cut(before: Sequence[_Placed | None], frame: _Placed | None) -> bool:
         """Whether a frame is in another chunk than those before it."""
         there = [each for each in before if each is not None]
         if frame is None or not there:
@@ -97,18 +100,23 @@ class ReferenceGroup:
         file, other, name = frame
         if place != other or any(name and name == each[2] for each in there):
             return True
+        if isinstance(file, Blob) or isinstance(first, Blob) or isinstance(last, Blob):
+            return False
         if file.stop is None or last.stop is None:
             return file.stop != last.stop
         return file.start < last.stop or file.stop - first.start >= _MOST_SPAN
 
-    def _chunk(self, frames: Sequence[tuple[ReferencedFile, str, str] | None]) -> StoredChunk:
+    def _chunk(self, frames: Sequence[_Placed | None]) -> StoredChunk:
         there = [frame for frame in frames if frame is not None]
-        reference = self._reference(there) if there else None
+        page, external = self._codec.join([f for f, *_ in there if isinstance(f, Blob)]), 0
+        referred = [(f, at, name) for f, at, name in there if isinstance(f, ReferencedFile)]
+        if referred:
+            reference = self._reference(referred)
+            page, external = reference.encode(), reference.length
         span = range(self._written, self._written + len(frames))
         self._written = span.stop
         present = np.array([frame is not None for frame in frames], bool)
         gaps = {} if present.all() else {self._place: present}
-        page, external = (reference.encode(), reference.length) if reference else (b"", 0)
         return StoredChunk.of(*(self.number, self.schema, span, gaps, [page]), external=external)
 
     def _reference(self, frames: Sequence[tuple[ReferencedFile, str, str]]) -> Reference:

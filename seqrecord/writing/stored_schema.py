@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.codecs import check_codec, image_chain, probe, resolve
-from seqrecord.codecs.images import IMAGE
+from seqrecord.codecs.images import FILES
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
@@ -265,5 +265,5 @@ def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> N
 
 
 def _is_encoded(spec: FeatureSpec) -> bool:
-    """Whether frames are images or video, as their codec has encoded them."""
-    return spec.is_video or (bool(spec.codec) and spec.codec[0].get("id") == IMAGE)
+    """Whether frames are files of images, or video, as their codec has encoded them."""
+    return spec.is_video or any(config.get("format") in FILES for config in spec.codec)

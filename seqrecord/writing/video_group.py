@@ -46,12 +46,13 @@ class VideoGroup:
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
         self._place = schema.position(self.name)
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
+        self._length = ChunkLength(self.schema)
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
         """The next episode; see `ChunkLength` for `None`."""
-        length = ChunkLength(self.schema, chunk_frames).frames or 1
-        self._most = min(length, MAX_GOP_FRAMES)
+        self._length.begin(chunk_frames)
+        self._most = min(self._length.frames or 1, MAX_GOP_FRAMES)
         self._written = 0  # frames of the episode in chunks
         self._has_arrays = self._has_gops = False
         self.clear()
@@ -134,13 +135,13 @@ class VideoGroup:
         self._end_chunk_if(self._held >= self._most)
 
     def _refer(self, gops: ReferencedGops) -> None:
-        for page in gops.pages(self._most, MOST_EXTERNAL):
-            reference = Reference.of(page, *self._externals[page.file])
+        pages = gops.pages(self._most, MOST_EXTERNAL)
+        references = Reference.of(gops, pages, *self._externals[gops.file])
+        for page, reference in zip(pages, references, strict=True):
             if self._checksum is not None:
-                stop = reference.start + reference.length
-                crc = self._checksum(page.file, reference.start, stop)
+                crc = self._checksum(gops.file, reference.start, reference.stop)
                 reference = replace(reference, crc32c=crc)
-            present = np.ones(int(page.num_frames.sum()), bool)
+            present = np.ones(int(gops.num_frames[page.start : page.stop].sum()), bool)
             self._add_chunk(present, reference.encode(), reference.length)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:

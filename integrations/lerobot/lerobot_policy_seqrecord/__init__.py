@@ -4,12 +4,15 @@ LeRobot imports this package when one of its commands starts. Without the variab
 nothing. With it, in the training command, `seqrecord.lerobot.LeRobotDataset` takes the place of
 their class, and `PlannedSampler` that of their sampler. With `SEQRECORD_LEROBOT=class` the sampler
 stays theirs: the same batches, in the same order.
+
+A LeRobot that takes readers of datasets, as its main branch does, is told of ours.
 """
 
 from __future__ import annotations
 
-from lerobot_policy_seqrecord.training import installed
+from lerobot_policy_seqrecord.training import installed, registered
 
-__all__ = ["installed"]
+__all__ = ["installed", "registered"]
 
+registered()
 installed()

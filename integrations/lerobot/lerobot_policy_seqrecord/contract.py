@@ -2,6 +2,7 @@
 
 `python -m lerobot_policy_seqrecord` prints what the installed version has. For 0.6.1 that is
 contract.json, which is compared at each start, and which the tests of seqrecord hold its class to.
+reader_contract.json is what was read of the main branch, and is compared before its reader is used.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError
 
-__all__ = ["RECORDED", "ContractError", "check", "described"]
+__all__ = ["RECORDED", "ContractError", "check", "check_reader", "described", "described_reader"]
 
 RECORDED = Path(__file__).with_name("contract.json")
+_READER = RECORDED.with_name("reader_contract.json")
 _DATASETS = {"dataset", "eval_dataset", "full_dataset", "train_dataset", "ds"}
 
 
@@ -28,7 +30,18 @@ class ContractError(SeqRecordError):
 
 def check(factory: ModuleType, training: ModuleType) -> None:
     """Raise `ContractError` unless LeRobot asks for what it asked for when it was recorded."""
-    recorded, found = json.loads(RECORDED.read_text()), described(factory, training)
+    _compare(json.loads(RECORDED.read_text()), described(factory, training))
+
+
+def check_reader(storage: ModuleType, dataset_reader: ModuleType) -> None:
+    """The same of what readers of datasets must be; that more is there is no difference."""
+    recorded, found = json.loads(_READER.read_text()), described_reader(storage, dataset_reader)
+    known = found["signatures"]
+    found["signatures"] = {name: known.get(name) for name in recorded["signatures"]}
+    _compare({name: recorded[name] for name in found}, found)
+
+
+def _compare(recorded: dict[str, Any], found: dict[str, Any]) -> None:
     for name, expected in recorded.items():
         if found[name] != expected:
             message = f"this plug-in does not fit the installed lerobot: {name} differs"
@@ -58,6 +71,25 @@ def described(factory: ModuleType, training: ModuleType) -> dict[str, Any]:
             "dataset": _asked(nodes, _DATASETS),
             "sampler": _asked(nodes, {"sampler"}),
         },
+    }
+
+
+def described_reader(storage: ModuleType, dataset_reader: ModuleType) -> dict[str, Any]:
+    """What readers of datasets must be, and how they are called."""
+    base = dataset_reader.BaseDatasetReader
+    methods = {f"BaseDatasetReader.{name}": each for name, each in vars(base).items()}
+    methods["register_dataset_reader"] = storage.register_dataset_reader
+    calls = (
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(inspect.getsource(storage)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("DATASET_READER", "localize_root")
+    )
+    return {
+        "signatures": {name: _signature(each) for name, each in methods.items() if callable(each)},
+        "abstract": sorted(base.__abstractmethods__),
+        "calls": sorted(calls),
     }
 
 

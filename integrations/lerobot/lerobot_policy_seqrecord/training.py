@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lerobot_policy_seqrecord.contract import check
 from seqrecord.errors import SeqRecordError
 
-__all__ = ["VARIABLE", "installed"]
+__all__ = ["VARIABLE", "installed", "registered"]
 
 VARIABLE = "SEQRECORD_LEROBOT"
 _SCRIPT = "lerobot.scripts.lerobot_train"
+
+
+def registered() -> bool:
+    """Name the module that reads our format, if this LeRobot asks for such; say whether it does.
+
+    Nothing of LeRobot is imported where it does not.
+    """
+    lerobot = importlib.util.find_spec("lerobot")
+    folders = [] if lerobot is None else lerobot.submodule_search_locations or []
+    if not any((Path(folder) / "datasets/storage.py").exists() for folder in folders):
+        return False
+    storage: Any = importlib.import_module("lerobot.datasets.storage")
+    storage.register_dataset_reader("seqrecord", "lerobot_policy_seqrecord.reader")
+    return True
 
 
 def installed() -> bool:

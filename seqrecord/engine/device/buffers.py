@@ -39,10 +39,12 @@ from seqrecord.engine.device.streams import (
     SideStream,
     Staging,
     side_stream,
+    upload,
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.sampling.memory import CONSUMER
 
 __all__ = [
     "CopySpan",
@@ -86,7 +88,8 @@ class DeviceArena:
         # Copies of one load follow each other, so that their times are those of no other.
         self._queueing = threading.Lock()
         self._copying: deque[tuple[Mark, Mark, int]] = deque()
-        with stream.use():
+        # Of the user's thread, which may be in inference mode: those that write to it are not.
+        with stream.use(), torch.inference_mode(False):
             self._rows: dict[str, Any] = {
                 name: torch.empty(
                     (num_rows, spec.nbytes // _word(spec.nbytes).itemsize),
@@ -218,10 +221,11 @@ class DeviceArena:
                     window = window[:, height][:, :, width]
                 target[there].copy_(window.flip(2) if place.flipped else window)
             for axis, factor in enumerate(place.flow):
-                if factor != 1:
-                    numbers = out[..., axis]
-                    scaled = numbers * factor
-                    numbers.copy_(scaled if out.is_floating_point() else scaled.round())
+                numbers = out[..., axis]
+                if factor != 1 and out.is_floating_point():
+                    numbers *= float(self.specs[feature].dtype.type(factor))
+                elif factor != 1:
+                    numbers.copy_((numbers.double() * factor).round())
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""
@@ -255,10 +259,8 @@ class DeviceArena:
 
     def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """A tensor of an array that nobody writes to any more."""
-        host, is_late = torch.from_numpy(array), self.stream.pins_memory
-        if is_late:  # else this thread would wait for all that is queued
-            host = host.pin_memory()
-        return host.to(self.stream.device, non_blocking=is_late)
+        host, stream = torch.from_numpy(array), self.stream
+        return upload(host, stream.device, is_late=stream.pins_memory)
 
 
 def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
@@ -298,7 +300,7 @@ class DeviceBuffers:
     gone, in Python or in the graph of a backward pass. It is allocated for the side stream, so what
     was dropped is used again without waiting; but that of a batch which another stream had is so
     only once that stream is done with it (see `streams`). Therefore a batch is begun only when the
-    device has come to the last but two that were taken.
+    device has come to the last but one that was taken: of those that were, it then has `CONSUMER`.
     """
 
     def __init__(self, needs: Needs, stream: SideStream | None = None) -> None:
@@ -311,7 +313,7 @@ class DeviceBuffers:
         self.arenas: Sequence[DeviceArena] = [
             DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
         ]
-        self._taken = QueueLimit()
+        self._taken = QueueLimit(CONSUMER - 1)
         self._stats = EngineStats()
 
     def begin(self, stats: EngineStats) -> None:
@@ -384,7 +386,6 @@ class DeviceBatchBuilder:
                 self._features[name] = batch
                 if (words := as_words(batch, spec)) is not None:
                     self._words[name] = words
-        self._mark = stream.mark()
 
     def gather(
         self,

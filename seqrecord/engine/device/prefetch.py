@@ -43,10 +43,10 @@ def prefetch_to_device(
     thread is started; leaving early drops what was copied ahead.
 
     Tensors are found in dicts, lists, tuples, named tuples and dataclasses; what is none, or is on
-    the device, passes through. A dense tensor keeps dtype, shape and strides. Pinned tensors are
-    copied from as they are: whoever makes them must not write to them again while they are
-    referred to. Tensors that are sparse, quantized, of a subclass or in need of a gradient are
-    moved by `Tensor.to`.
+    the device, passes through. A dense tensor keeps dtype, shape and strides. Pinned tensors that
+    are dense are copied from as they are: whoever makes them must not write to them again while
+    they are referred to. Tensors that are sparse, quantized, of a subclass or in need of a gradient
+    are moved by `Tensor.to`.
 
     It has a length if the loader has one, and saves and loads the loader's state if that has a
     `state_dict`, which is then called after each batch: it is always that of the batch which was
@@ -141,7 +141,8 @@ class DevicePrefetcher(Generic[_Item]):
         """Queue the copies of a batch, when the device has come near to what was taken."""
         # Before anything else is read. A copy: the loader may go on to change what it gave.
         state = copy.deepcopy(self._read_state()) if hasattr(self.loader, "state_dict") else None
-        staged = [t.nbytes for t in find_tensors(item) if _is_copied(t) and not t.is_pinned()]
+        copied = filter(_is_copied, find_tensors(item))
+        staged = [tensor.nbytes for tensor in copied if not _is_ready(tensor)]
         made: list[torch.Tensor] = []
         taken.wait()
         with self._staging.acquire(staged) as buffer:
@@ -154,8 +155,8 @@ class DevicePrefetcher(Generic[_Item]):
         """The tensor on the device, and in `made` if this stream makes it."""
         if not _is_copied(tensor):
             return tensor.to(self._stream.device)  # by the current stream
-        stride = torch.empty_like(tensor, device="meta").stride()
-        if tensor.is_pinned():
+        stride = _dense(tensor)
+        if _is_ready(tensor):
             buffer.keep(tensor)
             source = tensor
         else:
@@ -186,6 +187,16 @@ def _is_copied(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.requires_grad or tensor.is_nested)
     )
+
+
+def _is_ready(tensor: torch.Tensor) -> bool:
+    """Whether a copy from its own memory can be queued; torch waits for one that is not dense."""
+    return tensor.is_pinned() and tensor.stride() == _dense(tensor)
+
+
+def _dense(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a copy."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

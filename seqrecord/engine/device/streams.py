@@ -49,6 +49,7 @@ __all__ = [
     "find_device",
     "side_stream",
     "streams_of",
+    "upload",
 ]
 
 _ALIGNMENT = 64  # of what is carved: a cache line, and more than any dtype wants
@@ -128,7 +129,8 @@ class SideStream(ABC):
         """Give tensors of this stream to the calling thread's current stream.
 
         What that stream gets to do from now on waits for `mark`, and when the tensors are dropped
-        their memory waits for it. Returns a mark of what it had to do before.
+        their memory waits for it. Returns a mark of what it had to do before, and of that wait:
+        what is dropped next is used again once the mark is reached.
         """
 
 
@@ -182,11 +184,11 @@ class CudaStream(SideStream):
         assert isinstance(mark, _CudaMark), "a mark of another stream"
         with self._cuda.device(self.device):
             current = self._cuda.current_stream(self.device)
-            before = self._mark(current)
             current.wait_event(mark.event)
+            taken = self._mark(current)
             for tensor in tensors:
                 tensor.record_stream(current)
-        return before
+        return taken
 
     def _mark(self, stream: Any) -> _CudaMark:
         return _CudaMark(self._event(stream), self._origin, self.device, self._cuda)
@@ -229,6 +231,12 @@ def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
     except (RuntimeError, TypeError, ValueError):
         raise ClipError("not a device", expected="such as cpu or cuda:0", got=device) from None
     if found.type != "cuda":
+        try:
+            torch.empty(0, device=found)
+        except (AssertionError, ImportError, RuntimeError):  # whatever torch lacks for it
+            raise ClipError(
+                "torch finds no such device here", expected="such as cpu or cuda:0", got=device
+            ) from None
         return found
     if not cuda.is_available():
         raise ClipError("torch finds no such device here", expected="cpu", got=device)
@@ -249,6 +257,15 @@ def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
     if found.type == "cuda" and _index(found) is None:
         return torch.device("cuda", cuda.current_device())
     return found
+
+
+def upload(host: torch.Tensor, device: torch.device, *, is_late: bool) -> torch.Tensor:
+    """A copy of memory that nobody writes to any more, queued on the current stream.
+
+    Where the device `is_late`, it comes from pinned memory: from any other, this thread would wait
+    for all that is queued there.
+    """
+    return (host.pin_memory() if is_late else host).to(device, non_blocking=is_late)
 
 
 def _index(device: torch.device) -> int | None:
@@ -315,7 +332,8 @@ class StagingBuffer:
         # Torch knows of copies from memory that it has pinned: were this dropped meanwhile,
         # its memory would not be used for anything else before they are done. That is why pieces
         # are made of this tensor, and not of an array's memory.
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
+        with torch.inference_mode(False):  # else none but threads in that mode could write to it
+            self._memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         self._used = 0
         self._kept: list[torch.Tensor] = []
 

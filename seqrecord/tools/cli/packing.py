@@ -235,11 +235,11 @@ def index(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Index a LeRobot dataset, a folder of video, or a tree of images and arrays, which is then
-    read where it lies.
+    """Index a LeRobot dataset, a folder of video, a tree of images and arrays, or HDF5 or Zarr,
+    which is then read where it lies.
 
     Video, images and arrays are not copied, small features are. Loaders and commands that are given
-    SRC itself do this by themselves, but for trees of images: these need --dst.
+    SRC itself do this by themselves for LeRobot and video; all others need --dst.
     """
     # Here, for `write` does without it.
     from seqrecord.indexing.originals import find_index, index_source
@@ -252,7 +252,7 @@ def index(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
                 file=parse_location(src).shown,
                 expected="a LeRobot dataset, or a folder of nothing but video; or --dst, for the "
-                "index of a tree of images",
+                "index of images and arrays",
             )
         click.echo(str(folder))
         return

@@ -1,0 +1,401 @@
+"""HDF5 and Zarr arrays that are read where they lie: every frame equals that of a conversion."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord.errors import CodecError, NotFoundError, SeqRecordError, SourceError, StorageError
+from seqrecord.indexing.originals import index_source
+from seqrecord.sources import open_source
+from tests.command_line import main
+from tests.in_place_cases import assert_same, frames_of
+from tests.test_source_contract import upload
+from tests.test_sources_hdf5 import write_droid
+from tests.video_file_data import pictures, write_video
+
+Array = npt.NDArray[Any]
+
+SHAPE, ROWS = (40, 50, 3), 11  # 6000 bytes a frame of a byte each
+DTYPES = ("|u1", "|b1", "<u2", ">u2", "<f2", ">f4", "<i8", ">f8")
+FEW = ("|b1", ">f4")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def values(dtype: str, shape: tuple[int, ...] = SHAPE) -> Array:
+    made: Array = (np.random.default_rng(0).random((ROWS, *shape)) * 250).astype(dtype)
+    return made
+
+
+def hdf5(path: Path, write: Callable[[h5py.Group], object], **options: Any) -> Path:
+    """An episode of ALOHA's layout, whose cameras `write` makes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w", **options) as file:
+        file["action"] = values("<f4", (7,))
+        file["observations/qpos"] = values("<f4", (7,))
+        write(file.create_group("observations/images"))
+    return path
+
+
+def buffer(path: Path, zarr_format: int, arrays: dict[str, tuple[Array, dict[str, Any]]]) -> Path:
+    """A replay buffer of two episodes."""
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+    for name, (data, options) in arrays.items():
+        made = group.create_array(
+            f"data/{name}", shape=data.shape, dtype=data.dtype, **{"compressors": None, **options}
+        )
+        some = options.get("chunks", data.shape)[0] * 2
+        made[:some], made[some * 2 :] = data[:some], data[some * 2 :]  # the rest is not there
+    ends = np.array([ROWS // 2, ROWS])
+    group.create_array("data/action", data=values("<f4", (2,)), chunks=(4, 2))
+    group.create_array("meta/episode_ends", data=ends, chunks=(2,))
+    return path
+
+
+def check(root: Path | str, packed: Path, index: Path, **options: Any) -> dict[str, str]:
+    """The features that are not copied, and how their numbers lie; all frames are the same."""
+    source = open_source(root, **options)
+    seqrecord.convert(source, packed, codecs="raw", workers=1)
+    index_source(source, index, workers=1)
+    with seqrecord.open(packed) as expected, seqrecord.open(index) as dataset:
+        assert_same(frames_of(dataset), frames_of(expected))
+        assert {e.key: e.metadata for e in dataset.episodes.values()} == {
+            e.key: e.metadata for e in expected.episodes.values()
+        }
+        specs = [spec for spec in dataset.features.values() if spec.may_be_referred_to]
+    assert seqrecord.verify(index, deep=True).ok
+    return {spec.name: spec.codec[0]["format"] for spec in specs}
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> None:
+    """Every dtype, each contiguous and in chunks of 1, 3 and 20 rows, resizable or not."""
+    dtypes = DTYPES if thorough else FEW
+    layouts: dict[str, dict[str, Any]] = {"flat": {}}
+    for rows in (1, 3, 20):
+        layouts[f"of_{rows}"] = {"chunks": (rows, *SHAPE), "maxshape": (None, *SHAPE)}
+    layouts["fixed"] = {"chunks": (2, *SHAPE)}
+
+    def write(images: h5py.Group) -> None:
+        for dtype, (name, options) in product(dtypes, layouts.items()):
+            name = f"{name}_{dtype[1:]}{'b' if dtype[0] == '>' else ''}"
+            item = images.create_dataset(name, (ROWS, *SHAPE), dtype, fillvalue=1, **options)
+            data = values(dtype)
+            if not is_partial:
+                item[...] = data
+            elif "flat" not in name:  # or no row is there
+                item[4:6], item[9] = data[4:6], data[9]
+        images["small"] = values("<f4", (30,))
+
+    hdf5(tmp_path / "set" / "a.hdf5", write, libver=libver)
+    found = check(tmp_path / "set", tmp_path / "packed", tmp_path / "index")
+    assert len(found) == len(dtypes) * 5
+    for name, codec in found.items():
+        assert codec == ("raw_big_endian" if name.endswith("b") else "raw"), name
+    size, copied = (
+        sum(p.stat().st_size for p in path.rglob("*.*"))
+        for path in (tmp_path / "set", tmp_path / "index")
+    )
+    assert is_partial or copied < size / 20
+
+
+FORMS: list[tuple[int, dict[str, Any]]] = [
+    (2, {"chunks": (1, *SHAPE)}),
+    (2, {"chunks": (3, *SHAPE), "fill_value": 1}),
+    (2, {"chunks": (1, *SHAPE), "chunk_key_encoding": {"name": "v2", "separator": "/"}}),
+    (3, {"chunks": (1, *SHAPE), "fill_value": 1}),
+    (3, {"chunks": (1, *SHAPE), "chunk_key_encoding": {"name": "default", "separator": "."}}),
+    (3, {"chunks": (4, *SHAPE)}),
+    (3, {"chunks": (1, *SHAPE), "shards": (4, *SHAPE)}),
+    (3, {"chunks": (2, *SHAPE), "shards": (6, *SHAPE), "fill_value": 1}),
+]
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)))
+def test_zarr(tmp_path: Path, form: int, thorough: bool) -> None:
+    zarr_format, options = FORMS[form]
+    arrays = {}
+    for dtype in DTYPES if thorough else FEW:
+        more: dict[str, Any] = {}
+        is_big = dtype[0] == ">"
+        if is_big and zarr_format == 3 and "shards" not in options:
+            more = {"serializer": pytest.importorskip("zarr").codecs.BytesCodec(endian="big")}
+        arrays[f"{dtype[1:]}_{'b' if is_big else 'l'}"] = values(dtype), {**options, **more}
+    buffer(tmp_path / "set.zarr", zarr_format, arrays)
+    found = check(tmp_path / "set.zarr", tmp_path / "packed", tmp_path / "index")
+    assert found.keys() == arrays.keys()
+    if "shards" not in options:
+        for name, codec in found.items():
+            assert codec == ("raw_big_endian" if name.endswith("b") else "raw"), name
+
+
+def test_on_a_url(tmp_path: Path, memory_url: str) -> None:
+    hdf5(tmp_path / "set" / "a.hdf5", lambda images: images.create_dataset("x", data=values("u1")))
+    url = upload(tmp_path / "set", memory_url)
+    assert check(url, tmp_path / "packed", tmp_path / "index").keys() == {"observations.images.x"}
+    for place in (url, tmp_path / "set"):
+        with pytest.raises(NotFoundError, match="`seqrecord index SRC -o DST`"):
+            seqrecord.open(place)
+
+
+@pytest.mark.parametrize("form", [1, 3, 4, 7])
+def test_zarr_on_a_url(tmp_path: Path, memory_url: str, form: int) -> None:
+    zarr_format, options = FORMS[form]
+    buffer(tmp_path / "set.zarr", zarr_format, {"img": (values("u1"), options)})
+    url = upload(tmp_path, memory_url)
+    assert check(url, tmp_path / "packed", tmp_path / "index") == {"img": "raw"}
+
+
+def test_droid_s_videos_stay_where_they_are(tmp_path: Path) -> None:
+    write_droid(tmp_path / "set" / "Fri", 1)
+    videos = tmp_path / "set" / "Fri" / "recordings" / "MP4"
+    videos.mkdir(parents=True)
+    write_video(videos / "11.mp4", pictures(4), options={"bf": "0"})
+    index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
+    seqrecord.convert(open_source(tmp_path / "set"), tmp_path / "packed", workers=1)
+    with seqrecord.open(tmp_path / "index") as one, seqrecord.open(tmp_path / "packed") as other:
+        assert_same(frames_of(one), frames_of(other))
+    assert seqrecord.summarize(tmp_path / "index").external_bytes > 0
+    write_video(videos / "11.mp4", pictures(5), options={"bf": "0"})
+    with pytest.raises(SourceError, match="another number of frames"):
+        index_source(open_source(tmp_path / "set"), tmp_path / "again", workers=1)
+
+
+# --- what cannot be referred to ---------------------------------------------------------------
+
+LARGE = (80, 300, 3)  # 72,000 bytes a frame
+NOT_IN_HDF5: dict[str, tuple[dict[str, Any], str]] = {
+    "gzip": ({"compression": "gzip"}, "compressed"),
+    "checksums": ({"fletcher32": True}, "another filter"),
+    "parts": ({"chunks": (1, 40, 300, 3)}, "whole frames"),
+    "grown": ({"chunks": (1, 80, 300, 4), "maxshape": (None, None, None, None)}, "whole frames"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_HDF5)
+def test_what_hdf5_does_not_store_as_it_is(tmp_path: Path, name: str) -> None:
+    options, why = NOT_IN_HDF5[name]
+    data = values("u1", LARGE)
+    path = hdf5(
+        tmp_path / "a.hdf5", lambda images: images.create_dataset("x", data=data, **options)
+    )
+    done = CliRunner().invoke(main, ["index", str(path), "-o", str(tmp_path / "index")])
+    assert done.exit_code
+    for text in (why, "`seqrecord write --src`", "observations.images.x", str(path)):
+        assert text in re.sub(r"\s+", " ", done.output)
+    assert not (tmp_path / "index").exists()
+    small = values("u1")  # which is copied
+    shape = {"chunks": (1, 20, 50, 3)} if "chunks" in options else options
+    hdf5(tmp_path / "b" / "b.hdf5", lambda i: i.create_dataset("x", data=small, **shape))
+    with pytest.raises(SourceError, match="cannot be read in place"):
+        index_source(open_source(tmp_path / "b"), tmp_path / "index", workers=1)
+
+
+def test_a_block_in_front_of_an_hdf5_file(tmp_path: Path) -> None:
+    data = values("u1", LARGE)
+    path = tmp_path / "a.hdf5"
+    hdf5(path, lambda images: images.create_dataset("x", data=data), userblock_size=512)
+    with pytest.raises(SourceError, match="stored in another way"):
+        index_source(open_source(path), tmp_path / "index", workers=1)
+
+
+NOT_IN_ZARR: dict[str, tuple[int, dict[str, Any], str]] = {
+    "zstd": (3, {"compressors": "auto"}, "compressed"),
+    "blosc": (2, {"compressors": "auto"}, "compressed"),
+    "parts": (3, {"chunks": (1, 40, 300, 3)}, "whole frames"),
+    "columns": (2, {"order": "F"}, "another way"),
+    "shards": (3, {"shards": (2, *LARGE), "compressors": "auto"}, "compressed"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_ZARR)
+def test_what_zarr_does_not_store_as_it_is(tmp_path: Path, name: str) -> None:
+    zarr_format, options, why = NOT_IN_ZARR[name]
+    options = {"chunks": (1, *LARGE), **options}
+    buffer(tmp_path / "a.zarr", zarr_format, {"img": (values("u1", LARGE), options)})
+    with pytest.raises(SourceError, match=why) as info:
+        index_source(open_source(tmp_path), tmp_path / "index", workers=1)
+    assert "`seqrecord write --src`" in info.value.message
+    assert info.value.feature == "img"
+
+
+def test_files_that_are_stored_otherwise_than_the_first(tmp_path: Path) -> None:
+    for name, dtype in (("a", "<f4"), ("b", ">f4")):
+        data = values(dtype, LARGE)
+        hdf5(tmp_path / f"{name}.hdf5", lambda i, d=data: i.create_dataset("x", data=d))  # type: ignore[misc]
+    with pytest.raises(SourceError, match="cannot be read in place"):
+        index_source(open_source(tmp_path), tmp_path / "index", workers=1)
+    small = values("<f4", (40, 50))
+    for name, options in (("a", {}), ("b", {"compression": "gzip"})):
+        hdf5(
+            tmp_path / f"{name}.hdf5",
+            lambda i, o=options: i.create_dataset("x", data=small, **o),  # type: ignore[misc]
+        )
+    with pytest.raises(SourceError, match="in another way than the first one") as info:
+        index_source(open_source(tmp_path), tmp_path / "index", workers=1)
+    assert (info.value.episode, info.value.feature) == ("b", "observations.images.x")
+
+
+# --- files that change, or are not what they say ----------------------------------------------
+
+
+def _chunked(images: h5py.Group) -> None:
+    images.create_dataset("x", data=values("u1"), chunks=(2, *SHAPE))
+
+
+@pytest.mark.parametrize("what", ["cut", "touched", "gone"])
+@pytest.mark.parametrize("kind", ["hdf5", "zarr files", "zarr"])
+def test_files_that_change(tmp_path: Path, kind: str, what: str) -> None:
+    root = tmp_path / "set"
+    if kind == "hdf5":
+        path = hdf5(root / "a.hdf5", _chunked)
+    else:
+        zarr_format, options = FORMS[0 if kind == "zarr files" else 5]
+        buffer(root / "a.zarr", zarr_format, {"img": (values("u1"), options)})
+        path = root / "a.zarr/data/img" / ("0.0.0.0" if zarr_format == 2 else "c/0/0/0/0")
+    index_source(open_source(root), tmp_path / "index", workers=1)
+    if what == "gone":
+        path.unlink()
+    elif what == "cut":
+        os.truncate(path, path.stat().st_size - 1)
+    else:
+        os.utime(path, ns=(7, 7))
+    error = NotFoundError if what == "gone" else StorageError
+    with seqrecord.open(tmp_path / "index") as dataset, pytest.raises(error) as info:
+        next(iter(dataset.episodes.values()))[:]
+    assert info.value.file == str(path)
+
+
+@pytest.mark.parametrize("form", [0, 5, 6])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_chunks_of_zarr_that_are_not_as_declared(tmp_path: Path, form: int, change: int) -> None:
+    zarr_format, options = FORMS[form]
+    buffer(tmp_path / "a.zarr", zarr_format, {"img": (values("u1"), options)})
+    path = tmp_path / "a.zarr/data/img" / ("0.0.0.0" if zarr_format == 2 else "c/0/0/0/0")
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(SourceError) as info:
+        index_source(open_source(tmp_path), tmp_path / "index", workers=1)
+    assert info.value.file == str(path)
+
+
+@pytest.mark.parametrize(
+    ("begin", "nbytes"), [(2**63, None), (2**64 - 1, None), (10**6, None), (0, 5), (0, 2**62)]
+)
+def test_the_index_of_a_shard_that_lies(tmp_path: Path, begin: int, nbytes: int | None) -> None:
+    crc32c = pytest.importorskip("google_crc32c")
+    buffer(tmp_path / "a.zarr", 3, {"img": (values("u1"), FORMS[6][1])})
+    path = tmp_path / "a.zarr/data/img/c/0/0/0/0"
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<2Q", data, len(data) - 68 + 16, begin, nbytes or 6000)
+    data[-4:] = crc32c.value(bytes(data[-68:-4])).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(SourceError) as info:
+        index_source(open_source(tmp_path), tmp_path / "index", workers=1)
+    assert info.value.file == str(path)
+
+
+@pytest.mark.parametrize("form", [0, 1])
+def test_an_array_that_declares_more_rows_than_anybody_has(tmp_path: Path, form: int) -> None:
+    _, options = FORMS[form]
+    buffer(tmp_path / "a.zarr", 2, {"img": (values("u1"), options)})
+    path = tmp_path / "a.zarr/data/img/.zarray"
+    text = path.read_text()
+    path.write_text(re.sub(r'("shape": *\[\s*)11,', rf"\g<1>{2**60},", text))
+    assert path.read_text() != text
+    assert check(tmp_path, tmp_path / "packed", tmp_path / "index") == {"img": "raw"}
+
+
+def _patched(path: Path, old: int, new: int, behind: bytes = b"") -> None:
+    """Another address for what lies at `old`, of which the bytes `behind` the address tell, too."""
+    data, found = path.read_bytes(), struct.pack("<Q", old) + behind
+    assert data.count(found) == 1
+    path.write_bytes(data.replace(found, struct.pack("<Q", new) + behind))
+
+
+@pytest.mark.parametrize("chunks", [None, (2, *SHAPE)])
+@pytest.mark.parametrize("new", [2**62, "end", 2**63 + 5])
+def test_chunks_of_hdf5_behind_the_end(tmp_path: Path, chunks: Any, new: Any) -> None:
+    path = tmp_path / "a.hdf5"
+    hdf5(path, lambda images: images.create_dataset("x", data=values("u1"), chunks=chunks))
+    with h5py.File(path) as file:
+        item = file["observations/images/x"].id
+        old = item.get_offset() if chunks is None else item.get_chunk_info(3).byte_offset
+    size = struct.pack("<Q", values("u1").nbytes) if chunks is None else b""
+    _patched(path, old, path.stat().st_size - 5000 if new == "end" else new, size)
+    with pytest.raises(SourceError) as info:
+        index_source(open_source(path), tmp_path / "index", workers=1)
+    assert info.value.file == str(path)
+
+
+def test_chunks_of_hdf5_that_overlap(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "set" / "a.hdf5", _chunked)
+    with h5py.File(path) as file:
+        item = file["observations/images/x"].id
+        second, third, last = (item.get_chunk_info(i).byte_offset for i in (1, 2, 5))
+    _patched(path, third, second + 100)
+    _patched(path, last, second)
+    found = check(tmp_path / "set", tmp_path / "packed", tmp_path / "index")
+    assert found == {"observations.images.x": "raw"}
+
+
+def test_bools_that_are_none(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "a.hdf5", lambda i: i.create_dataset("x", data=values("?") | True))
+    with h5py.File(path) as file:
+        at = file["observations/images/x"].id.get_offset()
+    with path.open("r+b") as stream:
+        stream.seek(at + 6000)
+        stream.write(b"\2")
+    index_source(open_source(path), tmp_path / "index", workers=1)
+    with seqrecord.open(tmp_path / "index") as dataset, pytest.raises(CodecError) as info:
+        dataset.episodes["a"][:]
+    assert (info.value.file, info.value.offset) == (str(path), at + 6000)
+
+
+def test_random_damage(tmp_path: Path, thorough: bool) -> None:
+    """Whatever the bytes of the file are, frames are those of a conversion or there is an error."""
+    rng = np.random.default_rng(0)
+    path = hdf5(tmp_path / "a.hdf5", _chunked)
+    good = path.read_bytes()
+    with h5py.File(path) as file:
+        first = file["observations/images/x"].id.get_chunk_info(0).byte_offset
+    same, count = 0, 100 if thorough else 8
+    for number in range(count):
+        data = bytearray(good)
+        for at in rng.integers(0, first, 3):
+            data[at] = rng.integers(256)
+        path.write_bytes(data)
+        frames = []
+        for reference in (False, True):
+            place = tmp_path / f"{number} {reference}"
+            try:
+                if reference:
+                    index_source(open_source(path), place, workers=1)
+                else:
+                    seqrecord.convert(open_source(path), place, codecs="raw", workers=1)
+                with seqrecord.open(place) as dataset:
+                    frames.append(frames_of(dataset))
+            except SeqRecordError:
+                break
+        if len(frames) == 2:
+            assert_same(*frames)
+            same += 1
+    assert 0 < same < count

@@ -1,0 +1,181 @@
+"""The reader for LeRobot's main branch, held to what was read of that; without lerobot."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.lerobot import LeRobotDataset, PlannedSampler, mark_dataset
+from tests.lerobot_main_stand_in import PLUGIN, Dataset, write
+from tests.lerobot_stand_in import Metadata
+from tests.lerobot_video_data import CAMERAS, unpack
+
+WINDOWS = {CAMERAS[0]: [-0.1, 0.0], "observation.state": [0.0, 0.1, 0.2], "index": [-0.1]}
+
+
+@pytest.fixture
+def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The stand-in's modules, which know our reader as LeRobot does that has the plug-in."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SEQRECORD_LEROBOT", raising=False)
+    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    modules = write(tmp_path / "installed")
+    assert importlib.import_module("lerobot_policy_seqrecord.training").registered()
+    yield modules
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("lerobot", "lerobot_policy_seqrecord"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return unpack(tmp_path, "lerobot_video_v3")
+
+
+@pytest.fixture(params=["in place", "packed", "on a URL", "packed, on a URL"])
+def root(original: Path, tmp_path: Path, request: pytest.FixtureRequest, main: Path) -> Any:
+    del main
+    path = tmp_path / "marked"
+    if "packed" in request.param:
+        seqrecord.convert(seqrecord.open_source(original), path, workers=1)
+        mark_dataset(path, original)
+    else:
+        shutil.copytree(original, path)
+        mark_dataset(path)
+    return path.as_uri() if "URL" in request.param else path
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(value, two[name]) if name != "task" else value == two[name]
+        for name, value in one.items()
+    )
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"delta_timestamps": WINDOWS, "return_uint8": True},
+    {"episodes": [2, 0, 9], "delta_timestamps": WINDOWS, "image_transforms": torch.neg},
+]
+
+
+def test_items_are_those_of_our_class(root: Any, original: Path) -> None:
+    for options in OPTIONS:
+        got = Dataset("a/test", root, **options)
+        known = {**options, "episodes": [2, 0]} if "episodes" in options else options
+        wanted = LeRobotDataset("a/test", original, meta=Metadata("a/test", original), **known)
+        assert len(got) == len(wanted) == (12 if "episodes" in options else 16)
+        for name in ("episodes", "num_episodes", "absolute_to_relative_idx"):
+            assert getattr(got.reader, name) == getattr(wanted, name)
+        items = wanted[:]
+        assert all(map(same, got.__getitems__(range(len(got))), items))
+        assert same(got[5], items[5])
+        if not options:
+            assert same(pickle.loads(pickle.dumps(got.reader)).get_item(5), items[5])
+
+
+def test_transforms_are_replaced(main: Path, original: Path) -> None:
+    mark_dataset(original)
+    got, name = Dataset("a/test", original, image_transforms=torch.neg), CAMERAS[0]
+    assert got[0][name].max() <= 0
+    got.set_image_transforms(None)
+    assert got[0][name].max() > 0
+    got.set_image_transforms(torch.neg)
+    got.reader.clear_image_transforms()
+    assert got[0][name].max() > 0
+
+
+def test_the_planned_order_decodes_each_frame_once(main: Path, original: Path) -> None:
+    mark_dataset(original)
+    got = Dataset("a/test", original, delta_timestamps={name: [-0.1, 0.0] for name in CAMERAS})
+    sampler = PlannedSampler(got.reader, batch_size=4, seed=1)
+    batches = DataLoader(got, batch_size=4, sampler=sampler, collate_fn=list)
+    found = [item["index"].item() for batch in batches for item in batch]
+    assert sorted(found) == [*range(16)]
+    stats = got.reader.stats()
+    assert stats["items_in_order"] == 16
+    assert stats["video_frames_decoded"] == 2 * 16
+
+
+def test_where_only_meta_is_here_the_hub_is_asked(
+    main: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark_dataset(original)
+    here, asked = seqrecord.open(original), list[Any]()
+
+    def opened(url: str, *, storage_options: Any, tolerance: Any) -> Any:
+        asked.append((url, storage_options, tolerance))
+        return here
+
+    monkeypatch.setattr(seqrecord, "open", opened)
+    for name in ("data", "videos"):
+        shutil.rmtree(original / name)
+    monkeypatch.setenv("HF_LEROBOT_HOME", str(original.parent))
+    (original.parent / "a").mkdir()
+    original.rename(original.parent / "a/test")
+    assert len(Dataset("a/test", token="secret", revision="v1", tolerance_s=0.1)) == 16
+    assert len(Dataset("a/test", original.parent / "a/test")) == 16
+    assert asked == [
+        ("hf://datasets/a/test@v1", {"token": "secret"}, 0.1),
+        ("hf://datasets/a/test@v3.0", None, None),
+    ]
+
+
+def test_roots_on_urls(main: Path, original: Path, tmp_path: Path) -> None:
+    reader = importlib.import_module("lerobot_policy_seqrecord.reader")
+    url = original.as_uri()
+    for other in (url, (tmp_path / "none").as_uri(), "unknown://bucket/set"):
+        with pytest.raises(FileNotFoundError):  # another format may know it
+            reader.localize_root("a/test", other)
+    mark_dataset(original)
+    copy = reader.localize_root("a/test", url)
+    assert reader.localize_root("a/test", url, force_cache_sync=True) == copy
+    names = [path.relative_to(original) for path in original.glob("meta/**/*")]
+    assert sorted(names) == sorted(path.relative_to(copy) for path in copy.glob("meta/**/*"))
+    (original / "meta/stats.json").write_text("{}")
+    assert (reader.localize_root("a/test", url) / "meta/stats.json").read_text() == "{}"
+    assert len([*copy.parent.iterdir()]) == 2
+
+
+def test_what_urls_of_the_hub_become(main: Path) -> None:
+    asked = importlib.import_module("lerobot_policy_seqrecord.reader")._asked
+    hub = "hf://datasets/org/name"
+    assert asked(f"{hub}/records", "v1", False) == (f"{hub}@v1/records", {"token": False})
+    assert asked(f"{hub}@main/records", "v1", None) == (f"{hub}@main/records", None)
+    assert asked("s3://bucket/records", "v1", "secret") == ("s3://bucket/records", None)
+
+
+def test_another_interface_is_refused(main: Path) -> None:
+    module = main / "dataset_reader.py"
+    module.write_text(module.read_text() + "    def close(self): ...\n")
+    ours = importlib.import_module("lerobot_policy_seqrecord.reader")  # what is more does no harm
+    module.write_text(module.read_text() + "    @abstractmethod\n    def rows(self): ...\n")
+    importlib.reload(ours.dataset_reader)
+    with pytest.raises(SeqRecordError, match=r"abstract differs; .* got: .*rows"):
+        importlib.reload(ours)
+
+
+def test_a_mark_keeps_what_is_there(original: Path, tmp_path: Path) -> None:
+    before = json.loads((original / "meta/info.json").read_text())
+    for _ in range(2):
+        mark_dataset(original)
+    after = json.loads((original / "meta/info.json").read_text())
+    assert after == {**before, "storage_format": "seqrecord"}
+    assert not [*original.glob("meta/*.new")]
+    with pytest.raises(SourceError, match=r"reads v3.0 alone"):
+        mark_dataset(unpack(tmp_path, "lerobot_video_v21"))
+    with pytest.raises(SourceError, match=r"info.json"):
+        mark_dataset(tmp_path)
