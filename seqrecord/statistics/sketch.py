@@ -83,7 +83,7 @@ class Sketch(Moments):
         if self.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
             values = values[finite]
         if len(values):
-            self._add_sorted(_sorted(values, in_place=in_place))
+            self._add_level(0, _sorted(values, in_place=in_place))
             self._compact()
 
     def merge(self, other: Sketch) -> None:
@@ -155,20 +155,6 @@ class Sketch(Moments):
             raise _bad("min or max", "null, for no numbers", got)
         _check_values(sketch)
         return sketch
-
-    def _add_sorted(self, values: npt.NDArray[Any]) -> None:
-        """Add many sorted numbers at the level at which they are few, as `_compact` would level by
-        level; what is left over is added to level 0."""
-        number = max(0, (len(values) - 1) // LEVEL_VALUES).bit_length()
-        step = 1 << number
-        whole = len(values) // step * step
-        first = 0
-        for lower in range(number):
-            first += self._half(lower) << lower
-        if number:
-            self._add_level(number, values[first:whole:step].copy())
-            values = values[whole:].copy()
-        self._add_level(0, values)
 
     def _half(self, number: int) -> int:
         """Which of two values of a level goes up, 0 or 1, counting what that does to ranks."""
