@@ -210,31 +210,35 @@ def check(folder: Path) -> None:
 
 
 def measure(folder: Path) -> None:
-    """Print steps a second, the share of time that steps wait, and peak memory."""
-    for title, steps, step_seconds, batch_size in (("ACT", 12, None, 4), ("40 ms", 60, 0.04, 4)):
-        for reader, workers in itertools.product(("0", "1"), (0, 1, 2)):
-            name = f"measure-{title.split()[0]}-{reader}-{workers}"
-            options = [f"--steps={steps}", "--save_checkpoint=false", f"--batch_size={batch_size}"]
+    """Print steps a second, the share of time that steps wait, and peak memory: medians of runs,
+    which take turns. The step that computes is all of its training's time, so it runs once."""
+    kinds = (("ACT", ["--steps=12"], None, 1), ("40 ms", ["--steps=60"], 0.04, 3))
+    for title, options, step_seconds, turns in kinds:
+        rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+        ways = list(itertools.product(("lerobot", "seqrecord"), (0, 1, 2)))
+        for turn, (reader, workers) in itertools.product(range(turns), ways):
             (seen,) = run(
                 folder,
-                name,
+                f"measure-{title.split()[0]}-{reader}-{workers}-{turn}",
                 *options,
+                "--save_checkpoint=false",
+                "--batch_size=4",
                 f"--num_workers={workers}",
-                reader=reader,
+                reader={"lerobot": "0", "seqrecord": "1"}[reader],
                 step_seconds=step_seconds,
             )
             rest = seen[len(seen) // 4 :]  # workers have started
             seconds = sum(step["seconds"] for step in rest)
             row = {
-                "step": title,
-                "reader": {"0": "lerobot", "1": "seqrecord"}[reader],
-                "workers": workers,
                 "steps_per_second": len(rest) / seconds,
                 "waiting": sum(step["waited"] for step in rest) / seconds,
                 "median_wait_ms": 1e3 * statistics.median(step["waited"] for step in rest),
                 "peak_mib": seen[-1]["memory"] / 2**20,
             }
-            say(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}))
+            rows.setdefault((reader, workers), []).append(row)
+        for (reader, workers), runs in rows.items():
+            medians = {k: round(statistics.median(r[k] for r in runs), 3) for k in runs[0]}
+            say(json.dumps({"step": title, "reader": reader, "workers": workers, **medians}))
 
 
 def say(text: str) -> None:
