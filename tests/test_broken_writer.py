@@ -86,7 +86,7 @@ def test_a_script_that_skips_episodes_does_not_commit_without_them(
     check_resumes(tmp_path, ended)
 
 
-@pytest.mark.parametrize(("operation", "number"), [("commit", 1), ("write", 30)])
+@pytest.mark.parametrize(("operation", "number"), [("commit", 1), ("write", 26)])
 def test_a_resume_finds_all_finished_keys(memory: str, operation: Any, number: int) -> None:
     """And may find more, of what was whole in the file that failed."""
     fault = FailAt(operation, number, path="records/", onwards=operation == "write")

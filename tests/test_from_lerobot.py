@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.lerobot.__main__ import parse
+from seqrecord import convert
+from seqrecord.sources import open_source
 from tests.command_line import main
 from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
@@ -28,9 +30,9 @@ PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
 
 def test_every_line_is_tested() -> None:
     programs = [words[0] for words in LINES]
-    plugin = ["pip", "SEQRECORD_LEROBOT=1"]
+    plugin = ["pip", "SEQRECORD_LEROBOT=1", "lerobot-train"]
     assert programs == [*plugin, "pip", *["seqrecord"] * 3, "make", "python"]
-    assert len(PYTHON) == 2
+    assert len(PYTHON) == 3
 
 
 def test_convert_train_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +45,22 @@ def test_convert_train_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         made = CliRunner().invoke(main, short)
         assert made.exit_code == 0, made.output
     there: dict[str, object] = {"device": "cpu"}
-    exec(PYTHON[1], there)  # as the page has it
+    exec(PYTHON[2], there)  # as the page has it
     images = there["images"]
     assert getattr(images, "shape", None) == (7, 16, 3, 48, 64)  # 15 clips in batches of 8
     info = json.loads(Path("back/meta/info.json").read_text())
     assert (info["codebase_version"], info["total_frames"]) == ("v3.0", 15)
+
+
+def test_marks_for_its_main_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
+    convert(open_source("my-lerobot-dataset"), "my-records", workers=1)
+    exec(PYTHON[0], {})
+    for name in ("my-lerobot-dataset", "my-records"):
+        info = json.loads(Path(name, "meta/info.json").read_text())
+        assert info["storage_format"] == "seqrecord"
+    assert json.loads(Path("my-records/meta/info.json").read_text())["total_frames"] == 15
 
 
 def test_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +70,7 @@ def test_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
     with_video(Path("my-lerobot-dataset"), (5, 3, 7), CAMERAS[0])
     there: dict[str, Any] = {}
-    exec(PYTHON[0], there)
+    exec(PYTHON[1], there)
     assert there["batch"][CAMERAS[0]].shape == (7, 2, 3, 48, 64)  # 15 items in batches of 8
     assert there["state"] == {"epoch": 1, "start_index": 0}
 

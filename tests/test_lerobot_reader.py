@@ -16,8 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.errors import NotFoundError, SeqRecordError, SourceError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, mark_dataset
+from tests.hub_stub import HubStub, without_login
 from tests.lerobot_main_stand_in import PLUGIN, Dataset, write
 from tests.lerobot_stand_in import Metadata
 from tests.lerobot_video_data import CAMERAS, unpack
@@ -114,24 +115,24 @@ def test_where_only_meta_is_here_the_hub_is_asked(
     main: Path, original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark_dataset(original)
-    here, asked = seqrecord.open(original), list[Any]()
-
-    def opened(url: str, *, storage_options: Any, tolerance: Any) -> Any:
-        asked.append((url, storage_options, tolerance))
-        return here
-
-    monkeypatch.setattr(seqrecord, "open", opened)
+    there, here = original.parent / "there", original.parent / "a/test"
+    shutil.copytree(original, there)
     for name in ("data", "videos"):
         shutil.rmtree(original / name)
+    here.parent.mkdir()
+    original.rename(here)
+    without_login(monkeypatch, original.parent)
     monkeypatch.setenv("HF_LEROBOT_HOME", str(original.parent))
-    (original.parent / "a").mkdir()
-    original.rename(original.parent / "a/test")
-    assert len(Dataset("a/test", token="secret", revision="v1", tolerance_s=0.1)) == 16
-    assert len(Dataset("a/test", original.parent / "a/test")) == 16
-    assert asked == [
-        ("hf://datasets/a/test@v1", {"token": "secret"}, 0.1),
-        ("hf://datasets/a/test@v3.0", None, None),
-    ]
+    with HubStub(there, "a/test", token="hf_S3CRET") as hub:
+        hub.branches |= dict.fromkeys(("v1", "v3.0"), hub.branches["main"])
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        found = Dataset("a/test", token="hf_S3CRET", revision="v1")
+        assert len(found) == 16
+        assert same(found[5], Dataset("a/test", there)[5])
+        assert [path for path in hub.asked if path.endswith("revision/v1")]
+        with pytest.raises(NotFoundError, match="HF_TOKEN"):
+            Dataset("a/test", here)
+        assert [path for path in hub.asked if path.endswith("revision/v3.0")]
 
 
 def test_roots_on_urls(main: Path, original: Path, tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_roots_on_urls(main: Path, original: Path, tmp_path: Path) -> None:
 
 
 def test_what_urls_of_the_hub_become(main: Path) -> None:
-    asked = importlib.import_module("lerobot_policy_seqrecord.reader")._asked
+    asked = importlib.import_module("lerobot_policy_seqrecord.reader").address
     hub = "hf://datasets/org/name"
     assert asked(f"{hub}/records", "v1", False) == (f"{hub}@v1/records", {"token": False})
     assert asked(f"{hub}@main/records", "v1", None) == (f"{hub}@main/records", None)

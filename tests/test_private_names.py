@@ -12,6 +12,8 @@ FILES = sorted(path for path in TESTS.rglob("*.py") if "node_modules" not in pat
 OF_OTHERS = {
     "_exit",  # os
     "_replace",  # named tuples
+    "_pin_memory",  # torch.ops.aten
+    "_schema",  # of those
     "_sleep",  # torch.cuda
     "_shutdown_workers",  # an iterator of torch's DataLoader
     "_datapipe",  # the dataset of torch's DataLoader

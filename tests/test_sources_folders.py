@@ -476,7 +476,7 @@ def test_no_episode(tmp_path: Path) -> None:
 def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
     (tmp_path / "run" / "again").symlink_to(tmp_path)
-    with pytest.raises(SourceError, match="folders nested too deeply"):
+    with pytest.raises(SourceError, match="leads back to a folder above"):
         Folders(tmp_path).episodes()
 
 

@@ -41,7 +41,7 @@ from seqrecord.reading.externals import folder_of_home
 from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 
-__all__ = ["DATASET_READER", "SeqRecordReader", "localize_root"]
+__all__ = ["DATASET_READER", "SeqRecordReader", "address", "localize_root"]
 
 _META = "meta"
 _INFO = "meta/info.json"
@@ -81,7 +81,7 @@ class SeqRecordReader(LeRobotDataset, dataset_reader.BaseDatasetReader):
         is_here = "://" in str(place) or (Path(place) / MANIFEST).exists()
         if not is_here and not has_all_files(Path(place)):
             place, revision = f"hf://datasets/{meta.repo_id}", meta.revision
-        url, of_url = _asked(place, revision, token)
+        url, of_url = address(place, revision, token)
         tolerance = index_tolerance(tolerance_s)
         records = seqrecord.open(url, storage_options=of_url, tolerance=tolerance)
         options |= {"tolerance_s": tolerance_s, "meta": meta, "records": records}
@@ -109,7 +109,7 @@ def localize_root(
     `meta/info.json` says `"storage_format": "seqrecord"`.
     """
     del repo_id, force_cache_sync
-    url, options = _asked(root, revision, token)
+    url, options = address(root, revision, token)
     try:
         with closing(open_storage(url, options)) as files:
             info = json.loads(files.read_whole(_INFO, _MOST_BYTES)[0])
@@ -132,7 +132,7 @@ def localize_root(
     return folder / name
 
 
-def _asked(
+def address(
     place: str | Path, revision: str | None, token: str | bool | None
 ) -> tuple[str, dict[str, Any] | None]:
     """A location and its `storage_options`."""
