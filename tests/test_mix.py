@@ -30,7 +30,6 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes import clip_loader, mix_loader
 from seqrecord.pipes.memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
@@ -359,16 +358,18 @@ def test_the_device_is_that_of_the_thread_that_begins(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In threads of the sources another GPU may be the current one."""
-    asked = set()
+    asked: list[threading.Thread] = []
 
-    def find(device: Any) -> torch.device:
-        asked.add(threading.current_thread())
-        return torch.device(device)
+    def current() -> int:
+        asked.append(threading.current_thread())
+        raise InterruptedError  # there is none here that could go on
 
-    monkeypatch.setattr(clip_loader, "find_device", find)
-    monkeypatch.setattr(mix_loader, "find_device", find, raising=False)
-    list(mixed(root, device="cpu"))
-    assert asked == {threading.current_thread()}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", current)
+    with pytest.raises(InterruptedError):
+        list(mixed(root, device="cuda"))
+    assert asked == [threading.current_thread()]
 
 
 def test_crops_of_one_source(root: Path) -> None:
