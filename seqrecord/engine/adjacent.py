@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["divide", "join"]
-
 
 def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """One tensor [clips, …] on the memory of these, if they lie side by side in one slab."""

@@ -26,23 +26,6 @@ from seqrecord.format.pages import aligned
 from seqrecord.reading.frames import SHAPE_DTYPE, ArraySpec, mask_name
 from seqrecord.schema import FeatureSpec
 
-__all__ = [
-    "Arena",
-    "Frames",
-    "FreshRows",
-    "ObjectRows",
-    "Packed",
-    "Padded",
-    "RaggedFrames",
-    "Rows",
-    "VariableRows",
-    "clear_rows",
-    "clips_of",
-    "for_users",
-    "nested",
-    "pad",
-]
-
 _BYTE = np.dtype(np.uint8)
 
 

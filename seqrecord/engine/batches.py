@@ -20,17 +20,6 @@ from seqrecord.engine.crops import Crop
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
 
-__all__ = [
-    "Batch",
-    "BatchBuilder",
-    "Channel",
-    "ClipRows",
-    "ClosedError",
-    "Copiers",
-    "Copy",
-    "OpenBatch",
-]
-
 _ENDED = "this iteration was ended: another one has begun"
 
 _ArenaT = TypeVar("_ArenaT")

@@ -33,16 +33,6 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 
-__all__ = [
-    "BufferCache",
-    "Buffers",
-    "ChunkBuffers",
-    "GroupNeeds",
-    "HostBatchBuilder",
-    "HostBuffers",
-    "Needs",
-]
-
 _SCATTERED = 64 << 10  # bytes of a clip's feature; larger ones are copied with a call each
 _COPY_BYTES = 4 << 20  # at least so many in one call, where several threads copy
 

@@ -19,8 +19,6 @@ from seqrecord.reading.frames import ArraySpec, add_place, check_arrays, check_t
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-__all__ = ["Calls", "ClipFunctions", "DrawClips", "Drawn", "read_only", "text_spec"]
-
 _SALT = 0x63616C6C  # the draws are not those of crops
 
 _WHAT = "clip_transform"

@@ -25,8 +25,6 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage.counting import Amount, Asked
 
-__all__ = ["Walk", "walk"]
-
 _PAGE = 2 << 20  # bytes; NumPy asks Linux for pages of this size for large arrays
 
 

@@ -19,17 +19,6 @@ from seqrecord.errors import ClipError
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
-__all__ = [
-    "ClipCrops",
-    "Crop",
-    "Place",
-    "copy_window",
-    "frames_in",
-    "interpolated",
-    "nearest",
-    "runs",
-]
-
 _FEW_CHANNELS = 4  # NumPy copies items of other than 1, 2, 4 or 8 bytes slowly
 _SALT = 0x63726F70  # the draws are not those of the order
 

@@ -41,8 +41,6 @@ from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["Engine", "Execution", "Job", "Resources", "Scheduler", "run_plan"]
-
 _Loader = TypeVar("_Loader", bound=ChunkLoader)
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`

@@ -37,8 +37,6 @@ from seqrecord.engine.stores import (
 from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.sampling import Clips, Plan, Round
 
-__all__ = ["Executor", "Slots"]
-
 _FOUND_AT_ONCE = 1 << 12  # clips whose rows are computed together
 
 Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]

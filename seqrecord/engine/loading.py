@@ -44,8 +44,6 @@ from seqrecord.reading.frames import (
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage.ranges import check_wanted
 
-__all__ = ["ChunkLoader", "Fetched", "Transform", "present_in"]
-
 Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
 """A function, and which arrays it makes of a frame."""
 

@@ -26,8 +26,6 @@ from torch.multiprocessing.reductions import reduce_tensor
 from seqrecord.engine.segments import Lease, Segment, acquire
 from seqrecord.reading.frames import ArraySpec
 
-__all__ = ["BufferPool", "SharedBufferPool", "batch_pools", "can_share", "page_aligned"]
-
 _BYTE = np.dtype(np.uint8)
 _KEEP_SINGLE = 32  # clips with memory of their own: those of a batch are dropped at once
 

@@ -34,8 +34,6 @@ import torch
 from seqrecord.errors import SeqRecordError
 from seqrecord.processes.forks import at_fork
 
-__all__ = ["Lease", "Segment", "acquire"]
-
 _FLAGS = mmap.PAGESIZE  # bytes
 _RETIRED = 0  # which flag; the others are slots
 

@@ -12,8 +12,6 @@ from typing import Any, Literal
 from seqrecord.engine.trace import Trace
 from seqrecord.processes.forks import PerProcess
 
-__all__ = ["STAGES", "EngineStats", "Stage", "bottleneck"]
-
 Stage = Literal["consumer", "fetch", "decode", "gather", "device"]
 
 STAGES: Mapping[Stage, str] = {

@@ -35,22 +35,6 @@ from seqrecord.engine.batches import ClipRows
 from seqrecord.format.index import GroupIndex
 from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round, Window
 
-__all__ = [
-    "AllFrames",
-    "AssignedLoad",
-    "FoundRows",
-    "FrameStore",
-    "Load",
-    "PendingLoad",
-    "Ring",
-    "Rings",
-    "each_load",
-    "find_rows",
-    "first_rows",
-    "first_uses",
-    "loads_of_round",
-]
-
 
 class FrameStore(Protocol):
     """The frames that arenas hold for one plan. Counts only: threads load and copy."""

@@ -30,8 +30,6 @@ from typing import Any
 
 from seqrecord.errors import NotFoundError, StorageError
 
-__all__ = ["Trace", "trace_path"]
-
 _FLUSH = 2048  # spans in memory before some thread writes them
 _MOST_IN_MEMORY = 4  # times as many, before all threads wait for that
 _MAX_SPANS = 1_000_000  # about 130 MB

@@ -34,17 +34,6 @@ from seqrecord.processes.threads import ThreadPool, start
 from seqrecord.sampling.memory import Memory
 from seqrecord.storage import unwanted_if
 
-__all__ = [
-    "THREAD_NAME",
-    "Copies",
-    "CopyThreads",
-    "Done",
-    "Loading",
-    "PieceCopies",
-    "WorkerPool",
-    "chunks_at_once",
-]
-
 _Result = TypeVar("_Result")
 
 THREAD_NAME = "seqrecord-engine"  # how the names of all threads of the engine begin

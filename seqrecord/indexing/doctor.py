@@ -31,8 +31,6 @@ from seqrecord.sources.remote import RemoteFiles, is_url
 from seqrecord.sources.video_files import VIDEO_ENDINGS
 from seqrecord.storage import StorageLike, open_storage
 
-__all__ = ["Progress", "examine"]
-
 _MAX_INFO_BYTES = 16 << 20
 _RANGE = ("episode_index", "dataset_from_index", "dataset_to_index", "length")
 

@@ -13,8 +13,6 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.sources.remote import remote_files
 from seqrecord.text import counted, number_text, one_line, printable, table_lines
 
-__all__ = ["CameraCount", "DoctorReport", "Finding", "Findings"]
-
 _MOST_KEPT = 1000
 _MOST_SHOWN = 5
 

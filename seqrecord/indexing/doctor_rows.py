@@ -23,8 +23,6 @@ from seqrecord.sources.lerobot_layout import (
 from seqrecord.sources.lerobot_rows import array_of, number_column
 from seqrecord.sources.video_streams import TOLERANCE
 
-__all__ = ["Rows"]
-
 FloatArray = npt.NDArray[np.float64]
 
 _ORDER = ("episode_index", "frame_index", "timestamp")

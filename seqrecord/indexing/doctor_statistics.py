@@ -14,8 +14,6 @@ from seqrecord.errors import SourceError
 from seqrecord.indexing.doctor_report import Findings
 from seqrecord.sources.lerobot_layout import LeRobotInfo, read_stats
 
-__all__ = ["RowStatistics", "check_statistics"]
-
 _NAMES = ("min", "max", "mean", "std")
 _EXTREMES, _MEANS = 1e-3, 0.05  # of the range, of the deviation: what may differ
 _ROUNDING = 1e-6

@@ -17,8 +17,6 @@ from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import TOLERANCE, read_frames
 from seqrecord.sources.video_tables import PacketTable, read_table
 
-__all__ = ["Camera"]
-
 FloatArray = npt.NDArray[np.float64]
 
 _SECONDS_APART = 60.0  # of the keyframes that are decoded

@@ -18,8 +18,6 @@ from seqrecord.reading.verify import VerifyProgress, VerifyReport
 from seqrecord.reading.verify import verify as verify_dataset
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
 
-__all__ = ["dataset_of", "open_dataset", "opened", "summarize", "verify"]
-
 
 def open_dataset(
     location: StorageLike,

@@ -50,8 +50,6 @@ from seqrecord.units import format_size
 from seqrecord.writing.convert import ConvertReport, convert
 from seqrecord.writing.convert_jobs import Progress
 
-__all__ = ["find_index", "index_source"]
-
 _logger = logging.getLogger("seqrecord")
 
 

@@ -34,8 +34,6 @@ from seqrecord.sources.lerobot_layout import (
 from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.text import counted
 
-__all__ = ["LeRobotDataset"]
-
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["channels_first", "numbers", "to_lerobot"]
-
 _CAMERAS = "observation.image"  # how LeRobot calls them
 
 

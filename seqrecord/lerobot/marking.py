@@ -10,8 +10,6 @@ from pathlib import Path
 from seqrecord.errors import SourceError
 from seqrecord.sources.lerobot_layout import INFO, read_info
 
-__all__ = ["STORAGE_FORMAT", "mark_dataset"]
-
 STORAGE_FORMAT = "seqrecord"
 
 

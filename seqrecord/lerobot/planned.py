@@ -14,8 +14,6 @@ from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.sampling import Part, Plan
 
-__all__ = ["Order", "PlannedIndex", "PlannedReader", "Share"]
-
 
 @dataclass(frozen=True)
 class Order:

@@ -13,8 +13,6 @@ from seqrecord.lerobot.dataset import LeRobotDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
 from seqrecord.units import MOST, check_integer, check_seed
 
-__all__ = ["PlannedSampler"]
-
 _turns = count()
 
 

@@ -39,8 +39,6 @@ from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 from seqrecord.sources.video_tables import read_references, read_table
 
-__all__ = ["FORMAT", "Hdf5"]
-
 _ORDERS = ("rgb", "bgr")
 
 

@@ -22,19 +22,6 @@ from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, openable
 
-__all__ = [
-    "attributes",
-    "datasets",
-    "encoded_row",
-    "first_image",
-    "is_hdf5_name",
-    "is_text",
-    "load_h5py",
-    "open_hdf5",
-    "reading_hdf5",
-    "text_of",
-]
-
 _ENDINGS = (".hdf5", ".h5")
 _MAX_DEPTH = 16  # groups in groups; a link to a group above would never end
 _MAX_DATASETS = 4 * MAX_FEATURES

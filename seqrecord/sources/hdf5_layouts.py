@@ -38,8 +38,6 @@ from seqrecord.sources.hdf5_files import (
 )
 from seqrecord.sources.originals import natural_order
 
-__all__ = ["Hdf5Episode", "groups", "read_episode"]
-
 _AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
 """ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
 

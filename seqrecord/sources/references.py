@@ -26,19 +26,6 @@ from seqrecord.storage import (
 )
 from seqrecord.storage.base import check_path
 
-__all__ = [
-    "MOST_COPIED",
-    "checksum_of",
-    "checksum_of_files",
-    "external_files",
-    "external_folders",
-    "identity_of_files",
-    "parts_of",
-    "place_of",
-    "referring_schema",
-]
-
-
 MOST_COPIED = 64 << 10
 """Bytes of a frame of one feature that an index copies."""
 

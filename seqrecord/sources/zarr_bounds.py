@@ -28,8 +28,6 @@ from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import SourceError
 from seqrecord.sources.limits import MAX_TEXT_CHUNK_BYTES
 
-__all__ = ["bounded"]
-
 _MOST_GROWTH, _EXTRA = 8, 64 << 10  # of values that filters have encoded, and what stands beside
 _IMAGES = "imagecodecs_"
 _GROW_LITTLE = (

@@ -35,8 +35,6 @@ from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.stored_rows import check_stored_alike, zarr_files, zarr_rows, zarr_spec
 
-__all__ = ["FORMAT", "ZarrBuffers"]
-
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
 

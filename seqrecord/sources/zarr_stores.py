@@ -25,8 +25,6 @@ from seqrecord.sources.limits import MAX_CHUNK_BYTES
 from seqrecord.sources.remote import RemoteFiles
 from seqrecord.storage import ByteRange
 
-__all__ = ["MAX_VALUE_BYTES", "LocalFiles", "RemoteStore", "RemoteZip"]
-
 MAX_VALUE_BYTES = MAX_CHUNK_BYTES + (1 << 20)
 """More than a chunk may have that is read: what a server sends beyond it is not taken."""
 

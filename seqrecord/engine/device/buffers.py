@@ -46,15 +46,6 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.memory import CONSUMER
 
-__all__ = [
-    "CopySpan",
-    "DeviceArena",
-    "DeviceBatchBuilder",
-    "DeviceBuffers",
-    "as_words",
-    "torch_dtype",
-]
-
 
 class CopySpan(NamedTuple):
     """When a device copied a load, in seconds of `perf_counter`, and how many bytes."""

@@ -21,8 +21,6 @@ from seqrecord.engine.device.streams import (
 )
 from seqrecord.errors import ClipError, StateError
 
-__all__ = ["DevicePrefetcher", "find_tensors", "map_tensors", "prefetch_to_device"]
-
 _Item = TypeVar("_Item")
 
 

@@ -37,21 +37,6 @@ import torch
 
 from seqrecord.errors import ClipError
 
-__all__ = [
-    "CudaStream",
-    "DirectStream",
-    "Mark",
-    "QueueLimit",
-    "SideStream",
-    "Staging",
-    "StagingBuffer",
-    "check_device",
-    "find_device",
-    "side_stream",
-    "streams_of",
-    "upload",
-]
-
 _ALIGNMENT = 64  # of what is carved: a cache line, and more than any dtype wants
 _MOST_UNDER_WAY = 2  # buffers being copied from, beside those that are acquired
 

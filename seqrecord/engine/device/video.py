@@ -33,8 +33,6 @@ from seqrecord.engine.device.streams import SideStream
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, VideoTable
 from seqrecord.schema import FeatureSpec
 
-__all__ = ["DeviceFrames", "DeviceVideo", "Numbered", "say_once"]
-
 _logger = logging.getLogger("seqrecord")
 
 _RATE = 25  # frames a second of the containers: any will do
