@@ -56,7 +56,9 @@ def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
 def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
     """Where the rows lie; the values of those that were never written.
 
-    Raises `SourceError` for one behind the end of the file.
+    In a file with a damaged tree of chunks, HDF5 lists chunks that it does not find when it reads:
+    these are where they were. Raises `SourceError` for a row behind the end of the file, and for a
+    chunk of another size.
     """
     nbytes, size = _row_bytes(dataset), size_of(path)
     begins: dict[int, int] = {}
@@ -66,7 +68,18 @@ def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
             begins[0] = offset
     else:
         length = dataset.chunks[0]
-        dataset.id.chunk_iter(lambda c: begins.__setitem__(c.chunk_offset[0], c.byte_offset))
+        found: list[Any] = []
+        dataset.id.chunk_iter(found.append)
+        for chunk in found:
+            if chunk.size != length * nbytes or any(chunk.chunk_offset[1:]):
+                raise SourceError(
+                    "a chunk of another size or place than others",
+                    file=str(path),
+                    offset=chunk.byte_offset,
+                    expected=f"{length * nbytes} bytes at its rows",
+                    got=f"{chunk.size} bytes at {chunk.chunk_offset}",
+                )
+            begins[chunk.chunk_offset[0]] = chunk.byte_offset
     for row in range(len(dataset)):
         inside = row % length
         begin = begins.get(row - inside)
