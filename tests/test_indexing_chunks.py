@@ -387,7 +387,7 @@ def test_random_damage(tmp_path: Path, thorough: bool) -> None:
     index_source(open_source(path), tmp_path / "good", workers=1)
     with seqrecord.open(tmp_path / "good") as dataset:
         before = frames_of(dataset)
-    same, count = 0, 100 if thorough else 8
+    same, count = 0, 50 if thorough else 8
     for number in range(count):
         data = bytearray(good)
         for at in rng.integers(0, first, 3):
