@@ -122,7 +122,7 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     batch = opened(DeviceBatchBuilder(2, LENGTHS, SPECS, stream, QueueLimit()), 2)
     slots = np.arange(2)
     parts = [ClipRows(arena, np.array([[0, 1], [2, 3]]), list(arena.specs))]
-    batch.builder.gather(slots, parts, ThisThread())
+    batch.allocate().gather(slots, parts, ThisThread())
     batch.name(slots, slots, np.full(2, 7), 0)
     made = batch.finish()
     made.arrive()

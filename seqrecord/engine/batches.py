@@ -127,9 +127,8 @@ class OpenBatch:
         self._builder: BatchBuilder[Any] | None = None
         self._lock = lock
 
-    @property
-    def builder(self) -> BatchBuilder[Any]:
-        """The memory of the batch."""
+    def allocate(self) -> BatchBuilder[Any]:
+        """The memory of the batch, from the first call on, which a device may make wait."""
         with self._lock:
             if self._builder is None:
                 self._builder = self._begin()
@@ -141,7 +140,7 @@ class OpenBatch:
 
     def finish(self) -> Batch:
         """The batch, all of whose slots are filled."""
-        features, arrive = self.builder.finish()
+        features, arrive = self.allocate().finish()
         return Batch(features, self._episode, self._start, self._source, self._epoch, arrive)
 
 

@@ -90,8 +90,8 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
 
 
 def _rows_given(used: npt.NDArray[np.bool_], specs: Iterable[ArraySpec]) -> int:
-    """As how many rows of an arena count that has memory for its `used` ones, bool[rows]: a row
-    that is used makes the kernel give all pages on which it lies."""
+    """The memory that an arena takes, in rows, of which the `used` ones, bool[rows], are written
+    to: all pages on which one of these lies."""
     given = of_row = 0
     for spec in specs:
         edges = np.arange(len(used) + 1) * spec.nbytes

@@ -172,7 +172,7 @@ class Executor:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()
-        nbytes = opened.builder.gather(slots, sources, copies, drawn.calls)
+        nbytes = opened.allocate().gather(slots, sources, copies, drawn.calls)
         opened.name(slots, clips.episode, clips.start, self._plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         copies.finish(partial(self._filled, opened, len(slots)))
@@ -183,7 +183,7 @@ class Executor:
         before = self._copies.lap()
         begin = perf_counter()
         opened = self._channel.open(batch)
-        opened.builder  # noqa: B018 - its memory, for which a device may make this thread wait too
+        opened.allocate()  # here, for a device may make this thread wait too
         end = perf_counter()
         gathered = self._copies.lap()
         waited = max(0.0, end - begin - gathered)
