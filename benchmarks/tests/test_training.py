@@ -138,6 +138,7 @@ def test_rows_are_of_loaders_that_read_the_data() -> None:
     } - {"original"}
     assert "lerobot" not in {loader for training, _, loader, _ in found if training != "act"}
     assert {place for _, _, loader, place in found if loader == "no loader"} == {"warm"}
+    assert {step for _, step, _, place in found if place != "warm"} == {"8 ms"}
 
 
 def command(folder: Path, *rows: str) -> list[str]:
