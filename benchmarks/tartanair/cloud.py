@@ -1,19 +1,18 @@
-"""How fast clips come from object stores, beside local disk, the client alone, and before.
+"""How fast clips come from object stores, beside local disk and the client alone.
 
-    python -m benchmarks.tartanair.cloud FOLDER [--before GIT_REF] [--repeats 3] [--to FOLDER]
+    python -m benchmarks.tartanair.cloud FOLDER [--repeats 3] [--to FOLDER]
 
 Renders a tree and packs it where FOLDER lacks them, starts Azurite and moto (S3), and runs each row
 in a process of its own, all rows once before any of them twice. Half of the machine's cores are for
 the services and what lies before them, the other half for the row, whatever it reads: so a row has
-as much of the machine when it reads from local disk. `--before` runs the same rows with another
-version of the package, as git has it.
+as much of the machine when it reads from local disk.
 
-A row's name is VERSION/PLACE/WHAT. `epoch` has a consumer that is away for 50 ms with each batch;
+A row's name is BY/PLACE/WHAT. `epoch` has a consumer that is away for 50 ms with each batch;
 `far` is that as if 60 ms away with 80 MB/s a connection. `stream` is an epoch with a consumer that
 only looks, `narrow` the same behind a line of 1 Gbit/s for all connections; `count` goes through a
-proxy that counts requests. `stream` and `narrow` of the version `client` are obstore alone, which
-fetches the same record files. `open` opens a large index, `write-raw` and `write-balanced` write
-frames that are in memory.
+proxy that counts requests. `stream` and `narrow` by `client` are obstore alone, which fetches the
+same record files. `open` opens a large index, `write-raw` and `write-balanced` write frames that
+are in memory.
 
 Results go to FOLDER/cloud.json, and with `--to` as cloud.json and CLOUD.md to that folder.
 """
@@ -21,7 +20,6 @@ Results go to FOLDER/cloud.json, and with `--to` as cloud.json and CLOUD.md to t
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import resource
@@ -39,8 +37,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.tartanair.cloud_services import SERVICES, Service, cpu_seconds, serve
+from benchmarks.tartanair.cloud_services import SERVICES, Service, cpu_seconds, make_index, serve
 from benchmarks.tartanair.cloud_table import page, tables
+from benchmarks.tartanair.compare.report import commit
 from benchmarks.tartanair.throughput.data import prepare
 from benchmarks.tartanair.timing import Results, machine
 
@@ -61,37 +60,33 @@ _ROWS = Path(__file__).with_name("cloud_rows.py")
 
 @dataclass(frozen=True)
 class Row:
-    """A row's job, as `cloud_rows` takes it; `tree` is the repository whose package does it."""
+    """A row's job, as `cloud_rows` takes it."""
 
     job: Mapping[str, Any]
-    tree: Path = _ROOT
     counted: Service | None = None
     writes: tuple[Service | None, Path] | None = None
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Packed datasets by version, and the services that hold them."""
+    """Packed datasets in a folder, and the services that hold them."""
 
     folder: Path
-    trees: Mapping[str, Path]
     services: Mapping[str, Service]
     index: str
     write_frames: int
 
-    def records(self, version: str, service: str) -> Path:
-        return self.folder / version / f"records-{service}"
+    def records(self, service: str) -> Path:
+        return self.folder / f"records-{service}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--before", help="another version of the package, as git names it")
     parser.add_argument("--frames", type=int, default=640, help="in four episodes, if rendered")
     parser.add_argument("--index-frames", type=int, default=100_000_000, help="of the large index")
     parser.add_argument("--write-frames", type=int, default=160)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--before-repeats", type=int, help="of its rows; all of them by default")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
     parser.add_argument("--services", nargs="*", choices=SERVICES, default=list(SERVICES))
     parser.add_argument("--quiet", type=float, default=0.0, help="seconds to wait for, at most")
@@ -99,39 +94,34 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with _versions(folder, arguments.before) as trees:
-        prepare(folder, arguments.frames, [])
-        index = f"index-{arguments.index_frames}"
-        for name, tree in trees.items():
-            _pack(folder, name, tree, index, arguments.index_frames)
-        document = {
-            "machine": machine(),
-            "commits": {name: _commit(tree) for name, tree in trees.items()},
-            "services": {"azurite": _azurite_version(), "moto": version("moto")},
-            "settings": {**SETTINGS, "consumer_seconds": CONSUMER_SECONDS},
-            "frames": arguments.frames,
-            "index_frames": arguments.index_frames,
-            "write_frames": {codecs: n * arguments.write_frames for codecs, n in WRITES.items()},
+    prepare(folder, arguments.frames, [])
+    index = f"index-{arguments.index_frames}"
+    _pack(folder, index, arguments.index_frames)
+    document = {
+        "machine": machine(),
+        "commit": commit(),
+        "services": {"azurite": _azurite_version(), "moto": version("moto")},
+        "settings": {**SETTINGS, "consumer_seconds": CONSUMER_SECONDS},
+        "frames": arguments.frames,
+        "index_frames": arguments.index_frames,
+        "write_frames": {codecs: n * arguments.write_frames for codecs, n in WRITES.items()},
+    }
+    with (
+        _halves() as cores,
+        _serving(folder, index, arguments.services, arguments.write_frames) as setup,
+    ):
+        chosen = {
+            name: row
+            for name, row in rows(setup, cores).items()
+            if any(fnmatch(name, pattern) for pattern in arguments.rows)
         }
-        with (
-            _halves() as cores,
-            _serving(folder, trees, index, arguments.services, arguments.write_frames) as setup,
-        ):
-            chosen = {
-                name: row
-                for name, row in rows(setup, cores).items()
-                if any(fnmatch(name, pattern) for pattern in arguments.rows)
-            }
-            document["cores"] = {"rows": len(cores), "services": len(os.sched_getaffinity(0))}
-            results: Results = {name: [] for name in chosen}
-            document["rows"] = results
-            some = arguments.before_repeats
-            for number in range(arguments.repeats):
-                for name, row in chosen.items():
-                    if name.startswith("before/") and some is not None and number >= some:
-                        continue
-                    results[name].append(_measured(name, row, quiet=arguments.quiet))
-                    _save(folder, document)
+        document["cores"] = {"rows": len(cores), "services": len(os.sched_getaffinity(0))}
+        results: Results = {name: [] for name in chosen}
+        document["rows"] = results
+        for _ in range(arguments.repeats):
+            for name, row in chosen.items():
+                results[name].append(_measured(name, row, quiet=arguments.quiet))
+                _save(folder, document)
     if arguments.to:
         _save(arguments.to, document)
         (arguments.to / "CLOUD.md").write_text(page(document))
@@ -142,12 +132,11 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
     """All rows, those that are compared next to each other."""
     made: dict[str, Row] = {}
 
-    def add(name: str, action: str, tree: Path = _ROOT, *, arguments: Any, **more: Any) -> None:
-        job = {"action": action, "cores": list(cores), **arguments}
-        made[name] = Row(job, tree, **more)
+    def add(name: str, action: str, *, arguments: Any, **more: Any) -> None:
+        made[name] = Row({"action": action, "cores": list(cores), **arguments}, **more)
 
     waiting = {**SETTINGS, "consumer": CONSUMER_SECONDS}
-    places = (None, *setup.services)
+    places: dict[str, Service | None] = {"local": None, **setup.services}
     for what, settings in (
         ("epoch", waiting),
         ("far", waiting),
@@ -155,53 +144,45 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
         ("narrow", SETTINGS),
         ("count", {**SETTINGS, "epochs": 1}),
     ):
-        for name, version_ in itertools.product(places, setup.trees):
-            service = setup.services[name] if name else None
+        for name, service in places.items():
             if service:
-                place = service.place(f"{version_}/records", what)
+                place = service.place("records", what)
             elif what in ("epoch", "stream"):
-                place = {"location": str(setup.records(version_, "azurite")), "options": None}
+                place = {"location": str(setup.records("azurite")), "options": None}
             else:
                 continue
             add(
-                f"{version_}/{name or 'local'}/{what}",
+                f"seqrecord/{name}/{what}",
                 "epoch",
-                setup.trees[version_],
                 arguments={**place, **settings},
                 counted=service if what == "count" else None,
             )
         for name, service in setup.services.items() if what in CLIENT_THREADS else ():
             store = service.cloud.store(service.host(what))
-            objects = _objects(setup.records("now", name))
+            objects = _objects(setup.records(name))
             arguments = {"store": store, "objects": objects, "threads": CLIENT_THREADS[what]}
             add(f"client/{name}/{what}", "client", arguments=arguments)
+    written = setup.folder / "written"
     for codecs, times in WRITES.items():
-        for name, version_ in itertools.product(places, setup.trees):
-            records = str(setup.records(version_, "azurite"))
-            frames = times * setup.write_frames
-            add(
-                f"{version_}/{name or 'local'}/write-{codecs}",
-                "write",
-                setup.trees[version_],
-                arguments={"records": records, "frames": frames, "codecs": codecs},
-                writes=(setup.services[name] if name else None, setup.folder / "written"),
-            )
+        frames = times * setup.write_frames
+        job = {"records": str(setup.records("azurite")), "codecs": codecs, "frames": frames}
+        for name, service in places.items():
+            row = f"seqrecord/{name}/write-{codecs}"
+            add(row, "write", arguments=job, writes=(service, written))
     for name, service in setup.services.items():
         nbytes = setup.write_frames * FRAME_BYTES
-        store = service.cloud.store(service.host(""))
-        whole: Any = {"store": store, "nbytes": nbytes}
-        writes = (service, setup.folder / "written")
-        add(f"client/{name}/write-raw", "client-write", arguments=whole, writes=writes)
-    for name, version_ in itertools.product(places, setup.trees):
-        here = {"location": str(setup.folder / version_ / setup.index), "options": None}
-        there = setup.services[name].place(f"{version_}/index") if name else here
-        add(f"{version_}/{name or 'local'}/open", "open", setup.trees[version_], arguments=there)
+        whole: Any = {"store": service.cloud.store(service.host("")), "nbytes": nbytes}
+        add(f"client/{name}/write-raw", "client-write", arguments=whole, writes=(service, written))
+    here = {"location": str(setup.folder / setup.index), "options": None}
+    for name, service in places.items():
+        at = service.place("index") if service else here
+        add(f"seqrecord/{name}/open", "open", arguments=at)
     return made
 
 
 def _objects(records: Path) -> list[tuple[str, int]]:
     files = sorted(records.rglob("*.seqrec"))
-    return [(f"now/records/{path.relative_to(records)}", path.stat().st_size) for path in files]
+    return [(f"records/{path.relative_to(records)}", path.stat().st_size) for path in files]
 
 
 def _measured(name: str, row: Row, *, quiet: float) -> dict[str, Any]:
@@ -231,7 +212,7 @@ def _run(row: Row) -> dict[str, Any]:
             job |= service.place(written) if service else here
     counted = row.counted.proxy.requests if row.counted else 0
     before, spent, start = psutil.cpu_times(), _spent(), time.perf_counter()
-    output = _call(row.tree, [str(_ROWS), json.dumps(job)])
+    output = _call([str(_ROWS), json.dumps(job)])
     spent = [now - then for now, then in zip(_spent(), spent, strict=True)]
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     cores = os.cpu_count() or 1
@@ -273,24 +254,6 @@ def _wait_for_quiet(seconds: float) -> None:
 
 
 @contextmanager
-def _versions(folder: Path, before: str | None) -> Iterator[dict[str, Path]]:
-    """The repositories of the versions: this one as `now`, and `before` in a folder of its own."""
-    trees = {"now": _ROOT}
-    if before is None:
-        yield trees
-        return
-    tree = folder / "before-tree"
-    git = ["git", "-C", str(_ROOT), "worktree"]
-    if tree.exists():  # of a run that was killed
-        subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-    subprocess.run([*git, "add", "--force", "--detach", str(tree), before], check=True)
-    try:
-        yield {**trees, "before": tree}
-    finally:
-        subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-
-
-@contextmanager
 def _halves() -> Iterator[list[int]]:
     """This process and the services keep to half of the cores; the other half, for the rows."""
     cores = sorted(os.sched_getaffinity(0))
@@ -303,57 +266,39 @@ def _halves() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _serving(
-    folder: Path,
-    trees: Mapping[str, Path],
-    index: str,
-    names: Sequence[str],
-    write_frames: int,
-) -> Iterator[Setup]:
+def _serving(folder: Path, index: str, names: Sequence[str], write_frames: int) -> Iterator[Setup]:
     home = folder / "services"
     shutil.rmtree(home, ignore_errors=True)
     try:
         with serve(home, tuple(names)) as services:
-            setup = Setup(folder, trees, services, index, write_frames)
+            setup = Setup(folder, services, index, write_frames)
             for name, service in services.items():
-                for each in trees:
-                    service.cloud.upload(setup.records(each, name), f"{each}/records")
-                    service.cloud.upload(folder / each / index, f"{each}/index")
+                service.cloud.upload(setup.records(name), "records")
+                service.cloud.upload(folder / index, "index")
             yield setup
     finally:
         shutil.rmtree(home, ignore_errors=True)
         shutil.rmtree(folder / "written", ignore_errors=True)
 
 
-def _pack(folder: Path, name: str, tree: Path, index: str, index_frames: int) -> None:
-    """Pack with one version what is not there yet, and compile it, as an installation is."""
-    _call(tree, ["-m", "compileall", "-q", "seqrecord"])
+def _pack(folder: Path, index: str, index_frames: int) -> None:
+    """Pack what is not there yet."""
     for service, record_bytes in RECORD_BYTES.items():
-        records = folder / name / f"records-{service}"
+        records = folder / f"records-{service}"
         if not (records / "manifest.json").exists():
             print(f"packing {records}", file=sys.stderr)
             job = {"tree": str(folder / "tree"), "to": str(records), "record_bytes": record_bytes}
-            _call(tree, [str(_ROWS), json.dumps({"action": "pack", **job})])
-    if not (folder / name / index / "manifest.json").exists():
-        # Its own function makes it, for a manifest is of its version.
-        code = "import sys; from pathlib import Path; from benchmarks.tartanair.cloud_services "
-        code += "import make_index; make_index(Path(sys.argv[1]), int(sys.argv[2]))"
-        _call(tree, ["-c", code, str(folder / name / index), str(index_frames)])
+            _call([str(_ROWS), json.dumps({"action": "pack", **job})])
+    if not (folder / index / "manifest.json").exists():
+        make_index(folder / index, index_frames)
 
 
-def _call(tree: Path, arguments: Sequence[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "AWS_DEFAULT_REGION": "us-east-1"}
+def _call(arguments: Sequence[str]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "AWS_DEFAULT_REGION": "us-east-1"}
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree
+        command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=_ROOT
     ).stdout
-
-
-def _commit(tree: Path) -> str:
-    git = ["git", "-C", str(tree)]
-    commit = subprocess.check_output([*git, "rev-parse", "--short=9", "HEAD"], text=True).strip()
-    changed = subprocess.check_output([*git, "status", "--porcelain", "-uno"], text=True).strip()
-    return f"{commit} with changes" if changed else commit
 
 
 def _azurite_version() -> str:

@@ -14,17 +14,16 @@ _NAMES = {"azurite": "Azurite", "moto": "moto (S3)", "local": "local disk"}
 
 
 class Figure(NamedTuple):
-    """A figure by place, each now and before; `target` is what now is to be: at most, or at least
-    where `least`."""
+    """A figure by place; `target` is what it is to be: at most, or at least where `least`."""
 
     what: str
-    values: Mapping[str, tuple[float | None, float | None]]
+    values: Mapping[str, float]
     target: float | None = None
     least: bool = False
 
     def is_reached(self, place: str) -> bool:
-        value = self.values[place][0]
-        if value is None or self.target is None:
+        value = self.values[place]
+        if self.target is None:
             return True
         return value >= self.target if self.least else value <= self.target
 
@@ -33,12 +32,11 @@ def figures(results: Results) -> Iterator[Figure]:
     """Those whose rows were run, each of medians."""
     places = list(dict.fromkeys(name.split("/")[1] for name in results))
 
-    def get(version: str, place: str, what: str, key: str) -> float | None:
-        return median(results.get(f"{version}/{place}/{what}", ()), key)
+    def get(place: str, what: str, key: str, by: str = "seqrecord") -> float | None:
+        return median(results.get(f"{by}/{place}/{what}", ()), key)
 
     def figure(what: str, value: Any, target: float | None = None, least: bool = False) -> Any:
-        values = {place: (value("now", place), value("before", place)) for place in places}
-        found = {place: pair for place, pair in values.items() if pair != (None, None)}
+        found = {place: each for place in places if (each := value(place)) is not None}
         if found:
             yield Figure(what, found, target, least)
 
@@ -47,15 +45,13 @@ def figures(results: Results) -> Iterator[Figure]:
 
     def of_client(row: str, alone: str) -> Any:
         rate = "bytes_per_second"
-        return lambda v, p: quotient(get(v, p, row, rate), get("client", p, alone, rate))
+        return lambda p: quotient(get(p, row, rate), get(p, alone, rate, by="client"))
 
     def of_local(row: str, other: str) -> Any:
-        def value(version: str, place: str) -> float | None:
+        def value(place: str) -> float | None:
             if place == "local":
                 return None
-            return quotient(
-                get(version, place, row, "seconds"), get(version, "local", other, "seconds")
-            )
+            return quotient(get(place, row, "seconds"), get("local", other, "seconds"))
 
         return value
 
@@ -68,25 +64,25 @@ def figures(results: Results) -> Iterator[Figure]:
     yield from figure("epoch / epoch from local disk", of_local("epoch", "epoch"), 1.10)
     yield from figure("60 ms away: epoch / epoch from local disk", of_local("far", "epoch"), 1.10)
     first = "first_batch_seconds"
-    yield from figure("first batch, s", lambda v, p: get(v, p, "epoch", first), 1.0)
-    yield from figure("60 ms away: first batch, s", lambda v, p: get(v, p, "far", first))
+    yield from figure("first batch, s", lambda p: get(p, "epoch", first), 1.0)
+    yield from figure("60 ms away: first batch, s", lambda p: get(p, "far", first))
     yield from figure(
         "requests / GiB",
-        lambda v, p: quotient(get(v, p, "count", "counted"), get(v, p, "count", "bytes"), _GIB),
+        lambda p: quotient(get(p, "count", "counted"), get(p, "count", "bytes"), _GIB),
         160,
     )
-    yield from figure("large index opened, s", lambda v, p: get(v, p, "open", "seconds"), 2.0)
+    yield from figure("large index opened, s", lambda p: get(p, "open", "seconds"), 2.0)
     memory = "peak_memory_bytes"
     yield from figure(
         "large index opened, peak MB",
-        lambda v, p: quotient(get(v, p, "open", memory), 1e6),
+        lambda p: quotient(get(p, "open", memory), 1e6),
         200,
     )
     for codecs in ("raw", "balanced"):
         row = f"write-{codecs}"
         yield from figure(
             f"written, {codecs}: MB/s of frames",
-            lambda v, p, row=row: quotient(get(v, p, row, "bytes_per_second"), 1e6),
+            lambda p, row=row: quotient(get(p, row, "bytes_per_second"), 1e6),
         )
         if codecs == "raw":
             what = "written, raw: rate / of the client alone"
@@ -102,18 +98,12 @@ def tables(document: Mapping[str, Any]) -> str:
 
 def page(document: Mapping[str, Any]) -> str:
     """The published page."""
-    settings, commits, services = (document[name] for name in ("settings", "commits", "services"))
-    before = f", before: `{commits['before']}`" if "before" in commits else ""
+    settings, services = document["settings"], document["services"]
     cores, rows = document["cores"], document["rows"]
-    repeats = max(map(len, rows.values()))
-    if "before" in commits:
-        counts = [len(runs) for name, runs in rows.items() if name.startswith("before/")]
-        again = max(counts, default=repeats)
-        before += f" (of that, medians of {again})" if again != repeats else ""
     others = max(run["others"] for runs in rows.values() for run in runs)
     return _PAGE.format(
         machine=document["machine"],
-        commit=f"`{commits['now']}`{before}",
+        commit=document["commit"],
         azurite=services["azurite"],
         moto=services["moto"],
         cores=cores["rows"],
@@ -125,7 +115,7 @@ def page(document: Mapping[str, Any]) -> str:
         memory=settings["memory_limit"],
         consumer=f"{settings['consumer_seconds'] * 1000:.0f}",
         write_frames=", ".join(f"{n} {codecs}" for codecs, n in document["write_frames"].items()),
-        repeats=repeats,
+        repeats=max(map(len, rows.values())),
         others=f"{others:.0%}",
         figures=_figures(document["rows"]),
         rows=_all_rows(document["rows"]),
@@ -135,10 +125,10 @@ def page(document: Mapping[str, Any]) -> str:
 _PAGE = """\
 # From object stores
 
-By `python -m benchmarks.tartanair.cloud FOLDER --before GIT_REF --to benchmarks/tartanair`, which
-writes this page; raw results are in [cloud.json](cloud.json).
+By `python -m benchmarks.tartanair.cloud FOLDER --to benchmarks/tartanair`, which writes this
+page; raw results are in [cloud.json](cloud.json).
 
-- Machine: {machine}. Commit: {commit}. Medians of {repeats}, all rows in turn, each in a process
+- Machine: {machine}. Commit: `{commit}`. Medians of {repeats}, all rows in turn, each in a process
   of its own. Of an epoch's row the second epoch counts; its first batch is the first epoch's, from
   making the pipe, with its clients.
 - Azurite {azurite} (Azure Blob) and moto {moto} (S3) run on the same machine. They, the line and
@@ -170,25 +160,18 @@ writes this page; raw results are in [cloud.json](cloud.json).
 def _figures(results: Results) -> str:
     found = list(figures(results))
     places = list(dict.fromkeys(place for figure in found for place in figure.values))
-    has_before = any(pair[1] is not None for figure in found for pair in figure.values.values())
-    columns = ["figure", "to reach"]
-    for place in places:
-        columns += [_NAMES[place], *(["before"] if has_before else [])]
+    columns = ["figure", "to reach", *(_NAMES[place] for place in places)]
     lines = []
     for figure in found:
         sign = ">=" if figure.least else "<="
         line = [figure.what, "" if figure.target is None else f"{sign} {figure.target:g}"]
         for place in places:
-            now, before = figure.values.get(place, (None, None))
-            shown = _shown(now)
-            line.append(shown if now is None or figure.is_reached(place) else f"**{shown}**")
-            line += [_shown(before)] if has_before else []
+            value = figure.values.get(place)
+            shown = "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+            is_short = value is not None and not figure.is_reached(place)
+            line.append(f"**{shown}**" if is_short else shown)
         lines.append(line)
     return markdown(columns, lines)
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 _COLUMNS = (
