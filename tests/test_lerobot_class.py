@@ -193,7 +193,7 @@ def test_converted_records(root: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("log", DEPTH[0]), ("linear", DEPTH[1])])
-def test_depth(tmp_path: Path, kind: str, name: str) -> None:
+def test_depth(tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Metres as lerobot 0.6.1 has them, and whole millimetres up to those that uint16 has."""
     folder = unpack(tmp_path, "lerobot_depth")
     records = tmp_path / "records"
@@ -204,6 +204,7 @@ def test_depth(tmp_path: Path, kind: str, name: str) -> None:
         got = torch.stack([item[name] for item in ours[:]]).numpy()
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
+    assert "each decodes its own 1 picture, and" in caplog.text
 
 
 @pytest.mark.parametrize("is_given", [False, True])

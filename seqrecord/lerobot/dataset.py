@@ -226,8 +226,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         Those of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
         """
         if not all(isinstance(number, PlannedIndex) for number in items):
-            windows = self.delta_indices or {}
-            pictures = counted(sum(len(windows.get(n, [0])) for n in self._images), "picture")
+            windows, images = self.delta_indices or {}, (*self._images, *self._depths)
+            pictures = counted(sum(len(windows.get(n, [0])) for n in images), "picture")
             say_once(
                 f"{self.clips.dataset.url}: items come in another order than that of "
                 f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
