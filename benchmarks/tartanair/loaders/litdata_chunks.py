@@ -63,6 +63,7 @@ class Reader:
 def open_frames(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
     if place.location:  # forget what was read before
         shutil.rmtree(caches(place), ignore_errors=True)
+        caches(place).mkdir()
     return map_style(Reader(place, settings.features), clips, settings)
 
 
