@@ -100,7 +100,6 @@ class Loader:
     codecs: Sequence[str] = ("raw",)
     needs: Sequence[str] = ()  # modules
     install: str = "make install-bench"
-    max_workers: int | None = None
     lossless: bool = True
     only_features: Sequence[str] = ()  # if it can hold only these
     alone: bool = False  # needs a process that nothing else has run in, and that may be killed
@@ -130,6 +129,4 @@ class Loader:
             return f"cannot read from {settings.storage}"
         if settings.codec not in self.codecs:
             return f"has no codec {settings.codec}"
-        if self.max_workers is not None and settings.workers > self.max_workers:
-            return f"takes at most {self.max_workers} workers"
         return None
