@@ -1,8 +1,7 @@
 """Where the frames of RGB-D recordings lie, how they are read, and how they are resized.
 
 A recording is a folder with `image_left/000000.jpg` and `depth_left/000000.png`, 16-bit
-millimetres, 0 where nothing was measured. Training has them at 192x256, depth in metres. The
-features have TartanAir's names, by which the consumers know them.
+millimetres, 0 where nothing was measured. Training has them at 192x256, depth in metres.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from benchmarks.tartanair.throughput.limits import copying
 from benchmarks.tartanair.throughput.page import page, share_of
 from benchmarks.tartanair.throughput.rows import ROWS
 from benchmarks.tartanair.throughput.scaling import Scaling, level
-from benchmarks.tartanair.throughput.training import measure as measure_training
-from benchmarks.tartanair.throughput.training import page as training_page
 
 
 @pytest.mark.parametrize(
@@ -85,18 +83,3 @@ def test_windows_are_copied_of_frames_that_were_read_and_checked(tmp_path: Path)
     file.write_bytes(data)
     with pytest.raises(seqrecord.SeqRecordError, match="checksum"):
         list(epochs[1]())
-
-
-@pytest.mark.parametrize("where", ["in the process", "one worker"])
-def test_a_step_is_timed_alone_and_beside_the_loader(tmp_path: Path, where: str) -> None:
-    writer = seqrecord.SeqRecordWriter(tmp_path / "policy", codecs="raw")
-    with writer, writer.episode("a") as episode:
-        for _ in range(100):
-            episode.append({"image": np.zeros((4, 4), np.uint8)})
-    row = f"policy, 8 ms, {where}"
-    found = measure_training(tmp_path, row, steps=3)
-    assert found["alone"] > 0
-    assert found["beside"] > 0
-    assert 0 <= found["waiting"] < 1
-    text = training_page({row: [{"alone": 0.008, "beside": 0.01, "waiting": 0.25}]})
-    assert f"| {row} | 8.0 | 10.0 | 13.3 | 1.25 | 25% |" in text

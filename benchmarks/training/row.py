@@ -22,7 +22,6 @@ import torch
 from benchmarks.tartanair.compare.meters import usage
 from benchmarks.tartanair.compare.prepared import files_of
 from benchmarks.tartanair.compare.row import warm
-from benchmarks.tartanair.throughput.training import calls_of, timed_calls
 from benchmarks.tartanair.timing import drop_page_cache
 from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
@@ -144,8 +143,8 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
 def _step(job: Job, example: Batch) -> Step:
     """A step of the training's network, or as many small calls as take so long alone."""
     if job.step != "network":
-        calls = calls_of(float(job.step.split()[0]) / 1e3)
-        return lambda _batch: timed_calls(calls)
+        calls = _calls_of(float(job.step.split()[0]) / 1e3)
+        return lambda _batch: _timed_calls(calls)
     torch.manual_seed(0)
     network = TRAININGS[job.training].network(example)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -158,6 +157,22 @@ def _step(job: Job, example: Batch) -> Step:
         loss.item()
 
     return train
+
+
+def _calls_of(seconds: float) -> int:
+    """How many small calls of torch take so long here."""
+    count = 1000
+    each = statistics.median(_timed_calls(count) for _ in range(20)) / count
+    return max(1, round(seconds / each))
+
+
+def _timed_calls(calls: int) -> float:
+    """Seconds that so many take."""
+    values = torch.ones(32, 32)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        values = torch.tanh(values)
+    return time.perf_counter() - begin
 
 
 def _alone(step: Step, example: Batch, seconds: float) -> float:

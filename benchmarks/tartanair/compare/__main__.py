@@ -1,7 +1,7 @@
 """Loaders side by side: the same data, the same clips, one timing loop.
 
-    python -m benchmarks.tartanair.compare FOLDER [--grid small|full|published] [--loaders …]
-        [--workers …] [--workload tartanair|audio|rgbd]
+    python -m benchmarks.tartanair.compare FOLDER [--workload tartanair|audio|rgbd] [--loaders …]
+        [--workers …]
 
 Renders a tree into FOLDER where it has none, converts it into each loader's format, and measures
 every cell of the grid in a process of its own. Giving values of an axis replaces the grid by all
@@ -29,16 +29,9 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
+from benchmarks.tartanair.compare.cell import Cell
 from benchmarks.tartanair.compare.children import run_task
-from benchmarks.tartanair.compare.grid import (
-    AXES,
-    Cell,
-    full_grid,
-    product_grid,
-    published_grid,
-    refuses,
-    small_grid,
-)
+from benchmarks.tartanair.compare.grid import AXES, grid, product_grid, refuses
 from benchmarks.tartanair.compare.limits import copy_rate, disk_rate, range_rate
 from benchmarks.tartanair.compare.prepared import files_of, folder_of
 from benchmarks.tartanair.compare.recordings import Recordings
@@ -46,9 +39,7 @@ from benchmarks.tartanair.compare.report import Row, about, describe, write_all
 from benchmarks.tartanair.compare.row import Task
 from benchmarks.tartanair.compare.services import AZURE, Services
 from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS, Workload
-from benchmarks.tartanair.loaders.base import Loader, Settings
-
-GRIDS = {"small": small_grid, "full": full_grid, "published": published_grid}
+from benchmarks.tartanair.loaders.base import USUAL, Loader
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         frames = options.frames or fitting_frames(options.folder, workload)
         make_whole(root, workload, workload.episodes(frames, options.episodes))
     recordings = workload.open(root, workload.base.features, options.folder)
-    cells = choose(options, loaders, workload.base)
+    axes = {axis: values for axis in AXES if (values := getattr(options, axis)) is not None}
+    base = workload.base
+    cells = product_grid(loaders, base, axes) if axes else grid(loaders, base)
     if options.list:
         for cell in cells:
             print(cell.title, "-", refuses(cell, loaders[cell.loader], recordings) or "")
@@ -106,10 +99,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workload", choices=list(WORKLOADS), default=TARTANAIR.name)
     parser.add_argument("--frames", type=int, help="in all, if they are made; else what fits")
     parser.add_argument("--episodes", type=int, help="recordings, if they are made; 4 of a tree")
-    parser.add_argument("--grid", choices=list(GRIDS), default="small")
     parser.add_argument("--loaders", nargs="+", help="by default all of the workload")
-    for axis, values in AXES.items():
-        kind = _flag if isinstance(values[0], bool) else type(values[0])
+    for axis in AXES:
+        kind = type(getattr(USUAL, axis))
         parser.add_argument(f"--{axis.replace('_', '-')}", nargs="+", type=kind)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
@@ -125,8 +117,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if unknown := [name for name in options.loaders if name not in names]:
         parser.error(f"no loader {', '.join(unknown)} of {options.workload}: {', '.join(names)}")
     if options.workload != TARTANAIR.name:
-        if options.grid == "published":
-            parser.error("the published tables are of tartanair")
         options.folder /= options.workload
     return options
 
@@ -146,16 +136,6 @@ def make_whole(root: Path, workload: Workload, episodes: Sequence[int]) -> None:
     shutil.rmtree(making, ignore_errors=True)
     workload.generate(making, episodes)
     making.rename(root)
-
-
-def choose(
-    options: argparse.Namespace, loaders: Mapping[str, Loader], base: Settings
-) -> list[Cell]:
-    """The cells that the options ask for."""
-    axes = {axis: values for axis in AXES if (values := getattr(options, axis)) is not None}
-    if axes:
-        return product_grid(loaders, base, axes)
-    return GRIDS[options.grid](loaders, base)
 
 
 def measure_all(
@@ -204,7 +184,6 @@ def measure_one(
         do="measure",
         loader=cell.loader,
         settings=settings,
-        consumer=cell.consumer,
         root=str(recordings.root.resolve()),
         features=tuple(recordings.features),
         work=str(options.folder.resolve()),
@@ -242,10 +221,6 @@ def _look_at_limit(limits: dict[str, float | None], task: Task) -> None:
     remote = storage in {*AZURE, "mount"} - {"blobfile"}
     if remote and name not in limits and task.loader.startswith("seqrecord"):
         limits[name] = range_rate(f"{task.location or task.mount}/records", task.options)
-
-
-def _flag(text: str) -> bool:
-    return {"off": False, "on": True}[text]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One row to measure: a loader, its settings, and what takes its batches."""
+"""One row to measure: a loader and its settings."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ class Cell:
 
     loader: str
     settings: Settings
-    consumer: str = "touch"
 
     @property
     def key(self) -> str:
         """The same for the same cell in another run."""
-        said = json.dumps([self.loader, asdict(self.settings), self.consumer], sort_keys=True)
+        said = json.dumps([self.loader, asdict(self.settings)], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     @property
     def title(self) -> str:
         """The loader and what differs from the defaults."""
-        return f"{self.loader} {differing(self.settings, self.consumer)}".rstrip()
+        return f"{self.loader} {differing(self.settings)}".rstrip()
 
 
-def differing(settings: Settings, consumer: str, base: Settings = USUAL) -> str:
+def differing(settings: Settings, base: Settings = USUAL) -> str:
     """What is not as in `base`, in words."""
-    words = [
+    return " ".join(
         f"{field.name}={_shown(getattr(settings, field.name))}"
         for field in fields(Settings)
         if getattr(settings, field.name) != getattr(base, field.name)
-    ]
-    return " ".join([*words, *[consumer] * (consumer != "touch")])
+    )
 
 
 def _shown(value: Any) -> str:

@@ -118,8 +118,5 @@ def bound(
     read = {"local": None, "cold": "disk"}.get(storage, f"range-{storage}")
     if read is not None and (rate := limits.get(read)):
         least[read] = stored / rate
-    done = result["wait_seconds"] + result["copy_seconds"] + result["compute_seconds"]
-    if result["framework"]:
-        least["compute"] = epoch * result["compute_seconds"] / done
     name = max(least, key=lambda n: least[n])
     return name, least[name] / epoch

@@ -6,19 +6,19 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.tartanair.compare.check import clips_of, wrong_clips
-from benchmarks.tartanair.compare.consumers import Consumer, to_device
 from benchmarks.tartanair.compare.meters import usage
 from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.loaders.base import Batch, Batches
+from benchmarks.tartanair.timing import touch
 
-__all__ = ["Times", "measure", "timed_epoch", "whole_epoch"]
+__all__ = ["Times", "figures", "measure", "to_device"]
 
 
 @dataclass
@@ -27,7 +27,6 @@ class Times:
 
     wait: list[float]
     copy: list[float]
-    compute: list[float]
     clips: list[int]
     places: list[tuple[str, int]]
     complete: bool
@@ -35,8 +34,8 @@ class Times:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each batch: until it came, until it was copied, until it was used."""
-        return [sum(step) for step in zip(self.wait, self.copy, self.compute, strict=True)]
+        """Seconds of each batch: until it came, and until it was copied and noted."""
+        return [sum(step) for step in zip(self.wait, self.copy, strict=True)]
 
     @property
     def seconds(self) -> float:
@@ -46,7 +45,6 @@ class Times:
 def measure(
     batches: Batches,
     clips: Sequence[Clip],
-    consumer_name: str,
     *,
     epochs: int,
     max_seconds: float,
@@ -56,17 +54,16 @@ def measure(
 
     `began` is when opening began, on `perf_counter`. Epochs follow one another in one process; the
     first, which also starts workers, warms up and is not counted if there are others. Times of an
-    epoch that was cut short are scaled, see `whole_epoch`.
+    epoch that was cut short are scaled, see `_whole_epoch`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    consumer = Consumer(consumer_name, device)
     runs: list[dict[str, float]] = []
     problems: list[str] = []
     first_batch: float | None = None
     curve: list[float] = []
     for _ in range(epochs):
         before, begin = usage(os.getpid()), time.perf_counter()
-        times = timed_epoch(batches, consumer, max_seconds)
+        times = _timed_epoch(batches, device, max_seconds)
         if not times.clips:
             return {"problems": ["no batch at all"]}
         taken = usage(os.getpid()).since(before)
@@ -87,22 +84,13 @@ def measure(
         "epochs": runs,
         "steps": curve,
         "problems": problems,
-        "framework": consumer.framework,
         "stats": {k: v for k, v in stats.items() if isinstance(v, (int, float, str))},
     }
 
 
-def timed_epoch(batches: Batches, consumer: Consumer, max_seconds: float) -> Times:
-    """Let the consumer have batches until the epoch or the time is over."""
-    times = Times([], [], [], [], [], complete=False, nbytes=0)
-    consumer.run(_feed(batches, times, consumer.device, max_seconds))
-    return times
-
-
-def _feed(
-    batches: Batches, times: Times, device: torch.device, max_seconds: float
-) -> Iterator[Batch]:
-    """The batches; what passes until the next is asked for is the consumer's time."""
+def _timed_epoch(batches: Batches, device: torch.device, max_seconds: float) -> Times:
+    """Take batches until the epoch or the time is over."""
+    times = Times([], [], [], [], complete=False, nbytes=0)
     clock = time.perf_counter
     begin = clock()
     deadline = math.inf  # counted from the first batch: what follows is to be scaled, not its wait
@@ -116,21 +104,31 @@ def _feed(
         came = clock()
         deadline = min(deadline, came + max_seconds)
         on_device = to_device(batch, device)
-        copied = clock()
         places = clips_of(batch)
         times.places += places
         times.clips.append(len(places))
-        times.wait.append(came - begin)
-        times.copy.append(copied - came)
         times.nbytes += sum(t.nbytes for name, t in on_device.items() if name != "start")
         del batch  # before the next one: loaders reuse what is given back
-        yield on_device
+        times.wait.append(came - begin)
         begin = clock()
-        times.compute.append(begin - copied)
+        times.copy.append(begin - came)
         del on_device  # what its memory takes to be given back is the loader's
+    return times
 
 
-def whole_epoch(clips: Sequence[int], seconds: Sequence[float], num_clips: int) -> float:
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Every tensor on the device, after waiting for it; on a CPU one byte of every page is read."""
+    tensors = {name: torch.as_tensor(v) for name, v in batch.items() if name != "episode"}
+    if device.type == "cpu":
+        for tensor in tensors.values():
+            touch(tensor)
+        return tensors
+    tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    torch.cuda.synchronize(device)
+    return tensors
+
+
+def _whole_epoch(clips: Sequence[int], seconds: Sequence[float], num_clips: int) -> float:
     """Seconds of an epoch of `num_clips`, from its first steps' clips and seconds.
 
     What came after the first batch is scaled to what comes after it in the epoch; of a single
@@ -147,7 +145,7 @@ def figures(times: Times, taken: dict[str, float], num_clips: int) -> dict[str, 
     clips = sum(times.clips)
     seconds = times.seconds
     scale = num_clips / clips
-    epoch = seconds if times.complete else whole_epoch(times.clips, times.steps, num_clips)
+    epoch = seconds if times.complete else _whole_epoch(times.clips, times.steps, num_clips)
     return {
         "clips_per_second": num_clips / epoch,
         "bytes_per_second": times.nbytes * scale / epoch,
@@ -156,7 +154,6 @@ def figures(times: Times, taken: dict[str, float], num_clips: int) -> dict[str, 
         "clips": clips,
         "wait_seconds": sum(times.wait),
         "copy_seconds": sum(times.copy),
-        "compute_seconds": sum(times.compute),
-        "busy": (sum(times.copy) + sum(times.compute)) / seconds,
+        "busy": sum(times.copy) / seconds,
         **{name: value * (1 if times.complete else scale) for name, value in taken.items()},
     }

@@ -14,7 +14,6 @@ __all__ = [
     "best_by_workers",
     "fastest",
     "is_plain",
-    "is_shuffled",
     "ran",
     "rate",
 ]
@@ -28,17 +27,13 @@ def ran(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_plain(row: Row, *axes: str, base: Settings = USUAL) -> bool:
-    """Whether all but these axes, and the shuffle, are as in `base`."""
+    """Whether it is shuffled, and all else but these axes is as in `base`."""
     settings = Settings.of(row["settings"])
-    return ("consumer" in axes or row["consumer"] == "touch") and all(
+    return settings.shuffle != "off" and all(
         getattr(settings, field.name) == getattr(base, field.name)
         for field in fields(Settings)
         if field.name not in (*axes, "shuffle")
     )
-
-
-def is_shuffled(row: Row) -> bool:
-    return bool(row["settings"]["shuffle"] != "off")
 
 
 def rate(row: Row) -> float:
@@ -59,6 +54,7 @@ def best_by_loader(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def best_by_workers(rows: Iterable[Row], base: Settings = USUAL) -> dict[str, Row]:
-    """The row of each loader with the best number of workers, else as in `base`; best first."""
-    best = best_by_loader(row for row in rows if is_plain(row, "workers", base=base))
+    """The shuffled row of each loader with its best number of workers, else as in `base`; the
+    best first."""
+    best = best_by_loader(row for row in ran(rows) if is_plain(row, "workers", base=base))
     return dict(sorted(best.items(), key=lambda item: -rate(item[1])))

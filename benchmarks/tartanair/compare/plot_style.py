@@ -20,7 +20,6 @@ COLOURS = {
     "original": "#000000",
     "webdataset": "#009E73",
     "memmap": "#0072B2",
-    "microsoft-seqrecord": "#CC79A7",
 }
 """Of loaders that have lines: the same in every plot."""
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tartanair.compare.grid import CLIP_BUFFERS, LENGTHS
 from benchmarks.tartanair.compare.picking import (
     Row,
     best_by_loader,
     best_by_workers,
     fastest,
     is_plain,
-    is_shuffled,
     ran,
     rate,
 )
@@ -32,7 +30,7 @@ from benchmarks.tartanair.compare.plot_style import (
 )
 from benchmarks.tartanair.compare.published import CLIPS, scaled_minutes
 from benchmarks.tartanair.compare.services import AZURE
-from benchmarks.tartanair.loaders.base import STORAGES, Settings
+from benchmarks.tartanair.loaders.base import STORAGES
 
 __all__ = ["CAPTIONS", "draw_all", "draw_bars"]
 
@@ -76,14 +74,8 @@ def _draw(folder: Path, drawings: Mapping[str, Callable[[], Any]]) -> list[Path]
     return written
 
 
-def _in_order(rows: Sequence[Row]) -> Any:
-    best = best_by_workers(row for row in rows if not is_shuffled(row))
-    return _bars({"Clips a second, in order": best})
-
-
-def _shuffled(rows: Sequence[Row]) -> Any:
-    best = best_by_workers(row for row in rows if is_shuffled(row))
-    return _bars({"Clips a second, shuffled, as well as each can": best})
+def _loaders(rows: Sequence[Row]) -> Any:
+    return _bars({"Clips a second, shuffled, as well as each can": best_by_workers(rows)})
 
 
 def _bars(panels: Mapping[str, Mapping[str, Row]]) -> Any:
@@ -118,29 +110,23 @@ def _bars(panels: Mapping[str, Mapping[str, Row]]) -> Any:
 def _words(row: Row) -> str:
     """What is beside a bar: clips a second, the kind of shuffle, workers."""
     settings = row["settings"]
-    words = [number(rate(row))]
-    words += [settings["shuffle"]] * is_shuffled(row)
+    words = [number(rate(row)), settings["shuffle"]]
     words += [f"{settings['workers']} workers"] * bool(settings["workers"])
     return ", ".join(words)
 
 
 def _by_storage(rows: Sequence[Row]) -> Any:
     """A panel for each storage, with the loaders in the same places."""
+    titles = {_NAMES[name]: (name,) for name in ("local", "cold", "mount")}
     found = {
-        storage: best_by_loader(
+        title: best_by_loader(
             row
             for row in rows
-            if is_shuffled(row)
-            and is_plain(row, "storage", "workers")
-            and row["settings"]["storage"] == storage
+            if is_plain(row, "storage", "workers") and row["settings"]["storage"] in storages
         )
-        for storage in ("local", "cold", "mount")
+        for title, storages in {**titles, "Azure, best client": AZURE}.items()
     }
-    azure = [row for row in rows if is_shuffled(row) and is_plain(row, "storage", "workers")]
-    azure = [r for r in azure if r["settings"]["storage"] in AZURE]
-    panels = {_NAMES[name]: best for name, best in found.items() if best}
-    if azure:
-        panels["Azure, best client"] = best_by_loader(azure)
+    panels = {title: best for title, best in found.items() if best}
     if len(panels) < 2:
         return None
     loaders = list(dict.fromkeys(name for best in panels.values() for name in best))
@@ -162,96 +148,12 @@ def _by_storage(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _by_length(rows: Sequence[Row]) -> Any:
-    """A panel for each stride: lines over clip lengths, in batches of as many frames."""
-    frames = Settings().batch_size * Settings().clip_len
-    chosen = [
-        row
-        for row in rows
-        if row["loader"] in LENGTHS
-        and is_shuffled(row)
-        and is_plain(row, "clip_len", "stride", "batch_size")
-        and row["settings"]["batch_size"] == max(1, frames // row["settings"]["clip_len"])
-    ]
-    strides = sorted({row["settings"]["stride"] for row in chosen})
-    lengths = sorted({row["settings"]["clip_len"] for row in chosen})
-    if len(lengths) < 2:
-        return None
-    figure, axes = new_figure(
-        5 * len(strides), 4, len(strides), sharey=True, sharex=True, squeeze=False
-    )
-    loaders = [name for name in LENGTHS if any(row["loader"] == name for row in chosen)]
-    ends = []
-    for one, stride in zip(axes[0], strides, strict=True):
-        lines = {
-            name: sorted(
-                (row["settings"]["clip_len"], row["clips_per_second"])
-                for row in chosen
-                if row["loader"] == name and row["settings"]["stride"] == stride
-            )
-            for name in loaders
-        }
-        for name, points in lines.items():
-            one.plot(*zip(*points, strict=True), "o-", color=COLOURS[name], markersize=4)
-        ends.append({name: points[-1] for name, points in lines.items()})
-        one.set_xscale("log", base=2)
-        plain_log(one)
-        one.set_xlim(lengths[0] / 1.2, lengths[-1] * 4)
-        one.set_xticks(lengths, [str(length) for length in lengths])
-        one.set_xlabel("frames of a clip")
-        words = "every frame" if stride == 1 else f"every {stride} frames"
-        one.set_title(f"A clip begins at {words}", loc="left", fontsize=11)
-    axes[0][0].set_ylabel("clips a second")
-    for one, places in zip(axes[0], ends, strict=True):
-        label_ends(one, places)
-    return figure
-
-
-def _by_buffer(rows: Sequence[Row]) -> Any:
-    """Peak memory over clips of the buffer, with one feature, where all buffers fit."""
-    one_feature = list(Settings().features[:1])
-    chosen = [
-        row
-        for row in rows
-        if row["loader"] in CLIP_BUFFERS
-        and row["settings"]["shuffle"] == "buffer"
-        and list(row["settings"]["features"]) == one_feature
-        and is_plain(row, "features", "shuffle_buffer")
-    ]
-    lines = {
-        name: sorted(
-            (row["settings"]["shuffle_buffer"], row["peak_memory_bytes"] / 1e6)
-            for row in chosen
-            if row["loader"] == name
-        )
-        for name in CLIP_BUFFERS
-    }
-    lines = {name: points for name, points in lines.items() if len(points) > 1}
-    if not lines:
-        return None
-    figure, axes = new_figure(7, 4)
-    for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[name], markersize=4)
-    buffers = sorted({x for points in lines.values() for x, _ in points})
-    axes.set_xlim(0, buffers[-1] * 1.4)
-    axes.set_ylim(0, 1.1 * max(y for points in lines.values() for _, y in points))
-    axes.set_xticks(buffers)
-    axes.set_xlabel("clips of the shuffle buffer")
-    axes.set_ylabel("peak memory, MB")
-    axes.set_title(f"Peak memory by shuffle buffer; {one_feature[0]} only", loc="left")
-    label_ends(axes, {name: points[-1] for name, points in lines.items()})
-    return figure
-
-
 def _along_epoch(rows: Sequence[Row]) -> Any:
     """Batches a second along one epoch, over the time since it began."""
     chosen = best_by_loader(
         row
         for row in rows
-        if row["loader"] in ALONG_EPOCH
-        and is_shuffled(row)
-        and is_plain(row)
-        and len(row.get("steps", [])) > 1
+        if row["loader"] in ALONG_EPOCH and is_plain(row) and len(row.get("steps", [])) > 1
     )
     if len(chosen) < 2:
         return None
@@ -285,7 +187,6 @@ def _cloud(rows: Sequence[Row]) -> Any:
                 for row in rows
                 if row["loader"] == loader
                 and row["settings"]["storage"] == storage
-                and is_shuffled(row)
                 and is_plain(row, "storage", "workers")
             ]
             if own:
@@ -305,48 +206,18 @@ def _cloud(rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _by_features(rows: Sequence[Row]) -> Any:
-    """Gigabytes a second of ours over the number of features."""
-    points = {
-        len(row["settings"]["features"]): row
-        for row in rows
-        if row["loader"] == "seqrecord" and is_plain(row, "features") and is_shuffled(row)
-    }
-    if len(points) < 2:
-        return None
-    figure, axes = new_figure(6, 3.6)
-    places = sorted(points)
-    rates = [points[place]["bytes_per_second"] / 1e9 for place in places]
-    axes.bar([str(place) for place in places], rates, color=OURS)
-    for left, (place, height) in enumerate(zip(places, rates, strict=True)):
-        words = f"{number(rate(points[place]))} clips/s"
-        axes.text(left, height, words, ha="center", va="bottom", fontsize=9)
-    axes.set_xlabel("features of a frame")
-    axes.set_ylabel("GB a second")
-    axes.set_title("seqrecord, shuffled, by the number of features", loc="left")
-    return figure
-
-
 _DRAWINGS: dict[str, Callable[[Sequence[Row]], Any]] = {
-    "loaders-shuffled": _shuffled,
-    "loaders-in-order": _in_order,
+    "loaders-shuffled": _loaders,
     "storage": _by_storage,
-    "clip-length": _by_length,
-    "memory": _by_buffer,
     "epoch": _along_epoch,
     "cloud": _cloud,
-    "features": _by_features,
 }
 
 CAPTIONS = {
     "loaders-shuffled": "Clips a second of every loader, shuffled",
-    "loaders-in-order": "Clips a second of every loader, in order",
     "storage": "Clips a second by loader and storage",
-    "clip-length": "Clips a second by clip length and stride",
-    "memory": "Peak memory by shuffle buffer",
     "epoch": "Batches a second along an epoch",
     "cloud": "Minutes of the published epoch, local against cloud",
-    "features": "Gigabytes a second by the number of features",
 }
 """What each plot shows, in the order in which a document shows them."""
 

@@ -117,7 +117,7 @@ def table(rows: Sequence[Mapping[str, Any]], base: Settings = USUAL) -> str:
     lines = [
         [
             row["loader"],
-            differing(Settings.of(row["settings"]), row["consumer"], base),
+            differing(Settings.of(row["settings"]), base),
             f"{row['clips_per_second']:.1f}",
             f"{row['bytes_per_second'] / 1e9:.2f}",
             f"{row['epoch_seconds']:.1f}" + ("" if row["complete"] == 1 else "*"),
@@ -164,7 +164,6 @@ def describe(cell: Cell) -> Row:
         "commit": commit(),
         "title": cell.title,
         "loader": cell.loader,
-        "consumer": cell.consumer,
         "settings": asdict(cell.settings),
     }
 

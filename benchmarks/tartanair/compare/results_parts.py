@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.tartanair.compare.picking import (
-    Row,
-    best_by_workers,
-    is_plain,
-    is_shuffled,
-    ran,
-    rate,
-)
+from benchmarks.tartanair.compare.picking import Row, ran, rate
 from benchmarks.tartanair.compare.report import reasons_table, table, wrong_table
 from benchmarks.tartanair.loaders.base import USUAL, Settings
 
 __all__ = [
     "best_other",
-    "best_shuffled",
     "counted",
     "facts",
     "grouped",
-    "is_main",
     "picture",
     "reasons_text",
     "shown_table",
@@ -53,11 +44,6 @@ def grouped(
     return groups
 
 
-def is_main(row: Row, base: Settings = USUAL) -> bool:
-    """All settings as usual but the workers."""
-    return is_plain(row, "workers", base=base)
-
-
 def shown_table(rows: Sequence[Row], base: Settings = USUAL) -> str:
     """`table`, or that there is none."""
     return table(rows, base) if ran(rows) else "No row ran."
@@ -71,11 +57,6 @@ def reasons_text(rows: Sequence[Row]) -> str:
 def picture(name: str, words: str) -> str:
     """A plot, with what it shows in words."""
     return f"![{words}](plots/{name}.png)"
-
-
-def best_shuffled(rows: Sequence[Row], base: Settings = USUAL) -> dict[str, Row]:
-    """From a warm disk, each loader with its best number of workers, the fastest first."""
-    return best_by_workers((row for row in ran(rows) if is_shuffled(row)), base)
 
 
 def best_other(best: Mapping[str, Row]) -> str | None:

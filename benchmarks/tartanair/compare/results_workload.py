@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.picking import Row, ran, rate
+from benchmarks.tartanair.compare.picking import Row, best_by_workers, is_plain, ran, rate
 from benchmarks.tartanair.compare.plot_style import number
 from benchmarks.tartanair.compare.plots import draw_bars
 from benchmarks.tartanair.compare.report import limits_table
 from benchmarks.tartanair.compare.results_parts import (
     best_other,
-    best_shuffled,
     counted,
     facts,
     grouped,
-    is_main,
     picture,
     reasons_text,
     shown_table,
@@ -34,7 +31,7 @@ def workload_part(workload: Workload, file: Path, plots: Path) -> str:
     if not file.exists():
         return f"{heading}\n\n{workload.what}: not run."
     results: dict[str, Any] = json.loads(file.read_text())
-    best = best_shuffled(results["rows"], workload.base)
+    best = best_by_workers(results["rows"], workload.base)
     kinds = _by_kind(best, workload)
     panels = {
         f"{workload.heading}, shuffled{kind and ': '}{kind}": own for kind, own in kinds.items()
@@ -78,7 +75,7 @@ def _leaders(best: Mapping[str, Row], kinds: Mapping[str, Mapping[str, Row]]) ->
 def _figures(workload: Workload, results: Mapping[str, Any]) -> list[str]:
     """Facts, limits and tables of another workload."""
     base = workload.base
-    groups = grouped(results["rows"], {"main": partial(is_main, base=base)})
+    groups = grouped(results["rows"], {"main": lambda row: is_plain(row, "workers", base=base)})
     said = facts(results)
     about = (
         f"Machine: {said['machine']}. Commit: {said['commits']}. Data: {said['frames']} frames in "

@@ -28,7 +28,6 @@ class Task:
     do: str
     loader: str
     settings: Settings
-    consumer: str
     root: str
     features: tuple[str, ...]
     work: str
@@ -88,7 +87,6 @@ class Task:
         return measure(
             loader.open(place, clips, self.settings),
             clips,
-            self.consumer,
             epochs=1 if cold else self.epochs,
             max_seconds=self.max_seconds,
             began=began,

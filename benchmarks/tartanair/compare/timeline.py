@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from benchmarks.tartanair.compare.consumers import to_device
+from benchmarks.tartanair.compare.measure import to_device
 from benchmarks.tartanair.compare.plot_style import new_figure, save
 from benchmarks.tartanair.compare.prepared import folder_of, prepare
 from benchmarks.tartanair.compare.tree import Tree

@@ -16,7 +16,7 @@ from benchmarks.rgbd.recordings import RgbdRecordings
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.compare.tree import Tree
 from benchmarks.tartanair.generate import generate as generate_tree
-from benchmarks.tartanair.loaders.base import Loader, Settings
+from benchmarks.tartanair.loaders.base import USUAL, Loader, Settings
 from benchmarks.tartanair.loaders.registry import all_loaders, loaders_in
 
 __all__ = ["TARTANAIR", "WORKLOADS", "Workload"]
@@ -61,7 +61,7 @@ TARTANAIR = Workload(
     generate=_generate_tree,
     open=Tree.open,
     loaders=all_loaders,
-    base=Settings(),
+    base=USUAL,
     frame_nbytes=4_700_000,  # of five features
     num_frames=(160, 2_000),
 )

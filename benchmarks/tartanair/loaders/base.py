@@ -29,7 +29,7 @@ OURS = STORAGES[:-1]  # there is no client of ours
 
 @dataclass(frozen=True)
 class Settings:
-    """One cell of the grid, but for the loader and the consumer."""
+    """One cell of the grid, but for the loader."""
 
     features: tuple[str, ...] = ("image_left", "depth_left", "flow", "mask", "seg_left")
     clip_len: int = 16
@@ -40,7 +40,6 @@ class Settings:
     memory_limit: str = "2GiB"  # where a loader takes one
     workers: int = 0
     prefetch: int = 2  # batches ahead, of each worker
-    pin: bool = False
     codec: str = "raw"
     storage: str = "local"
     seed: int = 0
@@ -101,13 +100,12 @@ class Loader:
     codecs: Sequence[str] = ("raw",)
     needs: Sequence[str] = ()  # modules
     install: str = "make install-bench"
-    max_workers: int | None = None
     lossless: bool = True
     only_features: Sequence[str] = ()  # if it can hold only these
     alone: bool = False  # needs a process that nothing else has run in, and that may be killed
     note: str = ""
     kind: str = ""  # a heading, where results show a workload's loaders in kinds
-    precut: bool = False  # holds every clip, with frames as often as they are in clips
+    precut: bool = False  # holds clips, with frames as often as they are in clips
     also_missing: Callable[[], str | None] = lambda: None
 
     def missing(self) -> str | None:
@@ -131,6 +129,4 @@ class Loader:
             return f"cannot read from {settings.storage}"
         if settings.codec not in self.codecs:
             return f"has no codec {settings.codec}"
-        if self.max_workers is not None and settings.workers > self.max_workers:
-            return f"takes at most {self.max_workers} workers"
         return None

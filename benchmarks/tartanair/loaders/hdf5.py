@@ -27,8 +27,8 @@ def prepare(tree: Recordings, folder: Path, _settings: Settings) -> None:
 class Reader:
     """Slices of the datasets; the file is opened by the process that reads."""
 
-    def __init__(self, place: Place, features: Sequence[str]) -> None:
-        self._place = place
+    def __init__(self, folder: Path, features: Sequence[str]) -> None:
+        self._path = folder / "frames.h5"
         self._features = features
         self._file: Any = None
 
@@ -36,25 +36,13 @@ class Reader:
         if self._file is None:
             import h5py
 
-            self._file = h5py.File(open_file(self._place), "r")
+            self._file = h5py.File(self._path, "r")
         rows = slice(clip.row, clip.row + clip.stop - clip.start)
         return {name: self._file[name][rows] for name in self._features}
 
 
-def open_file(place: Place) -> Any:
-    """The path of a file, or a file object of adlfs."""
-    if not place.location:
-        return place.folder / "frames.h5"
-    import fsspec
-
-    options = {"connection_string": place.options["connection_string"]}
-    filesystem, path = fsspec.url_to_fs(f"{place.location}/frames.h5", **options)
-    # Its default would read 50 MiB more than it is asked for, each time.
-    return filesystem.open(path, "rb", cache_type="none")
-
-
 def open_batches(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
-    return map_style(Reader(place, settings.features), clips, settings)
+    return map_style(Reader(place.folder, settings.features), clips, settings)
 
 
 LOADERS = [
@@ -63,8 +51,7 @@ LOADERS = [
         format=one_format("hdf5"),
         prepare=prepare,
         open=open_batches,
-        storages=("local", "cold", "mount", "adlfs"),
         needs=("h5py",),
-        note="contiguous datasets; adlfs: a file object without its read-ahead",
+        note="contiguous datasets",
     )
 ]

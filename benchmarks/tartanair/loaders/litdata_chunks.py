@@ -13,11 +13,9 @@ from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
 from benchmarks.tartanair.loaders.blob_folder import BlobFolder
 from benchmarks.tartanair.loaders.map_style import loader_arguments, map_style
-from benchmarks.tartanair.loaders.precut import KEYS, CutBatches, cut_clips, cut_name, save_keys
+from benchmarks.tartanair.loaders.precut import CutBatches, cut_clips, cut_name, save_keys
 
 CHUNK_BYTES = "64MB"
-STORAGES = ("local", "cold", "mount", "own")
-NOTE = "Azure: azure-storage-blob, and a cache of chunks on the disk"
 
 
 def items(_: int, recordings: Recordings, settings: Settings | None) -> Iterator[dict[str, Any]]:
@@ -57,23 +55,23 @@ class Reader:
         if self._frames is None:
             from litdata import StreamingDataset
 
-            # By number, two processes that want a chunk at a time fail if they share a cache.
-            self._frames = StreamingDataset(**source(self._place, cache=str(os.getpid())))
+            self._frames = StreamingDataset(**source(self._place))
         frames = [self._frames[clip.row + i] for i in range(clip.stop - clip.start)]
         return {name: np.stack([frame[name] for frame in frames]) for name in self._features}
 
 
 def open_frames(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
-    empty_cache(place)
+    if place.location:  # forget what was read before
+        shutil.rmtree(caches(place), ignore_errors=True)
+        caches(place).mkdir()
     return map_style(Reader(place, settings.features), clips, settings)
 
 
 def open_clips(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batches:
     from litdata import StreamingDataLoader, StreamingDataset
 
-    empty_cache(place)
     dataset = StreamingDataset(
-        **source(place, cache="all"),
+        str(place.folder / "chunks"),
         shuffle=settings.shuffle != "off",
         seed=settings.seed,
         drop_last=False,
@@ -81,47 +79,23 @@ def open_clips(place: Place, _clips: Sequence[Clip], settings: Settings) -> Batc
     batches = StreamingDataLoader(
         dataset, batch_size=settings.batch_size, **loader_arguments(settings)
     )
-    return CutBatches(fetch_keys(place), settings.features, batches)
+    return CutBatches(place.folder, settings.features, batches)
 
 
-def source(place: Place, cache: str) -> dict[str, Any]:
+def source(place: Place) -> dict[str, Any]:
     """What a `StreamingDataset` is told of where its chunks are, and where to cache remote ones."""
     if not place.location:
         return {"input_dir": str(place.folder / "chunks")}
     # It would fetch with obstore, which it tells neither the endpoint nor the key.
     os.environ["LITDATA_ASYNC_CHUNK_PREFETCH"] = "0"
     there = BlobFolder.of(place)
+    credential = {"account_name": there.account, "account_key": there.key}
     return {
         "input_dir": f"azure://{there.container}/{there.path}/chunks",
-        "cache_dir": str(caches(place) / cache),
-        "storage_options": client_options(there),
+        # By number, two processes that want a chunk at a time fail if they share a cache.
+        "cache_dir": str(caches(place) / str(os.getpid())),
+        "storage_options": {"account_url": there.endpoint, "credential": credential},
     }
-
-
-def client_options(there: BlobFolder) -> dict[str, Any]:
-    """Of azure-storage-blob, with which it reads."""
-    credential = {"account_name": there.account, "account_key": there.key}
-    return {"account_url": there.endpoint, "credential": credential}
-
-
-def fetch_keys(place: Place) -> Path:
-    """A folder here with the file of the episodes' keys."""
-    if not place.location:
-        return place.folder
-    from azure.storage.blob import BlobServiceClient
-
-    there = BlobFolder.of(place)
-    with BlobServiceClient(**client_options(there)) as client:
-        blob = client.get_blob_client(there.container, f"{there.path}/{KEYS}")
-        (caches(place) / KEYS).write_bytes(blob.download_blob().readall())
-    return caches(place)
-
-
-def empty_cache(place: Place) -> None:
-    """Forget what was read from Azure before."""
-    if place.location:
-        shutil.rmtree(caches(place), ignore_errors=True)
-        caches(place).mkdir()
 
 
 def caches(place: Place) -> Path:
@@ -135,10 +109,11 @@ LOADERS = [
         format=one_format("litdata"),
         prepare=prepare_frames,
         open=open_frames,
-        storages=STORAGES,
+        storages=("local", "cold", "mount", "own"),
         needs=("litdata",),
         alone=True,
-        note=f"an item a frame with all features, by number; {NOTE}",
+        note="an item a frame with all features, by number; Azure: azure-storage-blob, and a cache "
+        "of chunks on the disk",
     ),
     Loader(
         name="litdata-cut",
@@ -146,10 +121,9 @@ LOADERS = [
         prepare=write,
         open=open_clips,
         shuffles=("off", "buffer"),
-        storages=STORAGES,
         needs=("litdata",),
         alone=True,
         precut=True,
-        note=f"an item a clip; buffer: chunks shuffled, and the clips in each; {NOTE}",
+        note="an item a clip; buffer: chunks shuffled, and the clips in each",
     ),
 ]

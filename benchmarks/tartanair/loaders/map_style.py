@@ -44,7 +44,6 @@ def loader_arguments(settings: Settings) -> dict[str, Any]:
         "num_workers": workers,
         "prefetch_factor": settings.prefetch if workers else None,
         "persistent_workers": workers > 0,
-        "pin_memory": settings.pin and torch.cuda.is_available(),
     }
 
 

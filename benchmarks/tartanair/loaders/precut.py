@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.loaders.base import Batch, Settings
 
-__all__ = ["KEYS", "CutBatches", "cut_clips", "cut_name", "save_keys"]
+__all__ = ["CutBatches", "cut_clips", "cut_name", "save_keys"]
 
-KEYS = "episodes.json"
+_KEYS = "episodes.json"
 
 
 def cut_name(name: str, settings: Settings) -> str:
@@ -36,14 +36,14 @@ def cut_clips(recordings: Recordings, settings: Settings) -> Iterator[dict[str, 
 
 def save_keys(recordings: Recordings, folder: Path) -> None:
     """What the episodes' numbers stand for, for `CutBatches`."""
-    (folder / KEYS).write_text(json.dumps([episode.key for episode in recordings.episodes]))
+    (folder / _KEYS).write_text(json.dumps([episode.key for episode in recordings.episodes]))
 
 
 class CutBatches:
     """Batches of cut clips, with keys for the episodes' numbers."""
 
     def __init__(self, folder: Path, features: Sequence[str], batches: Iterable[Batch]) -> None:
-        self._episodes = json.loads((folder / KEYS).read_text())
+        self._episodes = json.loads((folder / _KEYS).read_text())
         self._features = features
         self._batches = batches
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
@@ -81,7 +80,6 @@ def open_stream(
         seed=settings.seed,
         frame_transform=frame_transform,
         equal=False,  # every clip once, as all loaders here; workers may differ by one
-        device="cuda" if settings.pin and torch.cuda.is_available() else None,
     )
     if settings.workers == 0:
         return Streaming(pipe)

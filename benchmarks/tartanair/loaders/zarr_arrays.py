@@ -1,4 +1,4 @@
-"""A Zarr array for each feature: read directly, through a cache of chunks, and block by block."""
+"""A Zarr array for each feature: read directly, and block by block through a cache of chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import Batches, Loader, Place, Settings, one_format
-from benchmarks.tartanair.loaders.blob_folder import BlobFolder
 from benchmarks.tartanair.loaders.map_style import Order, map_style
 
 CHUNK_FRAMES = 16
@@ -45,10 +44,9 @@ def prepare(tree: Recordings, folder: Path, _settings: Settings) -> None:
 class Reader:
     """Slices of the arrays; `cached` keeps what was read of the store, the newest first."""
 
-    def __init__(self, place: Place, settings: Settings, cached: bool) -> None:
-        self._place = place
-        self._storage = settings.storage
-        self._features = settings.features
+    def __init__(self, folder: Path, features: Sequence[str], cached: bool) -> None:
+        self._folder = folder
+        self._features = features
         self._cached = cached
         self._arrays: dict[str, Any] = {}
 
@@ -61,37 +59,14 @@ class Reader:
 
     def _open(self) -> Any:
         import zarr
+        from zarr.storage import LocalStore, MemoryStore
 
-        store = open_store(self._place, self._storage)
+        store: Any = LocalStore(self._folder, read_only=True)
         if self._cached:
             from zarr.experimental.cache_store import CacheStore
-            from zarr.storage import MemoryStore
 
             store = CacheStore(store, cache_store=MemoryStore(), max_size=CACHE_BYTES)
         return zarr.open_group(store, mode="r")
-
-
-def open_store(place: Place, storage: str) -> Any:
-    """A folder, or one in Azure through the client that is asked for."""
-    from zarr.storage import FsspecStore, LocalStore, ObjectStore
-
-    if storage == "adlfs":
-        options = {"connection_string": place.options["connection_string"]}
-        return FsspecStore.from_url(place.location, storage_options=options, read_only=True)
-    if storage == "obstore":
-        from obstore.store import AzureStore
-
-        there = BlobFolder.of(place)
-        store = AzureStore(
-            there.container,
-            prefix=there.path,
-            account_name=there.account,
-            account_key=there.key,
-            endpoint=there.endpoint,
-            client_options={"allow_http": True},
-        )
-        return ObjectStore(store, read_only=True)
-    return LocalStore(place.folder, read_only=True)
 
 
 class Blocks(Order):
@@ -106,8 +81,8 @@ class Blocks(Order):
 def open_batches(
     place: Place, clips: Sequence[Clip], settings: Settings, *, cached: bool
 ) -> Batches:
-    order = Blocks(len(clips), settings) if settings.shuffle == "buffer" else None
-    return map_style(Reader(place, settings, cached), clips, settings, order)
+    order = Blocks(len(clips), settings) if cached else None
+    return map_style(Reader(place.folder, settings.features, cached), clips, settings, order)
 
 
 LOADERS = [
@@ -116,8 +91,7 @@ LOADERS = [
         format=one_format("zarr"),
         prepare=prepare,
         open=partial(open_batches, cached=cached),
-        shuffles=("off", "buffer", "full"),
-        storages=("local", "cold", "mount", "adlfs", "obstore"),
+        shuffles=("off", "buffer" if cached else "full"),
         needs=("zarr.experimental.cache_store",) if cached else ("zarr",),
         note=f"chunks of {CHUNK_FRAMES} frames; buffer: shuffled blocks of {BLOCK_CLIPS} clips",
     )
