@@ -22,6 +22,7 @@ from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes
 from tests.lerobot_tools import CAMERA, described, export
 from tests.lerobot_video_data import CAMERAS, with_video
+from tests.test_source_contract import upload
 from tests.test_sources_lerobot import unpack
 from tests.test_video_streams import CASES, FRAMES, made
 from tests.video_file_data import decoded, gops_of, pictures
@@ -108,8 +109,9 @@ def test_columns_and_keys_are_those_of_lerobot(tmp_path: Path) -> None:
     assert described(export(tmp_path)) == golden
 
 
-def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path) -> None:
-    """Those of the version that is exported, and of version 2.1, which has them by episode."""
+def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path, memory_url: str) -> None:
+    """Those of the version that is exported, on a disk and on a URL, and of version 2.1, which has
+    them by episode."""
     out = to_lerobot(records, tmp_path / "out")
     with seqrecord.open(records) as dataset:
         want = dataset.statistics
@@ -123,8 +125,10 @@ def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path) -> Non
             said = {n: getattr(actions, n)(0).tolist() for n in ("mean", "std", "min", "max")}
             said["count"] = [len(actions)]
             print(json.dumps({"episode_index": number, "stats": {"action": said}}), file=file)
-    for source, mean in ((out, [0.5, 0.25]), (old, want["action"].mean)):
-        dst = tmp_path / f"{source.name}-records"
+    upload(out, memory_url)
+    means: dict[Any, Any] = {out: [0.5, 0.25], memory_url: [0.5, 0.25], old: want["action"].mean}
+    for number, (source, mean) in enumerate(means.items()):
+        dst = tmp_path / f"records-{number}"
         done = run("write", "--src", str(source), "--dst", str(dst), "--statistics", "source")
         assert done.exit_code == 0, done.output
         with seqrecord.open(dst) as dataset:
@@ -133,7 +137,7 @@ def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path) -> Non
         np.testing.assert_allclose(got["action"].std, want["action"].std)
         np.testing.assert_array_equal(got["action"].max, want["action"].max)
         assert np.isnan(got["action"].quantile(0.5)).all()
-        assert (VIDEO in got) == (source == out)
+        assert (VIDEO in got) == (source != old)
     (old / "meta/episodes_stats.jsonl").write_text('{"stats": {"action": {"mean": [1, 2]}}}')
     wrong = run("write", "--src", str(old), "--dst", str(tmp_path / "x"), "--statistics", "source")
     assert wrong.exit_code == 1

@@ -29,6 +29,7 @@ from seqrecord.errors import (
 from seqrecord.sources import open_source
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
+from tests.test_source_contract import upload
 from tests.video_file_data import HAS_TABLES, decoded, pictures, write_video
 
 
@@ -113,6 +114,25 @@ def test_an_index_is_made_anew_when_what_it_copied_changes(change: str, tmp_path
         for key in other.episodes:
             assert one.episodes[key].metadata == other.episodes[key].metadata
             assert one.episodes[key].fps == other.episodes[key].fps
+
+
+@pytest.mark.parametrize("change", ["rows", "a text", "metadata"])
+def test_an_index_of_an_original_on_a_url_is_made_anew(
+    change: str, tmp_path: Path, memory_url: str
+) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    seqrecord.open(upload(root, memory_url)).close()
+    _CHANGES[change](root)
+    for path, data in before.items():
+        if path.read_bytes() == data:
+            path.unlink()
+    upload(root, memory_url)
+    seqrecord.convert(open_source(memory_url), tmp_path / "packed", workers=1)
+    with seqrecord.open(memory_url) as one, seqrecord.open(tmp_path / "packed") as other:
+        assert_same(frames_of(one), frames_of(other))
+        for key in other.episodes:
+            assert one.episodes[key].metadata == other.episodes[key].metadata
 
 
 def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:

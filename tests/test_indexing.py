@@ -20,6 +20,7 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord.errors import (
     ChecksumError,
+    ClipError,
     NotFoundError,
     SeqRecordError,
     SourceError,
@@ -296,6 +297,24 @@ def test_what_is_not_indexed(tmp_path: Path) -> None:
     assert list(seqrecord.open(tmp_path / "i").episodes) == ["a"]
     with pytest.raises(SourceError):
         seqrecord.convert(open_source(tmp_path / "i"), tmp_path / "j", reference=True)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_argument_that_an_original_does_not_take(
+    tmp_path: Path, memory_url: str, *, is_remote: bool
+) -> None:
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    write_video(folder / "a.mp4", pictures(3))
+    root = upload(folder, memory_url) if is_remote else folder
+    with pytest.raises(
+        SourceError, match=r"tolerance cannot be chosen for .* videos: leave it out"
+    ):
+        seqrecord.open(root, tolerance=0.01)
+    with pytest.raises(ClipError, match="originals does not go with an original"):
+        seqrecord.open(root, originals=tmp_path)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path / "gone", tolerance=0.01, originals=tmp_path)
 
 
 def test_video_that_must_be_encoded_anew_is_refused(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ import pytest
 import seqrecord
 from seqrecord.errors import AccessError, SourceError, StorageError
 from seqrecord.sources import open_source
+from seqrecord.sources.base import blocks_of
 from seqrecord.sources.remote import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
 from seqrecord.storage import open_storage
 from seqrecord.writing.convert import convert
 from tests.bags import write_bag
 from tests.command_line import main
 from tests.golden.make_replay_buffer import FILE
+from tests.lerobot_video_data import unpack
 from tests.services.azurite import Azurite
 from tests.source_writers import write_buffer
 from tests.storage_doubles import CountingStorage, FaultyStorage
@@ -43,6 +45,13 @@ def test_images_of_openexr_are_copied(tmp_path: Path, memory_url: str) -> None:
     write_tree(tmp_path / "set" / "scene")
     wanted = everything(open_source(tmp_path / "set"))
     assert everything(open_source(upload(tmp_path / "set", memory_url))) == wanted
+
+
+def test_rows_come_many_at_a_time_from_a_url_too(tmp_path: Path, memory_url: str) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    for source in (open_source(root), open_source(upload(root, memory_url))):
+        counts = [block.num_frames for block in blocks_of(source, source.episodes()[0])]
+        assert counts == [source.episodes()[0].num_frames]
 
 
 @pytest.mark.parametrize("name", ["robomimic", "droid"])

@@ -56,8 +56,9 @@ def open_dataset(
             may be, in seconds; by default 0.1 ms. Records have their frames already.
 
     Raises `NotFoundError` where there is neither, no such version, or not all of its files,
-    `FormatError` for a broken dataset, `SourceError` for a broken original and `SchemaError` for a
-    feature that it does not have.
+    `FormatError` for a broken dataset, `SourceError` for a broken original, and for a `tolerance`
+    of one that is no LeRobot dataset, `ClipError` for `originals` of what is an original itself and
+    `SchemaError` for a feature that it does not have.
     """
     options: dict[str, Any] = {
         "storage_options": storage_options,
@@ -78,6 +79,7 @@ def open_dataset(
             raise
         chosen = {} if tolerance is None else {"tolerance": tolerance}
         folder = _index_of(location, storage_options, error, **chosen)
+    refuse_ignored("an original that is read where it lies", originals=originals)
     return open_packed(folder, features=features, verify=verify, external_options=options)
 
 

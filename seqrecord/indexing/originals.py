@@ -43,7 +43,7 @@ from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
 from seqrecord.sources.files import LinkLoopError
 from seqrecord.sources.references import MOST_COPIED
-from seqrecord.sources.registry import open_source
+from seqrecord.sources.registry import OptionError, open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.units import format_size
@@ -97,7 +97,8 @@ def find_index(
     One that the original has outgrown gets the new episodes, and one of an original that has
     changed otherwise is made anew. Of several processes one makes it, and the others wait. `None`
     where no original lies that is indexed by itself: a LeRobot dataset, or a folder of video.
-    `NotFoundError` where one lies that is indexed only if somebody asks for it.
+    `NotFoundError` where one lies that is indexed only if somebody asks for it, and `SourceError`
+    where its format does not take these options.
 
     By default no process is started: scripts that open a dataset need not be ready for that.
     `options` are those of the original's format that are not its defaults: each has its own index.
@@ -120,7 +121,7 @@ def _source_at(
 ) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options, **options)
-    except LinkLoopError:  # which may hide an original
+    except (LinkLoopError, OptionError):  # the first may hide an original, the second names one
         raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None

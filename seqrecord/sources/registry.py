@@ -44,6 +44,10 @@ ENTRY_POINTS = "seqrecord.sources"
 _SHOWN = 6  # names of what lies in a folder that nothing fits
 
 
+class OptionError(SourceError):
+    """An option that the format of what lies there does not take."""
+
+
 def open_source(
     path: StorageLike,
     *,
@@ -84,7 +88,9 @@ def open_source(
         dataset: Source | None = find(path, features, storage_options, is_named=format is not None)
         if dataset is not None:
             for name in given:
-                raise SourceError(f"{name} cannot be chosen for the format {DATASET}", got=name)
+                raise OptionError(
+                    f"{name} cannot be chosen for the format {DATASET}: leave it out", got=name
+                )
             return dataset
     if isinstance(path, (str, os.PathLike)) and not is_url(path):
         return found(find_original(path))
@@ -167,8 +173,8 @@ class _Opening:
     def _check_options(self, chosen: SourceFormat) -> None:
         for name in self.options:
             if name not in chosen.options:
-                raise SourceError(
-                    f"{name} cannot be chosen for the format {chosen.name}",
+                raise OptionError(
+                    f"{name} cannot be chosen for the format {chosen.name}: leave it out",
                     file=str(self.path),
                     expected=", ".join(chosen.options) or "no options",
                     got=name,

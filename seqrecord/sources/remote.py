@@ -301,8 +301,8 @@ class RemoteSource:
     """A source that reads `files`, which it keeps known to this process, or to any that gets it.
 
     A request that fails for good ends the conversion: it says nothing of an episode. Errors name
-    files by their URLs, without credentials. Of the methods that not all sources have, it has
-    those of its source that `_PASSED_ON` names.
+    files by their URLs, without credentials. Of what not all sources have, it has those of its
+    source that `_PASSED_ON` names.
     """
 
     files: RemoteFiles  # pickled first: the source's paths mean nothing without it
@@ -320,26 +320,34 @@ class RemoteSource:
         with _urls_in_errors(self.files):
             yield from self.source.frames(info)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         if name not in _PASSED_ON:
             raise AttributeError(name)
-        method = getattr(self.source, name)
+        with _urls_in_errors(self.files):
+            method = getattr(self.source, name)
+        if name == "statistics":  # a property
+            return method
 
         def passed_on(*args: Any) -> Any:
             with _urls_in_errors(self.files):
                 found = method(*args)
+            if name == "blocks":
+                return self._each(found)
             if name == "videos":
                 return {feature: self._each(gops) for feature, gops in found.items()}
             return replace(self, source=found) if name == "referring" else found
 
         return passed_on
 
-    def _each(self, gops: Iterable[Any]) -> Iterator[Any]:
+    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
         with _urls_in_errors(self.files):
-            yield from gops
+            yield from items
 
 
-_PASSED_ON = ("external_files", "identity", "is_whole", "referring", "videos")
+_PASSED_ON = (
+    *("blocks", "content", "external_files", "identity"),
+    *("is_whole", "referring", "statistics", "videos"),
+)
 
 
 @contextmanager
