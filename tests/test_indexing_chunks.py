@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import tracemalloc
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
@@ -116,6 +117,36 @@ def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> 
         for path in (tmp_path / "set", tmp_path / "index")
     )
     assert is_partial or copied < size / 20
+
+
+def test_loads_use_the_same_memory(tmp_path: Path) -> None:
+    """That of chunks as they were read, which is expensive to touch anew."""
+    shape, chunk = (200, 300, 3), ROWS * 200 * 300 * 3
+    for name in "abcd":
+        hdf5(
+            tmp_path / "set" / f"{name}.hdf5",
+            lambda images: images.create_dataset("top", data=values("|u1", shape)),
+        )
+    index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "index",
+        clip_len=1,
+        batch_size=2,
+        features=["observations.images.top"],
+        memory_limit=7 * chunk,
+        engine=seqrecord.EngineOptions(num_threads=1),
+    )
+    for _ in pipe:
+        pass
+    tracemalloc.start()
+    try:
+        for _ in pipe:
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pipe.stats()["bytes_read"] >= 4 * chunk
+    assert peak < chunk / 2
 
 
 FORMS: list[tuple[int, dict[str, Any]]] = [

@@ -30,7 +30,6 @@ from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import Load
 from seqrecord.errors import ClipError
-from seqrecord.format.pages import aligned
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
@@ -252,8 +251,7 @@ class ChunkLoader:
         """Read pages of a chunk into memory; of the features in `without` only where they are."""
         begin = perf_counter()
         wanted = [page for page in pages if page.feature not in without]
-        nbytes = sum(aligned(page.stop - page.start) for page in wanted)
-        buffer = self._buffers.chunks.acquire(nbytes)
+        buffer = self._buffers.chunks.acquire(sum(page.room for page in wanted))
         try:
             with self._naming(chunk):
                 data = self._reader.read(wanted, buffer)

@@ -16,7 +16,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import ALIGNMENT, PageCodec, slice_sums, table_bytes
+from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
 from seqrecord.format.references import lasting_sum, named_file, parse_reference
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.processes.forks import cached_property
@@ -77,6 +77,13 @@ class Page:
     def nbytes(self) -> int:
         """Bytes that are read of it."""
         return self.stop - self.start + self.external
+
+    @property
+    def room(self) -> int:
+        """Bytes of memory that it takes while it is read, with what it refers to and the table in
+        front of that."""
+        table = 4 * (self.num_present + 1) if self.external else 0
+        return aligned(self.stop - self.start) + self.external + table
 
     @property
     def num_present(self) -> int:
@@ -191,9 +198,10 @@ class ChunkReader:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into `buffer` if one is given. What a page refers to is read too, into memory
-        of its own: then the bytes are those of a page that holds its packets itself. Raises
-        `ChecksumError` for a page that does not match its checksum.
+        the storage, into `buffer` if one is given. What a page refers to is read too: into the rest
+        of the buffer, if it is large enough, and else into memory of its own. Then the bytes are
+        those of a page that holds its packets itself. Raises `ChecksumError` for a page that does
+        not match its checksum.
         """
         if not pages:
             return []
@@ -212,12 +220,14 @@ class ChunkReader:
         if self.verify and not leaves_buffers(self._storage):
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
+        rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external:
-                data[i] = self._resolved(page, data[i])
+                data[i] = self._resolved(page, data[i], rest)
+                rest = rest[:0]
         return [item.toreadonly() for item in data]
 
-    def _resolved(self, page: Page, data: memoryview) -> memoryview:
+    def _resolved(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
         """The bytes of a page that refers to others as they would be if it held them itself."""
         try:
             count = None if page.feature in self._video else page.num_present
@@ -225,7 +235,7 @@ class ChunkReader:
         except FormatError as error:
             raise self._located(page, error) from error.__cause__
         page.memo["reference"] = reference
-        packets = self._externals.read(reference)
+        packets = self._externals.read(reference, memory)
         if self._externals.leaves_buffers:
             return packets
         video = self._video.get(page.feature)

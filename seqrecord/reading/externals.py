@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import platformdirs
 
 from seqrecord.errors import FormatError, NotFoundError, StorageError, located
@@ -98,14 +99,18 @@ class ExternalFiles:
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
 
-    def read(self, reference: Reference) -> memoryview:
-        """The bytes of the range that a page refers to, with `Reference.room` in front of them.
+    def read(self, reference: Reference, memory: npt.NDArray[np.uint8] | None = None) -> memoryview:
+        """The bytes of the range that a page refers to, with `Reference.room` in front of them: in
+        `memory`, where that is large enough.
 
         Raises `FormatError` for a list or a file that is not there, `StorageError` for an external
         file that may not be opened or has changed, and `NotFoundError` for one that is gone.
         """
         file = self.file_of(reference.list_id, reference.file)
-        whole = np.empty(reference.room + reference.length, np.uint8).data
+        nbytes = reference.room + reference.length
+        if memory is None or len(memory) < nbytes:
+            memory = np.empty(nbytes, np.uint8)
+        whole = memory[:nbytes].data
         data = whole[reference.room :]
         if reference.parts:
             self._read_parts(reference, file, data)
