@@ -47,7 +47,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> argparse.Namespace:
 
 def job(found: dict[str, Path], loader: str, **changes: Any) -> Job:
     values: dict[str, Any] = {
-        "step": "network",
         "loader": loader,
         "place": "warm",
         "example": str(found["example"]),
@@ -84,9 +83,7 @@ def test_a_network_takes_what_lerobot_gives(
 
 def test_a_cold_row_is_one_epoch_at_most(folder: Path, options: argparse.Namespace) -> None:
     found = prepare("odometry", folder, options)
-    row = measure(
-        job(found, "original", training="odometry", place="cold", seconds=60, step="8 ms")
-    )
+    row = measure(job(found, "original", training="odometry", place="cold", seconds=60, calls=100))
     assert row["steps"] == PAIRS // 8 - 10
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
     # Each sample has the files of two frames. Counting reads /proc, which is counted too.

@@ -39,7 +39,7 @@ from benchmarks.tartanair.compare.report import commit
 from benchmarks.tartanair.timing import Results, machine
 from benchmarks.training.loaders import LOADERS
 from benchmarks.training.page import page
-from benchmarks.training.row import FASTEST, PLACES, STEPS, Job
+from benchmarks.training.row import FASTEST, PLACES, STEPS, Job, calls_of
 from benchmarks.training.trainings import TRAININGS, cut, prepare
 
 __all__ = ["main", "names"]
@@ -94,6 +94,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     settings = {
         name: getattr(options, name) for name in ("frames", "seconds", "repeats", "workers")
     }
+    calls = {step: calls_of(step) for step in STEPS}
     document = {"machine": machine(), "commit": commit(), "settings": settings, "rows": results}
     chosen = [row for row in names() if any(fnmatch("/".join(row), each) for each in options.rows)]
     with ExitStack() as stack:
@@ -111,13 +112,13 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 cut(training, found)
             job = Job(
                 training=training,
-                step=step,
                 loader=name,
                 place=place,
                 example=str(found["example"]),
                 originals=str(found["originals"]),
                 folder=str(found[loader.form]),
                 seconds=options.seconds,
+                calls=calls[step],
                 workers=options.workers if loader.workers is None else loader.workers,
             )
             if place == "s3":

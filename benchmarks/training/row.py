@@ -27,7 +27,7 @@ from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
 
-__all__ = ["FASTEST", "PLACES", "STEPS", "Job", "measure"]
+__all__ = ["FASTEST", "PLACES", "STEPS", "Job", "calls_of", "measure"]
 
 STEPS = ("network", "8 ms", "25 ms")
 FASTEST = "8 ms"
@@ -41,10 +41,13 @@ Step = Callable[[Batch], object]
 
 @dataclass(frozen=True)
 class Job:
-    """A row, and where its data lies. `line` is a file with the bytes that S3 has sent so far."""
+    """A row, and where its data lies.
+
+    `calls` are the small calls of a step, the same of all rows; without any it is the network's.
+    `line` is a file with the bytes that S3 has sent so far.
+    """
 
     training: str
-    step: str
     loader: str
     place: str
     example: str
@@ -52,6 +55,7 @@ class Job:
     folder: str
     seconds: float
     workers: int
+    calls: int = 0
     location: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     url: str = ""
@@ -59,6 +63,17 @@ class Job:
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
+
+
+def calls_of(step: str) -> int:
+    """How many small calls of torch, on one thread, take as long as a step's name says; 0 for the
+    network's."""
+    if step == "network":
+        return 0
+    torch.set_num_threads(1)
+    count = 1000
+    each = statistics.median(_timed_calls(count) for _ in range(100)) / count
+    return max(1, round(float(step.split()[0]) / 1e3 / each))
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -141,10 +156,8 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
 
 
 def _step(job: Job, example: Batch) -> Step:
-    """A step of the training's network, or as many small calls as take so long alone."""
-    if job.step != "network":
-        calls = _calls_of(float(job.step.split()[0]) / 1e3)
-        return lambda _batch: _timed_calls(calls)
+    if job.calls:
+        return lambda _batch: _timed_calls(job.calls)
     torch.manual_seed(0)
     network = TRAININGS[job.training].network(example)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
@@ -157,13 +170,6 @@ def _step(job: Job, example: Batch) -> Step:
         loss.item()
 
     return train
-
-
-def _calls_of(seconds: float) -> int:
-    """How many small calls of torch take so long here."""
-    count = 1000
-    each = statistics.median(_timed_calls(count) for _ in range(20)) / count
-    return max(1, round(seconds / each))
 
 
 def _timed_calls(calls: int) -> float:
