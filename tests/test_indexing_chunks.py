@@ -120,20 +120,22 @@ def test_hdf5(tmp_path: Path, libver: str, is_partial: bool, thorough: bool) -> 
 
 
 def test_loads_use_the_same_memory(tmp_path: Path) -> None:
-    """That of chunks as they were read, which is expensive to touch anew."""
-    shape, chunk = (200, 300, 3), ROWS * 200 * 300 * 3
+    """That of chunks as they were read, which is expensive to touch anew; of all their cameras."""
+    shape, chunk, cameras = (200, 300, 3), ROWS * 200 * 300 * 3, ("side", "top")
+
+    def write(images: h5py.Group) -> None:
+        for camera in cameras:
+            images.create_dataset(camera, data=values("|u1", shape))
+
     for name in "abcd":
-        hdf5(
-            tmp_path / "set" / f"{name}.hdf5",
-            lambda images: images.create_dataset("top", data=values("|u1", shape)),
-        )
+        hdf5(tmp_path / "set" / f"{name}.hdf5", write)
     index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
     pipe = seqrecord.SeqRecordPipe(
         tmp_path / "index",
         clip_len=1,
         batch_size=2,
-        features=["observations.images.top"],
-        memory_limit=7 * chunk,
+        features=[f"observations.images.{camera}" for camera in cameras],
+        memory_limit=14 * chunk,
         engine=seqrecord.EngineOptions(num_threads=1),
     )
     for _ in pipe:
@@ -145,7 +147,7 @@ def test_loads_use_the_same_memory(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert pipe.stats()["bytes_read"] >= 4 * chunk
+    assert pipe.stats()["bytes_read"] >= 8 * chunk
     assert peak < chunk / 2
 
 

@@ -80,10 +80,13 @@ class Page:
 
     @property
     def room(self) -> int:
-        """Bytes of memory that it takes while it is read, with what it refers to and the table in
-        front of that."""
-        table = 4 * (self.num_present + 1) if self.external else 0
-        return aligned(self.stop - self.start) + self.external + table
+        """Bytes of memory that it takes while it is read, with what it refers to."""
+        return aligned(self.stop - self.start) + self.external_room
+
+    @property
+    def external_room(self) -> int:
+        """Bytes of memory for what it refers to, with a table of these frames in front."""
+        return self.external + 4 * (self.num_present + 1) if self.external else 0
 
     @property
     def num_present(self) -> int:
@@ -223,8 +226,8 @@ class ChunkReader:
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external:
-                data[i] = self._resolved(page, data[i], rest)
-                rest = rest[:0]
+                data[i] = self._resolved(page, data[i], rest[: page.external_room])
+                rest = rest[page.external_room :]
         return [item.toreadonly() for item in data]
 
     def _resolved(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
