@@ -166,6 +166,19 @@ def test_one_command_gives_rows_and_page(folder: Path, options: argparse.Namespa
     assert "- `odometry/8 ms/original/s3`: reads local files only" in text
 
 
+def test_a_resume_runs_only_what_is_left(folder: Path, options: argparse.Namespace) -> None:
+    rows = [f"odometry/{step}/no loader/warm" for step in ("8 ms", "25 ms")]
+    main(command(folder, rows[0]))
+    first = json.loads((folder / "results.json").read_text())
+    main([*command(folder, *rows), "--resume"])
+    both = json.loads((folder / "results.json").read_text())
+    assert both["calls"] == first["calls"]
+    assert both["rows"][rows[0]] == first["rows"][rows[0]]
+    assert len(both["rows"][rows[1]]) == 1
+    main(command(folder, rows[1]))
+    assert list(json.loads((folder / "results.json").read_text())["rows"]) == rows[1:]
+
+
 @pytest.mark.service
 @pytest.mark.timeout(400)
 def test_rows_from_s3(

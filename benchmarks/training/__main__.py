@@ -9,8 +9,9 @@ most); `s3` is moto behind a line of 1 Gbit/s. Those two have steps of 8 ms alon
 the soonest. What rows need is made in FOLDER, unless it is there.
 
 Results are FOLDER/results.json and, in the folder of `--to`, results.json and RESULTS.md.
-`--report` runs nothing and writes these of the last run. `--lerobot` is a Python that has lerobot,
-which `make lerobot-env` makes; ACT needs it for its dataset, unless `--root` is one.
+`--resume` goes on with the last run, and `--report` runs nothing and only writes. `--lerobot` is
+a Python that has lerobot, which `make lerobot-env` makes; ACT needs it for its dataset, unless
+`--root` is one.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="of loaders that are not ours")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
+    parser.add_argument("--resume", action="store_true", help="keep what the last run measured")
     parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
     parser.add_argument("--to", type=Path, help="where results.json and RESULTS.md are written")
     return parser.parse_args(arguments)
@@ -90,12 +92,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The document of a run, which is also saved after each row."""
     folder.mkdir(parents=True, exist_ok=True)
-    results: Results = {}
+    last = json.loads((folder / "results.json").read_text()) if options.resume else {}
+    results: Results = last.get("rows", {})
+    calls = last.get("calls") or {step: calls_of(step) for step in STEPS}
     settings = {
         name: getattr(options, name) for name in ("frames", "seconds", "repeats", "workers")
     }
-    calls = {step: calls_of(step) for step in STEPS}
-    document = {"machine": machine(), "commit": commit(), "settings": settings, "rows": results}
+    document = {
+        "machine": machine(),
+        "commit": commit(),
+        "settings": settings,
+        "calls": calls,
+        "rows": results,
+    }
     chosen = [row for row in names() if any(fnmatch("/".join(row), each) for each in options.rows)]
     with ExitStack() as stack:
         jobs: dict[str, tuple[Path, Job]] = {}
@@ -125,8 +134,10 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 far = far or _s3(stack)
                 job = replace(job, **far(found[loader.form]))
             jobs["/".join(row)] = python, job
-        for _ in range(options.repeats):
+        for turn in range(options.repeats):
             for row_name, (python, job) in jobs.items():
+                if len(results.get(row_name, ())) > turn:
+                    continue
                 result = run_job(
                     [str(python), "-m", Job.__module__],
                     job.dumps(),
