@@ -80,6 +80,19 @@ def test_the_figures_of_how_fast_are_measured_ones() -> None:
         assert re.search(rf"^{start}.*\| copy \| {share} \|$", measured, re.M), loader
 
 
+def test_the_figures_of_trainings_are_measured_ones() -> None:
+    table = (ROOT / "docs" / "performance.md").read_text()
+    measured = (ROOT / "benchmarks" / "training" / "RESULTS.md").read_text()
+    parts = {part.partition("\n")[0]: part for part in measured.split("\n## ")[1:]}
+    figures = r"([\d.]+ \| \d+ \| [\d.]+)"
+    rows = re.findall(rf"^\| (\w+) \| ([\w, ]+) \| {figures} \| {figures} \|$", table, re.M)
+    assert len(rows) > 5
+    for training, loader, *both in rows:
+        for step, figure in zip(("8 ms", "25 ms"), both, strict=True):
+            start = rf"\| {step} \| warm \| {loader} \| [\d.]+ \| {re.escape(figure)} \|"
+            assert re.search(rf"^{start}", parts[training], re.M), (training, loader, step)
+
+
 def test_plain_words() -> None:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [Path(line) for line in done.stdout.splitlines()]
