@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +19,7 @@ from benchmarks.training.__main__ import main, names
 from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.page import page
-from benchmarks.training.row import STEPS, Job, measure
+from benchmarks.training.row import STEPS, Job, limit, measure
 from benchmarks.training.trainings import TRAININGS, cut, prepare
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
@@ -67,6 +68,27 @@ def test_every_training_trains(training: str, folder: Path, options: argparse.Na
     assert 0 < row["waiting"] < 1
     assert row["slower"] == pytest.approx(row["beside"] / row["alone"])
     assert row["first_batch_seconds"] > 0
+    assert row["cores"] > 0
+    stages = {"reading", "decoding", "copying clips into batches"}
+    assert row["limit"] in (stages if row["waiting"] > 0.5 else {*stages, "the training"})
+
+
+@pytest.mark.parametrize(
+    ("expected", "waiting", "line", "cores", "bottleneck"),
+    [
+        ("the training", 0.04, 1.0, os.cpu_count(), "decoding: a faster codec would help"),
+        ("decoding", 0.06, 1.0, os.cpu_count(), "decoding: a faster codec would help"),
+        ("the training", 0.06, 0.0, 0.1, "the consumer: batches wait for it"),
+        ("the line", 0.9, 0.9, os.cpu_count(), ""),
+        ("cores", 0.9, 0.8, os.cpu_count(), ""),
+        ("the loader", 0.9, 0.8, 0.8 * (os.cpu_count() or 1), ""),
+    ],
+)
+def test_what_limits_a_row(
+    expected: str, waiting: float, line: float, cores: float, bottleneck: str
+) -> None:
+    figures = {"waiting": waiting, "line": line, "cores": cores}
+    assert limit(figures, bottleneck) == expected
 
 
 @pytest.mark.parametrize("training", TRAININGS)
@@ -208,6 +230,8 @@ def test_the_page_has_medians_and_what_is_missing() -> None:
         "peak_memory_bytes": 5e8,
         "cpu_seconds_per_sample": 0.002,
         "bytes_per_sample": 1500.0,
+        "cores": 1.5,
+        "limit": "decoding",
     }
     rates = [{**run, "steps_per_second": rate} for rate in (1.0, 3.0, 2.0)]
     text = page(
@@ -221,8 +245,8 @@ def test_the_page_has_medians_and_what_is_missing() -> None:
             },
         }
     )
-    shown = "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | 0.50 | 500 | 2.00 | 1.5 |"
-    assert shown in text
+    assert "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | 0.50 | 500 | " in text
+    assert " | 500 | 2.00 | 1.5 | 1.50 | decoding |" in text
     assert "- `depth/8 ms/seqrecord/cold`: KeyError: 1" in text
     assert "## depth" in text
     assert "## odometry" not in text

@@ -180,6 +180,7 @@ def _s3(stack: ExitStack) -> Callable[[Path], dict[str, Any]]:
             "options": cloud.options(line.host),
             "url": f"http://{line.host}/{location.removeprefix('s3://')}",
             "line": str(home / "sent"),
+            "line_rate": NARROW["bytes_per_second"],
         }
 
     return place

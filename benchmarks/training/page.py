@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 from benchmarks.tartanair.timing import Result, Results, markdown, median, share
 from benchmarks.training.loaders import LOADERS
-from benchmarks.training.row import ALONE, SKIPPED
+from benchmarks.training.row import ALONE, LITTLE, MOST, SKIPPED
 from benchmarks.training.trainings import TRAININGS
 
 __all__ = ["page"]
@@ -22,6 +23,7 @@ _COLUMNS = (  # heading, figure, what it is multiplied with, format
     ("peak MB", "peak_memory_bytes", 1e-6, ".0f"),
     ("CPU ms a sample", "cpu_seconds_per_sample", 1e3, ".2f"),
     ("kB read a sample", "bytes_per_sample", 1e-3, ".1f"),
+    ("cores busy", "cores", 1.0, ".2f"),
 )
 
 
@@ -35,7 +37,11 @@ def page(document: Mapping[str, Any]) -> str:
         rows = {row: runs for row, runs in results.items() if row.startswith(f"{name}/")}
         shown |= {row.split("/")[2] for row in rows}
         if rows:
-            columns = ("step", "place", "loader", "of the most", *(c[0] for c in _COLUMNS))
+            columns = (
+                *("step", "place", "loader", "of the most"),
+                *(c[0] for c in _COLUMNS),
+                "limited by",
+            )
             what = (
                 f"{training.what[0].upper()}{training.what[1:]}; {training.batch} samples a step."
             )
@@ -50,6 +56,8 @@ def page(document: Mapping[str, Any]) -> str:
         tables="\n\n".join(tables),
         loaders="\n".join(f"- `{n}`: {LOADERS[n].note}." for n in LOADERS if n in shown),
         skipped=SKIPPED,
+        little=f"{100 * LITTLE:.0f} %",
+        most=f"{100 * MOST:.0f} %",
         alone=f"{ALONE * settings['seconds']:.1f}",
         **settings,
     )
@@ -64,7 +72,8 @@ def _lines(rows: Results) -> Iterator[list[str]]:
         training, step, loader, place = row.split("/")
         most = median(figures.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
         values = [_value(runs, *column[1:]) for column in _COLUMNS]
-        yield [step, place, loader, share(median(runs, "steps_per_second"), most), *values]
+        reached = share(median(runs, "steps_per_second"), most)
+        yield [step, place, loader, reached, *values, mode(run["limit"] for run in runs)]
 
 
 def _value(runs: list[Result], key: str, factor: float, form: str) -> str:

@@ -27,13 +27,15 @@ from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
 
-__all__ = ["FASTEST", "PLACES", "STEPS", "Job", "calls_of", "measure"]
+__all__ = ["FASTEST", "LITTLE", "MOST", "PLACES", "STEPS", "Job", "calls_of", "limit", "measure"]
 
 STEPS = ("network", "8 ms", "25 ms")
 FASTEST = "8 ms"
 PLACES = ("warm", "cold", "s3")
 SKIPPED = 10  # steps, while the loader fills what it keeps ahead
 ALONE = 0.25  # of the seconds
+LITTLE = 0.05  # of the time; a training that waits less is not limited by its loader
+MOST = 0.85  # of the cores or of the line; what takes more is limited by them
 
 Batch = Mapping[str, Any]
 Step = Callable[[Batch], object]
@@ -44,7 +46,8 @@ class Job:
     """A row, and where its data lies.
 
     `calls` are the small calls of a step, the same of all rows; without any it is the network's.
-    `line` is a file with the bytes that S3 has sent so far.
+    `line` is a file with the bytes that S3 has sent so far, and `line_rate` how many a second it
+    can send.
     """
 
     training: str
@@ -60,6 +63,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     url: str = ""
     line: str = ""
+    line_rate: float = 0.0
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -95,13 +99,13 @@ def measure(job: Job) -> dict[str, Any]:
     elif job.place == "warm":
         warm(folder)
     began = time.perf_counter()
+    opened: Any = None
     if loader.open is None:
         epochs: Any = repeat([example])
     else:
         source = Source(Path(job.originals), folder, job.location, job.options or None, job.url)
         opened = loader.open(training, source, job.workers)
         epochs = repeat(opened, *([1] if job.place == "cold" else []))
-        del opened
     batches = chain.from_iterable(map(iter, epochs))
     found = next(batches)
     first = time.perf_counter() - began
@@ -111,8 +115,10 @@ def measure(job: Job) -> dict[str, Any]:
         step(batch)
         del batch
     figures = _steps(batches, step, job)
+    stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
     return {
         **figures,
+        "limit": limit(figures, stage),
         "alone": alone,
         "slower": figures["beside"] / alone,
         "first_batch_seconds": first,
@@ -150,9 +156,23 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
         "steps_per_second": len(steps) / seconds,
         "waiting": waited / seconds,
         "beside": statistics.median(steps),
+        "cores": taken["cpu_seconds"] / seconds,
+        "line": read / seconds / job.line_rate if job.line else 0.0,
         "cpu_seconds_per_sample": (taken["cpu_seconds"] - own) / samples,
         "bytes_per_sample": read / samples,
     }
+
+
+def limit(figures: Mapping[str, float], bottleneck: str = "") -> str:
+    """What limits the rate: the training, if it hardly waits; else the stage that a loader of this
+    process names as its `bottleneck`, or what can be seen from outside of any other."""
+    if figures["waiting"] < LITTLE:
+        return "the training"
+    if stage := bottleneck.partition(":")[0]:
+        return stage.replace("the consumer", "the training")
+    if figures["line"] > MOST:
+        return "the line"
+    return "cores" if figures["cores"] > MOST * (os.cpu_count() or 1) else "the loader"
 
 
 def _step(job: Job, example: Batch) -> Step:
