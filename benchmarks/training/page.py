@@ -73,7 +73,8 @@ def _lines(rows: Results) -> Iterator[list[str]]:
         most = median(figures.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
         values = [_value(runs, *column[1:]) for column in _COLUMNS]
         reached = share(median(runs, "steps_per_second"), most)
-        yield [step, place, loader, reached, *values, mode(run["limit"] for run in runs)]
+        limits = [run["limit"] for run in runs if "limit" in run]
+        yield [step, place, loader, reached, *values, mode(limits) if limits else ""]
 
 
 def _value(runs: list[Result], key: str, factor: float, form: str) -> str:
