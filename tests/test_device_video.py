@@ -353,6 +353,23 @@ def test_decoders_end_where_the_device_is_the_current_one() -> None:
     assert not video.ended
 
 
+def test_decoders_end_when_their_frames_are_there() -> None:
+    """NVDEC's surfaces go to the next decoder while they are still to be converted."""
+    stream, found = LateStream(), list[float]()
+    with stream.use():
+        frame = torch.zeros(1)
+        frame.add_(1)  # stands for the conversion, which is queued
+
+    class Decoder:
+        def __del__(self) -> None:
+            found.append(float(frame))
+
+    video = DeviceVideo(codec_of("h264").spec, stream)
+    video.ended.append(Decoder())
+    video.end_decoders()
+    assert found == [1]
+
+
 @NEEDS_TORCHCODEC
 def test_rows_of_which_nothing_is_known_are_zeros(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
