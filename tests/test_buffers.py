@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
@@ -77,6 +78,16 @@ class ThisThread:
     def copy(self, copies: Iterable[Copy]) -> None:
         for copy in copies:
             copy.do()
+
+
+def test_a_batch_that_has_memory_waits_for_no_other_one() -> None:
+    """Another source of a mix may wait for the device, with the lock that batches share."""
+    lock = threading.Lock()
+    builder: Any = object()
+    batch = OpenBatch(1, lambda: builder, lock)
+    batch.allocate()
+    with ThreadPoolExecutor(1) as pool, lock:
+        assert pool.submit(batch.allocate).result(timeout=10) is builder
 
 
 def opened(builder: BatchBuilder[Any], size: int) -> OpenBatch:

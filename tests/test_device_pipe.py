@@ -85,7 +85,8 @@ def test_the_same_clips(
         # All are held: none may change, and none may be missing what the stream has yet to do.
         held = list(moved)
         for batch in held:
-            for name in batch.keys() - {"episode", "start", "crop", "flipped"}:
+            of_host = {"episode", "start", "image_crop", "image_flipped"}
+            for name in batch.keys() - of_host:
                 tensor = batch[name]
                 while not isinstance(tensor, torch.Tensor):
                     tensor = tensor[0]

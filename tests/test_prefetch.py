@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import seqrecord
 from seqrecord import ClipError, SeqRecordStream, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
-from seqrecord.engine.device.streams import SideStream
+from seqrecord.engine.device.streams import SideStream, streams_of
 from tests.clip_data import leaves_nothing, make_loader
 from tests.resume_contract import check_resume
 from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, make_stream, on_host
@@ -248,6 +248,23 @@ def test_inference_mode_may_end_between_two_iterations(stream: SideStream) -> No
 def test_prefetching_is_public() -> None:
     assert seqrecord.prefetch_to_device is prefetch_to_device
     assert inspect.signature(prefetch_to_device).parameters["depth"].default == 2
+
+
+def test_each_epoch_has_the_stream_of_the_one_before() -> None:
+    """The memory of another stream would be taken anew, and that of the last one left behind."""
+    made: list[SideStream] = []
+
+    def make(_: torch.device) -> SideStream:
+        made.append(LateStream())
+        return made[-1]
+
+    with streams_of("cpu", make):
+        for _ in range(3):
+            list(prefetch_to_device([torch.ones(1)], "cpu"))
+    assert len(made) == 1
+    with streams_of("cpu", lambda _: make(_)):
+        list(prefetch_to_device([torch.ones(1)], "cpu"))
+    assert len(made) == 2
 
 
 @NO_GPU

@@ -41,10 +41,9 @@ def write_arrays(path: Path, codec: str, *, features: Any = None) -> None:
                     episode.append({"image": image, "state": row})
 
 
-def kept_schema(name: str = "h264") -> Schema:
-    image = FeatureSpec(
-        "image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=(config_of(name).to_json(),)
-    )
+def kept_schema(name: str = "h264", size: tuple[int, int] = (HEIGHT, WIDTH)) -> Schema:
+    chain = (config_of(name, size).to_json(),)
+    image = FeatureSpec("image", np.dtype("u1"), (*size, 3), codec=chain)
     return Schema([image, FeatureSpec("state", np.dtype("<f4"), (3,))])
 
 

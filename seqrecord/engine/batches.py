@@ -129,6 +129,8 @@ class OpenBatch:
 
     def allocate(self) -> BatchBuilder[Any]:
         """The memory of the batch, from the first call on, which a device may make wait."""
+        if self._builder is not None:  # who waits with the lock waits for another batch
+            return self._builder
         with self._lock:
             if self._builder is None:
                 self._builder = self._begin()

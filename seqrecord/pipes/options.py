@@ -456,11 +456,13 @@ class LoaderOptions(ClipOptions):
             epochs read only what none before has read. Worker processes keep nothing. The batches
             that a DataLoader prefetches from its workers (`prefetch_factor` for each worker, two by
             default) come on top.
-        device: where tensors go, such as "cuda:1"; "cuda" is the GPU that is the current one where
-            an iteration begins. Each frame is then copied to the device once, and batches are made
-            there, on a stream of their own. The stream that is current in `next` waits for that
-            stream, so you need not synchronize. Not in a DataLoader's worker processes. By default
-            tensors stay on the host; "cpu" gives the same tensors by the steps that a device takes.
+        device: where tensors go, such as "cuda:1"; "cuda" is the GPU that is the current one of the
+            thread that asks for an iteration's first batch. Behind threads of others, as those of
+            torchdata's nodes, that is the first GPU for every rank: say "cuda:1" there. Each frame
+            is copied to the device once, and batches are made there, on a stream of their own. The
+            stream that is current in `next` waits for that stream, so you need not synchronize. Not
+            in a DataLoader's worker processes. By default tensors stay on the host; "cpu" gives the
+            same tensors by the steps that a device takes.
         rank: which part of the epoch this process gets, of `world_size`. By default both are found
             when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
             and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and

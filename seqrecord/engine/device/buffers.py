@@ -76,7 +76,9 @@ class DeviceArena:
         self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # see `Arena`
         self.stream = stream = staging.stream
         self._staging = staging  # which arenas of one stream share
-        # Copies of one load follow each other, so that their times are those of no other.
+        # Copies of one load follow each other, so that their times are those of no other load of
+        # this arena. What gathers and other arenas queue meanwhile counts as copying: a lock for
+        # that would be held while memory is pinned, and hold up the copies.
         self._queueing = threading.Lock()
         self._copying: deque[tuple[Mark, Mark, int]] = deque()
         # Of the user's thread, which may be in inference mode: those that write to it are not.

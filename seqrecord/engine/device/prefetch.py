@@ -17,7 +17,7 @@ from seqrecord.engine.device.streams import (
     Staging,
     StagingBuffer,
     find_device,
-    side_stream,
+    lasting_stream,
 )
 from seqrecord.errors import ClipError, StateError
 
@@ -65,7 +65,7 @@ def prefetch_to_device(
     """
     if depth < 1:
         raise ClipError("depth is too small", expected="at least 1", got=depth)
-    return DevicePrefetcher(loader, side_stream(find_device(device)), depth)
+    return DevicePrefetcher(loader, lasting_stream(find_device(device)), depth)
 
 
 class DevicePrefetcher(Generic[_Item]):

@@ -29,13 +29,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.processes.forks import PerProcess
 
 _ALIGNMENT = 64  # of what is carved: a cache line, and more than any dtype wants
 _MOST_UNDER_WAY = 2  # buffers being copied from, beside those that are acquired
@@ -186,17 +187,36 @@ class CudaStream(SideStream):
         return event
 
 
-_make: dict[str, Callable[[torch.device], SideStream]] = {"cuda": CudaStream}
+_Maker: TypeAlias = Callable[[torch.device], SideStream]
+
+_make: dict[str, _Maker] = {"cuda": CudaStream}
+_lasting = PerProcess(dict[tuple[_Maker, torch.device], SideStream])
 
 
 def side_stream(device: torch.device) -> SideStream:
     """A new stream of a device from `find_device`."""
-    return _make.get(device.type, DirectStream)(device)
+    return _maker(device)(device)
+
+
+def lasting_stream(device: torch.device) -> SideStream:
+    """The stream of a device that this process asks for here each time.
+
+    For what is made anew for each epoch: what torch has of the memory of a stream, it gives to no
+    other one.
+    """
+    make, streams = _maker(device), _lasting.get()
+    if (found := streams.get((make, device))) is None:
+        found = streams.setdefault((make, device), make(device))
+    return found
+
+
+def _maker(device: torch.device) -> _Maker:
+    return _make.get(device.type, DirectStream)
 
 
 @contextmanager
-def streams_of(kind: str, make: Callable[[torch.device], SideStream]) -> Iterator[None]:
-    """In this context, new streams of devices of a kind, such as "cpu", are what `make` gives.
+def streams_of(kind: str, make: _Maker) -> Iterator[None]:
+    """In this context, streams of devices of a kind, such as "cpu", are what `make` gives.
 
     For all threads; for tests, which have streams that run as late as they may.
     """
@@ -223,13 +243,11 @@ def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
                 "torch finds no such device here", expected="such as cpu or cuda:0", got=device
             ) from None
         return found
-    if not cuda.is_available():
-        raise ClipError("torch finds no such device here", expected="cpu", got=device)
-    if (_index(found) or 0) >= cuda.device_count():
-        last = cuda.device_count() - 1
-        raise ClipError(
-            "torch finds no such device here", expected=f"at most cuda:{last}", got=device
-        )
+    # Torch asks the driver's NVML for it. `is_available` asks CUDA, which no fork survives.
+    count = cuda.device_count()
+    if (_index(found) or 0) >= count:
+        expected = f"at most cuda:{count - 1}" if count else "cpu"
+        raise ClipError("torch finds no such device here", expected=expected, got=device)
     return found
 
 

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -89,8 +90,17 @@ class DeviceVideo:
         return made
 
     def end_decoders(self) -> None:
-        """End the decoders of pages that are done."""
-        self.ended.clear()
+        """End the decoders of pages that are done, once the device is done with their frames.
+
+        For torchcodec gives what NVDEC decodes with to the next decoder, in any thread, while the
+        conversion of the last frame may still be queued.
+        """
+        ended = []
+        with suppress(IndexError):  # several threads may end some
+            while True:
+                ended.append(self.ended.popleft())
+        if ended:
+            self.stream.mark().wait()
 
 
 class DeviceFrames:
