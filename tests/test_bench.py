@@ -146,7 +146,7 @@ def test_the_most_is_that_of_a_full_batch(
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_frames_of_windows_and_of_lists(dataset: Path, batch_size: int | None) -> None:
-    options: dict[str, Any] = {"clip_len": None, "batch_size": batch_size}
+    options: dict[str, Any] = {"batch_size": batch_size}
     windows = {"image_left": [-1, 0, 1], "pose": [0], "range": [0, 1]}
     report = bench(dataset, windows=windows, **options)
     assert report.num_frames == 3 * report.num_clips == 3 * (9 + 7)
@@ -154,6 +154,7 @@ def test_frames_of_windows_and_of_lists(dataset: Path, batch_size: int | None) -
     assert report.num_frames == report.num_clips == 20
     clips = {"episode": ["a/Easy", "b/Easy"], "frames": [[3, 8], [0, 5]]}
     assert bench(dataset, clips=clips, **options).num_frames == 4
+    assert BenchOptions().clip_len == BenchOptions(pad="edge").clip_len == 16
 
 
 class SlowStorage(StorageWrapper):

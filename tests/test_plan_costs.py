@@ -280,6 +280,17 @@ def test_more_ranks_than_clips(tmp_path: Path) -> None:
     assert report.clips == plan(path, **CLIPS).clips < 200
 
 
+def test_windows_and_lists_say_which_frames_a_clip_has(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with seqrecord.open(path) as dataset:
+        clips = {"episode": [*dataset.episodes][:1], "frames": [[0, 2]]}
+    for given in ({"windows": {"image": [-1, 0]}, "squeeze": True}, {"clips": clips}):
+        report = plan(path, **given)
+        assert report == plan(path, clip_len=None, **given)
+        assert report.settings["clip_len"] is None
+    assert plan(path, pad="edge").settings["clip_len"] == 16
+
+
 def test_the_command(tmp_path: Path) -> None:
     path = write(tmp_path)
     options = ("--clip-len", 3, "--epochs", 2, "--ranks", 2, "--workers", 1, "--bandwidth", "1MB")

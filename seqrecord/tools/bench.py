@@ -19,10 +19,10 @@ import numpy as np
 
 from seqrecord.engine.stats import STAGES, Stage, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
-from seqrecord.pipes.options import LoaderOptions
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import counted, percent
+from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _BURSTS = 3  # times the median wait that the mean wait is
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(LoaderOptions):
+class BenchOptions(ToolOptions):
     """What `bench` is told beside the dataset: how to stream it, and how long.
 
     Args:
@@ -49,8 +49,6 @@ class BenchOptions(LoaderOptions):
         progress: called after each batch with the number done and the number there are.
     """
 
-    clip_len: int = 16
-    batch_size: int | None = 4
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
     max_batches: int | None = None
@@ -66,6 +64,9 @@ class BenchOptions(LoaderOptions):
 @takes_arguments(BenchOptions)
 def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
     """Stream an epoch of a dataset, and say how fast that was and what to change first.
+
+    By default batches have 4 clips, and clips 16 frames where neither `windows` nor lists of frames
+    say which.
 
     Raises `ClipError` for a device that is not there, and whatever the loader raises.
 

@@ -25,7 +25,7 @@ from seqrecord.tools.plan import plan as make_plan
 
 _CLIPS = (
     click.argument("path"),
-    click.option("--clip-len", type=AT_LEAST_1, default=16, help="Frames of a clip."),
+    click.option("--clip-len", type=AT_LEAST_1, help="Frames of a clip. [16]"),
     click.option(
         "--stride", type=AT_LEAST_1, default=1, help="Frames from one clip's start to the next."
     ),
