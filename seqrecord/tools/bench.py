@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = (  # that a report names
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("split", "episode_filter", "pad", "drop_last", "rotate_phase"),
     *("memory_limit", "device", "consumer_seconds"),
 )
 _FEW_BATCHES = 10
@@ -126,7 +127,7 @@ class _Steps:
     def run(
         self, stream: SeqRecordStream, num_batches: int, progress: Callable[[int, int], None] | None
     ) -> None:
-        batches = iter(stream)
+        batches, full = iter(stream), None
         asked = first = perf_counter()
         for batch in islice(batches, num_batches):
             there = perf_counter()

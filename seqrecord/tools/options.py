@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.text import repr_of
 
 _CLIP_LEN = 16
 
@@ -19,3 +20,8 @@ class ToolOptions(LoaderOptions):
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             object.__setattr__(self, "clip_len", _CLIP_LEN)
         super().__post_init__()
+
+    @property
+    def episode_filter(self) -> str | None:
+        """What `episodes` was given, as a report names it."""
+        return self.episodes if isinstance(self.episodes, str | None) else repr_of(self.episodes)

@@ -205,6 +205,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
 
 _SETTINGS = (
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("split", "episode_filter", "pad", "drop_last", "rotate_phase"),
     *("memory_limit", "epochs", "ranks", "workers", "bandwidth", "price_per_gb"),
     "price_per_request",
 )
