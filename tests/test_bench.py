@@ -129,6 +129,34 @@ def test_the_most_that_a_training_could_reach(
     assert bench(dataset, clip_len=4).most_clips_per_second is None
 
 
+def test_the_most_is_that_of_a_full_batch(
+    dataset: Path, pass_time: Callable[[float], None]
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def step(batch: dict[str, Any]) -> None:
+        seen.append(batch)
+        pass_time(0.1 * len(batch["start"]))
+
+    report = bench(dataset, clip_len=4, batch_size=4, step=step)  # 14 clips: the last has two
+    assert [len(batch["start"]) for batch in seen[:4]] == [4, 4, 4, 2]
+    assert all(batch is seen[2] for batch in seen[4:])
+    assert report.most_clips_per_second == pytest.approx(10)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_frames_of_windows_and_of_lists(dataset: Path, batch_size: int | None) -> None:
+    options: dict[str, Any] = {"batch_size": batch_size}
+    windows = {"image_left": [-1, 0, 1], "pose": [0], "range": [0, 1]}
+    report = bench(dataset, windows=windows, **options)
+    assert report.num_frames == 3 * report.num_clips == 3 * (9 + 7)
+    report = bench(dataset, windows={"pose": [0]}, squeeze=True, **options)
+    assert report.num_frames == report.num_clips == 20
+    clips = {"episode": ["a/Easy", "b/Easy"], "frames": [[3, 8], [0, 5]]}
+    assert bench(dataset, clips=clips, **options).num_frames == 4
+    assert BenchOptions().clip_len == BenchOptions(pad="edge").clip_len == 16
+
+
 class SlowStorage(StorageWrapper):
     """Which reads one chunk at a time: the first in a second, every other in 50 ms."""
 

@@ -28,7 +28,7 @@ from seqrecord import EncodedImage
 from seqrecord.codecs import PRESETS, FrameCodec, image_chain, probe, resolve
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, numcodecs
 from seqrecord.codecs.presets import fast_config
-from seqrecord.errors import CodecError, SchemaError
+from seqrecord.errors import CodecError, MissingPackageError, SchemaError
 
 Array = npt.NDArray[Any]
 
@@ -571,6 +571,18 @@ def test_jpegxl(dtype: str, channels: tuple[int, ...]) -> None:
         for other in (np.concatenate([frame, frame]), as_other):
             with pytest.raises((CodecError, SchemaError)):
                 codec_for("jpegxl", other).decode_into(data, np.empty_like(other))
+
+
+def test_imagecodecs_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("imagecodecs")
+    frame = np.zeros((4, 6, 3), "u1")
+    codec = codec_for("jpegxl", frame)
+    data = codec.encode(frame)
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    with pytest.raises(MissingPackageError, match="extra `images`: pip install imagecodecs"):
+        codec.decode_into(data, np.empty_like(frame))
+    with pytest.raises(MissingPackageError, match="pip install imagecodecs"):
+        codec.encode(frame)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_signatures_have_every_argument_with_its_default(
     defaults = {argument.name: argument.default for argument in arguments}
     assert defaults["stride"] is None
     assert options(clip_len=2).spec.stride == 1
-    assert (defaults["clip_len"] is None) == (taker is not bench)
+    assert defaults["clip_len"] is None
 
 
 def test_arguments_are_few_and_grouped_by_what_they_are_for() -> None:

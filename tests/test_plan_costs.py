@@ -280,6 +280,17 @@ def test_more_ranks_than_clips(tmp_path: Path) -> None:
     assert report.clips == plan(path, **CLIPS).clips < 200
 
 
+def test_windows_and_lists_say_which_frames_a_clip_has(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with seqrecord.open(path) as dataset:
+        clips = {"episode": [*dataset.episodes][:1], "frames": [[0, 2]]}
+    for given in ({"windows": {"image": [-1, 0]}, "squeeze": True}, {"clips": clips}):
+        report = plan(path, **given)
+        assert report == plan(path, clip_len=None, **given)
+        assert report.settings["clip_len"] is None
+    assert plan(path, pad="edge").settings["clip_len"] == 16
+
+
 def test_the_command(tmp_path: Path) -> None:
     path = write(tmp_path)
     options = ("--clip-len", 3, "--epochs", 2, "--ranks", 2, "--workers", 1, "--bandwidth", "1MB")
@@ -291,6 +302,24 @@ def test_the_command(tmp_path: Path) -> None:
     text = run("plan", path, *options).stdout
     assert f"{report['total']['frames_decoded']:,}" in text
     assert "each later epoch" in text
+
+
+def test_the_commands_take_a_loaders_arguments(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with seqrecord.open(path) as dataset:
+        key = next(iter(dataset.episodes))
+    options = ("--clip-len", 3, "--episodes", key, "--drop-last", "--order", "sequences")
+    given: dict[str, Any] = {"clip_len": 3, "episodes": key, "drop_last": True}
+    report = plan(path, order="sequences", **given).to_json()
+    assert report["settings"]["stride"] == 3
+    assert report["settings"]["episode_filter"] == key
+    assert json.loads(run("plan", path, "--json", *options).stdout) == report
+    found = json.loads(run("bench", path, "--json", "--quiet", *options).stdout)
+    assert found["num_clips"] == report["clips"]
+    options = ("--stride", 2, "--rotate-phase", "--pad", "edge", "--split", "train")
+    assert "train" in run("plan", path, *options, code=1).stderr  # there is no such split
+    settings = plan(path, episodes=lambda _: True, pad="edge", stride=2, rotate_phase=True).settings
+    assert json.loads(json.dumps(settings))["rotate_phase"]
 
 
 @pytest.mark.parametrize(

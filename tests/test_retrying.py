@@ -412,6 +412,25 @@ def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock)
     assert clock.now == pytest.approx(13.9), "what was not used is not kept"
 
 
+def test_a_bandwidth_is_not_of_the_gaps_between_ranges(tmp_path: Path, clock: Clock) -> None:
+    quota = Quota(bandwidth=10, clock=clock)
+    storage = RetryingStorage(
+        LocalStorage(tmp_path), retrier=Retrier(clock=clock, sleep=clock.sleep, quota=quota)
+    )
+    put(storage, PATH, DATA)
+    ranges = [ByteRange(0, 10), ByteRange(len(DATA) - 10, len(DATA))]
+    storage.read_ranges(PATH, ranges, [memoryview(bytearray(10)) for _ in ranges])
+    assert quota.delay(1) == pytest.approx(1.9)  # 20 bytes, and a tenth of a second at once
+
+
+def test_after_a_wait_for_bytes_requests_keep_their_pace(clock: Clock) -> None:
+    quota = Quota(10, 100, clock=clock)
+    assert quota.delay(1000) == 0  # the next byte is due in 10 s
+    assert [quota.delay(1) for _ in range(3)] == pytest.approx([9.9, 9.91, 10.0])
+    clock.now += 20
+    assert [quota.delay() for _ in range(3)] == pytest.approx([0, 0, 0.1])
+
+
 def test_waiting_for_a_quota_is_no_part_of_the_deadline(tmp_path: Path, clock: Clock) -> None:
     put(LocalStorage(tmp_path), PATH, DATA)
     quota = Quota(0.1, clock=clock)
@@ -426,8 +445,8 @@ def test_copies_share_a_quota_as_their_originals_do(clock: Clock) -> None:
     quota = Quota(2.0)
     first, second = pickle.loads(pickle.dumps((Retrier(quota=quota), Retrier(quota=quota))))
     assert first.quota is second.quota
-    assert first.quota.delay(None) == 0
-    assert first.quota.delay(None) > 0.3
+    assert first.quota.delay() == 0
+    assert first.quota.delay() > 0.3
 
 
 @pytest.mark.parametrize("backend", ["obstore", "urllib3", "fsspec"])

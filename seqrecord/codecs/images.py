@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
+from seqrecord.lazy import required
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -126,8 +127,8 @@ def encode_image(
 
     Of `any` format it is a PNG. What is `fast` takes a part of the time, and more bytes.
 
-    Raises `ValueError` for a dtype or shape that the format does not hold, and for JPEG XL where
-    imagecodecs is not installed.
+    Raises `ValueError` for a dtype or shape that the format does not hold, and
+    `MissingPackageError` for JPEG XL where imagecodecs is not installed.
     """
     check_storable(frame.dtype, frame.shape, name)
     if name == "npy":
@@ -178,13 +179,9 @@ def _decode_jpegxl(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
         raise ValueError(f"the jpegxl image does not decode: {error}") from error
 
 
-@cache
 def _jpegxl() -> Any:
-    try:
-        import imagecodecs
-    except ImportError:
-        raise ValueError("JPEG XL needs imagecodecs: pip install 'seqrecord[images]'") from None
-    return imagecodecs
+    said = "JPEG XL is read and written by imagecodecs, the extra `images`: pip install imagecodecs"
+    return required("imagecodecs", said)
 
 
 @cache

@@ -91,13 +91,25 @@ class Retrier:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Retrier, quota=self.quota), (self.deadline,)
 
-    def call(self, function: Callable[[], _T], *, file: str, item: ByteRange | None = None) -> _T:
-        """What `function()` returns, in the end. `file` and its range `item` are for the error."""
+    def call(
+        self,
+        function: Callable[[], _T],
+        *,
+        file: str,
+        item: ByteRange | None = None,
+        nbytes: int | None = None,
+    ) -> _T:
+        """What `function()` returns, in the end. `file` and its range `item` are for the error.
+
+        An attempt reads `nbytes`, by default all of the range.
+        """
+        if nbytes is None:
+            nbytes = 0 if item is None else item.length
         state, start = self._state.get(), self.clock()
         closed, backoff, attempts = state.closed, self.first_wait, 0
         causes: list[str] = []  # each once, the last attempt's last
         while True:
-            if self.quota is not None and (turn := self.quota.delay(item)) > 0:
+            if self.quota is not None and (turn := self.quota.delay(nbytes)) > 0:
                 self.sleep(turn, file=file, closed=closed)
                 start += turn
             attempts += 1
@@ -222,7 +234,12 @@ class RetryingStorage(StorageWrapper):
         if not ranges:
             return
         cover = ByteRange(min(r.start for r in ranges), max(r.stop for r in ranges))
-        self._repeated(path, lambda: self.inner.read_ranges(path, ranges, buffers), cover)
+        self._repeated(
+            path,
+            lambda: self.inner.read_ranges(path, ranges, buffers),
+            cover,
+            sum(each.length for each in ranges),
+        )
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         return self._repeated(path, lambda: self.inner.read_whole(path, limit))
@@ -273,7 +290,13 @@ class RetryingStorage(StorageWrapper):
         self.retrier.close()
         super().close()
 
-    def _repeated(self, path: str, function: Callable[[], _T], item: ByteRange | None = None) -> _T:
+    def _repeated(
+        self,
+        path: str,
+        function: Callable[[], _T],
+        item: ByteRange | None = None,
+        nbytes: int | None = None,
+    ) -> _T:
         file = f"{self.url}/{path}"
 
         def request() -> _T:
@@ -282,7 +305,7 @@ class RetryingStorage(StorageWrapper):
                 self.retrier.sleep(delay, file=file)
             return function()
 
-        return self.retrier.call(request, file=file, item=item)
+        return self.retrier.call(request, file=file, item=item, nbytes=nbytes)
 
 
 class _RetryingUnfinished:
@@ -354,8 +377,9 @@ class Pace:
         """Files that it keeps in mind."""
         return len(self._due)
 
-    def delay(self, path: str, amount: int = 1) -> float:
-        """Seconds that a request to `path` must wait; the turn after it is another's.
+    def delay(self, path: str, amount: int = 1, *, after: float = 0.0) -> float:
+        """Seconds that a request to `path` must wait, `after` at least; the turn after it is
+        another's.
 
         One that counts as several delays those after it, not itself.
         """
@@ -363,9 +387,9 @@ class Pace:
             now = self._clock()
             if len(self._due) > _MANY:
                 self._due = {name: due for name, due in self._due.items() if due > now}
-            due = max(now, self._due.get(path, now))
+            due = max(now + after, self._due.get(path, now))
             self._due[path] = due + amount * self._interval
-        return max(0.0, due - now - _BURST_SECONDS)
+        return max(after, due - now - _BURST_SECONDS)
 
 
 class Quota:
@@ -379,10 +403,12 @@ class Quota:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        rates = (requests_per_second, bandwidth)
-        self._paces = [PerProcess(partial(Pace, rate, clock=clock)) for rate in rates]
+        self._requests = PerProcess(partial(Pace, requests_per_second, clock=clock))
+        self._bytes = PerProcess(partial(Pace, bandwidth, clock=clock))
 
-    def delay(self, item: ByteRange | None) -> float:
-        """Seconds that a request must wait, which reads these bytes if any."""
-        amounts = (1, 0 if item is None else item.length)
-        return max(p.get().delay("", n) for p, n in zip(self._paces, amounts, strict=True))
+    def delay(self, nbytes: int = 0) -> float:
+        """Seconds that a request must wait, which reads so many bytes.
+
+        Its turn among requests comes when it may read them, or many would go together then.
+        """
+        return self._requests.get().delay("", after=self._bytes.get().delay("", nbytes))

@@ -19,10 +19,10 @@ import numpy as np
 
 from seqrecord.engine.stats import STAGES, Stage, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
-from seqrecord.pipes.options import LoaderOptions
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.text import counted, percent
+from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size
 
 if TYPE_CHECKING:
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 _SETTINGS = (  # that a report names
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("split", "episode_filter", "pad", "drop_last", "rotate_phase"),
     *("memory_limit", "device", "consumer_seconds"),
 )
 _FEW_BATCHES = 10
-_ALONE = 20  # steps with the last batch
+_ALONE = 20  # steps with one batch
 _BURSTS = 3  # times the median wait that the mean wait is
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(LoaderOptions):
+class BenchOptions(ToolOptions):
     """What `bench` is told beside the dataset: how to stream it, and how long.
 
     Args:
@@ -49,8 +50,6 @@ class BenchOptions(LoaderOptions):
         progress: called after each batch with the number done and the number there are.
     """
 
-    clip_len: int = 16
-    batch_size: int | None = 4
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
     max_batches: int | None = None
@@ -66,6 +65,9 @@ class BenchOptions(LoaderOptions):
 @takes_arguments(BenchOptions)
 def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
     """Stream an epoch of a dataset, and say how fast that was and what to change first.
+
+    By default batches have 4 clips, and clips 16 frames where neither `windows` nor lists of frames
+    say which.
 
     Raises `ClipError` for a device that is not there, and whatever the loader raises.
 
@@ -108,21 +110,24 @@ class _Steps:
 
     def __init__(self, synchronize: Callable[[], None] | None, options: BenchOptions) -> None:
         self._synchronize = synchronize
+        self._options = options
         self._step = options.step
         if self._step is None and options.consumer_seconds:
             self._step = lambda _: time.sleep(options.consumer_seconds)
-        self.alone: list[float] = []  # seconds of steps with the last batch, beside no loader
+        self.alone: list[float] = []  # seconds of steps with one batch, beside no loader
+        self.alone_clips = 0  # of that batch, the last one that has the most
         self.waiting: list[float] = []
         self.copying: list[float] = []
         self.consuming: list[float] = []
         self.clips: list[int] = []
+        self.num_frames = 0
         self.clip_bytes = 0
         self.seconds = 0.0
 
     def run(
         self, stream: SeqRecordStream, num_batches: int, progress: Callable[[int, int], None] | None
     ) -> None:
-        batches = iter(stream)
+        batches, full = iter(stream), None
         asked = first = perf_counter()
         for batch in islice(batches, num_batches):
             there = perf_counter()
@@ -134,7 +139,11 @@ class _Steps:
             self.copying.append(moved - there)
             self.consuming.append(done - moved)
             self.seconds = done - first
-            self.clips.append(1 if isinstance(batch["start"], int) else len(batch["start"]))
+            clips = 1 if isinstance(batch["start"], int) else len(batch["start"])
+            self.clips.append(clips)
+            self.num_frames += _frames(batch, clips, self._options)
+            if clips >= self.alone_clips:
+                self.alone_clips, full = clips, batch
             self.clip_bytes += _nbytes(list(batch.values()))
             if progress is not None:
                 progress(len(self.clips), num_batches)
@@ -144,7 +153,7 @@ class _Steps:
         if self._step is not None:
             for _ in range(min(num_batches, _ALONE)):
                 begin = perf_counter()
-                self.alone.append(self._consume(batch) - begin)
+                self.alone.append(self._consume(full) - begin)
 
     def _consume(self, batch: Any) -> float:
         """When it is done."""
@@ -181,7 +190,7 @@ def _report(
         settings=settings,
         num_batches=len(steps.clips),
         num_clips=sum(steps.clips),
-        num_frames=sum(steps.clips) * settings["clip_len"],
+        num_frames=steps.num_frames,
         clip_bytes=steps.clip_bytes,
         seconds=steps.seconds,
         open_seconds=open_seconds,
@@ -192,10 +201,25 @@ def _report(
         copying=copying,
         consuming=consuming,
         alone=StepTimes.of(steps.alone) if steps.alone else None,
+        alone_clips=steps.alone_clips,
         peak_memory=_peak_memory(),
         stats=stats,
         advice=advice,
     )
+
+
+def _frames(batch: Mapping[str, Any], clips: int, options: BenchOptions) -> int:
+    """Frames of a batch's clips: those of the longest window, or of the lists."""
+    if options.lists_frames:
+        return int(batch["frames"].shape[-1]) * clips
+    lengths = [options.clip_len or 1]
+    for name in options.own_windows.keys() & batch.keys():
+        value = batch[name]
+        if getattr(value, "is_nested", False):  # [clips * frames, …]
+            lengths.append(len(value) // clips)
+        else:
+            lengths.append(len(value if isinstance(batch["start"], int) else value[0]))
+    return max(lengths) * clips
 
 
 def _nbytes(values: Sequence[Any]) -> int:
@@ -244,7 +268,7 @@ class BenchReport:
     settings: Mapping[str, Any]
     num_batches: int
     num_clips: int
-    num_frames: int  # of the clips: each counted in every clip that it is in
+    num_frames: int  # of the clips, in that of their features with the most
     clip_bytes: int  # delivered
     seconds: float  # from asking for the first batch to the end of the last step
     open_seconds: float
@@ -254,7 +278,8 @@ class BenchReport:
     waiting: StepTimes
     copying: StepTimes  # to the device, as far as the consumer has to wait for it
     consuming: StepTimes
-    alone: StepTimes | None  # a step with the last batch again and again, beside no loader
+    alone: StepTimes | None  # a step with a full batch again and again, beside no loader
+    alone_clips: int  # of that batch
     peak_memory: int  # bytes; the most that the process has had at a time, before `bench` too
     stats: Mapping[str, Any]  # see `SeqRecordPipe.stats`
     advice: tuple[str, ...]
@@ -278,7 +303,7 @@ class BenchReport:
         `alone`. `None` without a training."""
         if self.alone is None or not self.alone.mean:
             return None
-        return self.num_clips / self.num_batches / self.alone.mean
+        return self.alone_clips / self.alone.mean
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with the rates; times are in seconds and sizes in bytes."""
@@ -318,7 +343,7 @@ class BenchReport:
     def _headspace(self) -> list[str]:
         if (most := self.most_clips_per_second) is None or self.alone is None:
             return []
-        line = f"  at most       {most:,.1f}/s, with the last batch again and again: "
+        line = f"  at most       {most:,.1f}/s, with a full batch again and again: "
         line += f"{percent(self.clips_per_second / most)} of that is reached; a step takes "
         slower = self.consuming.mean / self.alone.mean
         return [f"{line}{slower:.2f} times as long beside the loader"]

@@ -20,6 +20,7 @@ from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
 from seqrecord.storage import CachedStorage, Storage, StorageWrapper
 from seqrecord.storage.counting import Amount, Asked
 from seqrecord.text import counted
+from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _SPANS = 32  # of rounds, of each of these
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(LoaderOptions):
+class PlanOptions(ToolOptions):
     """What `plan` is told beside the dataset: the loader's arguments, and those of the run.
 
     Args:
@@ -48,8 +49,6 @@ class PlanOptions(LoaderOptions):
             rounds that are spread over it, of which one in the beginning.
     """
 
-    clip_len: int = 16
-    batch_size: int | None = 4
     epochs: int = 1
     ranks: int = 1
     workers: int = 0
@@ -153,6 +152,9 @@ def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
     cache that is large enough for what the first epoch reads, later ones read nothing; a smaller
     one counts as none.
 
+    By default batches have 4 clips, and clips 16 frames where neither `windows` nor lists of frames
+    say which.
+
     Raises `ClipError` for what makes no sense, `MemoryLimitError` for a limit that is too small,
     and what opening the dataset raises.
 
@@ -203,6 +205,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
 
 _SETTINGS = (
     *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("split", "episode_filter", "pad", "drop_last", "rotate_phase"),
     *("memory_limit", "epochs", "ranks", "workers", "bandwidth", "price_per_gb"),
     "price_per_request",
 )

@@ -13,6 +13,7 @@ import click
 
 from seqrecord.indexing.opening import open_dataset
 from seqrecord.pipes.options import EngineOptions
+from seqrecord.sampling.bounds import ORDERS
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
@@ -25,15 +26,29 @@ from seqrecord.tools.plan import plan as make_plan
 
 _CLIPS = (
     click.argument("path"),
-    click.option("--clip-len", type=AT_LEAST_1, default=16, help="Frames of a clip."),
+    click.option("--clip-len", type=AT_LEAST_1, help="Frames of a clip. [16]"),
     click.option(
-        "--stride", type=AT_LEAST_1, default=1, help="Frames from one clip's start to the next."
+        "--stride",
+        type=AT_LEAST_1,
+        help="Frames from one clip's start to the next. [1, or a clip's own with sequences]",
     ),
     click.option(
         "--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next in a clip."
     ),
+    click.option(
+        "--pad",
+        type=click.Choice(["edge", "before", "after"]),
+        help="Repeat an episode's first or last frame where a clip has others beyond it.",
+    ),
+    click.option("--split", metavar="NAME", help="Of the episodes of this split alone."),
+    click.option("--episodes", metavar="GLOB", help="Of the episodes whose keys match."),
     feature_names("Names of the features to read."),
     click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips of a batch."),
+    click.option("--drop-last", is_flag=True, help="Leave out clips that fill no batch."),
+    click.option(
+        "--order", type=click.Choice(ORDERS), default="clips", help="Or episodes clip by clip."
+    ),
+    click.option("--rotate-phase", is_flag=True, help="With a stride, other starts in each epoch."),
     click.option(
         "--memory-limit",
         type=ByteSize(),
