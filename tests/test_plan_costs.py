@@ -141,6 +141,43 @@ def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: in
     assert batches == 2 * report.batches
 
 
+@pytest.mark.parametrize(
+    ("ranks", "epochs", "clips"),
+    [
+        (1, 5, {}),
+        (2, 4, {}),
+        (3, 12, {}),
+        (3, 30, {}),
+        (3, 4, {"shuffle": False}),
+        (8, 100, {}),  # not all of these are counted
+        (2, 40, {"stride": 30, "rotate_phase": True}),
+    ],
+)
+def test_small_frames_that_stay_in_memory(
+    tmp_path: Path, ranks: int, epochs: int, clips: dict[str, Any]
+) -> None:
+    """Each rank reads what it has not read in the epochs before."""
+    path = tmp_path / "records"
+    with SeqRecordWriter(path, codecs="raw") as writer:
+        for number in range(30):
+            with writer.episode(str(number)) as episode:
+                for _ in range(30):
+                    episode.append({"pose": np.zeros(7, np.float32)})
+    clips = {"clip_len": 4, "stride": 30, "batch_size": 4, "seed": 5, **clips}
+    report = plan(path, epochs=epochs, ranks=ranks, **clips)
+    nbytes = frames = 0
+    for rank in range(ranks):
+        pipe = SeqRecordPipe(path, rank=rank, world_size=ranks, **clips)
+        for _ in range(epochs):
+            for _ in pipe:
+                pass
+            nbytes += pipe.stats()["bytes_read"]
+            frames += pipe.stats()["frames_decoded"]
+    assert_close(report.total.bytes, nbytes)
+    assert_close(report.total.frames_decoded, frames)
+    assert ("second epoch" in str(report)) == (report.later_epoch.bytes > 0)
+
+
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path) -> None:
     place.copy(write(tmp_path))
