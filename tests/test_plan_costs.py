@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,37 @@ def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: in
         assert_close(report.total.requests, meter.requests, least=ranks)
         assert_close(report.total.bytes, meter.nbytes)
     assert batches == 2 * report.batches
+
+
+@pytest.fixture
+def start_method() -> Iterator[None]:
+    """Whatever a test makes of the process's start method is undone."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("start_method")
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path) -> None:
+    """In each epoch, for a DataLoader starts them anew."""
+    place.copy(write(tmp_path))
+    plan(tmp_path / "records", workers=1, **CLIPS)
+    multiprocessing.set_start_method("spawn")  # which `plan` has left open
+    with Meter(place.host) as meter:
+        url, options = place.at(meter.host)
+        planned = seqrecord.open(url, storage_options=options)
+        report = plan(planned, epochs=3, workers=2, **CLIPS)
+        meter.reset()
+        meter.nbytes = 0
+        dataset = seqrecord.open(url, storage_options=options)
+        stream = SeqRecordStream(dataset, rank=0, world_size=1, **CLIPS)
+        loader = DataLoader(stream, batch_size=None, num_workers=2)
+        for _ in range(3):
+            assert sum(1 for _ in loader) == report.batches
+        assert_close(report.total.requests, meter.requests)
+        assert_close(report.total.bytes, meter.nbytes)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ class PlanReport:
     before every rank and worker has a batch, with `opening`, and the times are what reading takes
     at the `bandwidth`; `None` without one. `later_epoch` is the second epoch, and each one after it
     but where small frames stay in memory: there an epoch reads what its rank has not read before,
-    and only `total` has what those after the second read.
+    and only `total` has what those after the second read. Workers that do not fork open the dataset
+    in each epoch.
     """
 
     url: str
@@ -174,7 +175,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
     loader_options = LoaderOptions(**given | {"rank": 0, "world_size": options.ranks})
-    asked, opening = Asked(), _opening(dataset, options)
+    asked, opening, anew = Asked(), *_opening(dataset, options)
     selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
     opening += Amount(asked.requests, asked.nbytes) * options.ranks  # such as a first frame
     asked.stands_for_all = True
@@ -185,6 +186,8 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     if options.epochs > 1 and (cache is None or first.bytes > cache):
         later = counter.epoch(1)[0] if counter.stays or counter.is_exact else first
         rest = counter.after(later) if counter.stays else later * (options.epochs - 2)
+    if options.epochs > 1:
+        later, rest = later + anew, rest + anew * (options.epochs - 2)
     total = opening + first + later + rest
     rate = None if options.bandwidth is None else _rate(options.bandwidth)
     return PlanReport(
@@ -325,14 +328,19 @@ def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts]
 
 
-def _opening(dataset: Dataset, options: PlanOptions) -> Amount:
-    """What opening the dataset has asked for, in each process that opens it."""
+def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
+    """What opening the dataset asks for: in all processes of the first epoch, and in those that a
+    later one starts."""
     of = dataset.contents
     requests = of.storage.counters().get("requests", 0)
     is_disk = of.storage.local_path(MANIFEST) is not None
     nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
-    opens = 1 if options.workers and multiprocessing.get_start_method() != "fork" else 0
-    return Amount(requests, nbytes) * (options.ranks * (1 + opens * options.workers))
+    # To ask without `allow_none` would fix the method of this process.
+    method = multiprocessing.get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]
+    in_worker = Amount(max(0, requests - 1), nbytes)  # it is sent the manifest
+    workers = in_worker * (options.ranks * options.workers * (method != "fork"))
+    return Amount(requests, nbytes) * options.ranks + workers, workers
 
 
 def _cache_limit(storage: Storage) -> int | None:
