@@ -221,30 +221,52 @@ def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path)
         assert (report.later_epoch == Amount()) == (later or first <= 16 << 20)
         assert report.total.requests >= report.first_epoch.requests
     assert not list((tmp_path / "cache").rglob("*.seqrec*"))
+    for stride, later in ((3, True), (8, False)):
+        clips = {**CLIPS, "stride": stride, "rotate_phase": True}
+        with seqrecord.open(place.url, cache_limit="100MiB", **options) as dataset:
+            report = plan(dataset, epochs=3, **clips)
+        assert (report.later_epoch == Amount()) == later
 
 
-def test_an_index_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
+    """A dataset with video, of which the index is made."""
     pytest.importorskip("av")
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     with HubStub(unpack(tmp_path, "lerobot_video_v3")) as hub:
-        options = {"endpoint": hub.endpoint}
-        clips: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "features": list(CAMERAS)}
-        seqrecord.open(hub.url, storage_options=options).close()  # makes the index
-        with seqrecord.open(hub.url, storage_options=options) as dataset:
-            report = plan(dataset, epochs=2, **clips)
-        hub.counts.clear()
-        hub.sent = 0
-        with seqrecord.open(hub.url, storage_options=options) as dataset:
-            pipe, frames = SeqRecordPipe(dataset, **clips), 0
-            for _ in range(2):
-                for _ in pipe:
-                    pass
-                frames += pipe.stats()["frames_decoded"]
+        seqrecord.open(hub.url, storage_options={"endpoint": hub.endpoint}).close()
+        yield hub
+
+
+VIDEO: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "features": list(CAMERAS)}
+
+
+def test_an_index_in_place(hub: HubStub) -> None:
+    options = {"endpoint": hub.endpoint}
+    with seqrecord.open(hub.url, storage_options=options) as dataset:
+        report = plan(dataset, epochs=2, **VIDEO)
+    hub.counts.clear()
+    hub.sent = 0
+    with seqrecord.open(hub.url, storage_options=options) as dataset:
+        pipe, frames = SeqRecordPipe(dataset, **VIDEO), 0
+        for _ in range(2):
+            for _ in pipe:
+                pass
+            frames += pipe.stats()["frames_decoded"]
     assert_close(report.total.bytes, hub.sent)
     assert hub.counts["store"] <= report.total.requests <= hub.counts.total()
     assert report.total.frames_decoded == frames
+
+
+def test_the_cache_of_an_original_serves_later_epochs(hub: HubStub, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"storage_options": {"endpoint": hub.endpoint}}
+    options |= {"cache_dir": tmp_path / "cache", "cache_limit": "1GiB"}
+    with seqrecord.open(hub.url, **options) as dataset:
+        report = plan(dataset, epochs=5, **VIDEO)
+    assert report.first_epoch.bytes > 0
+    assert report.later_epoch == Amount()
 
 
 def test_video(tmp_path: Path) -> None:

@@ -157,7 +157,8 @@ def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
     No page is read, but of an index of originals those that say where these lie; with a
     `frame_transform` the first frame. Epochs after the second count as the second one, but where
     small frames stay in memory: there they read less and less. With a cache that is large enough
-    for what the first epoch reads, later ones read nothing; a smaller one counts as none.
+    for what the first epoch reads, later ones read nothing, unless they have clips of other frames;
+    a smaller one counts as none.
 
     Raises `ClipError` for what makes no sense, `MemoryLimitError` for a limit that is too small,
     and what opening the dataset raises.
@@ -182,8 +183,8 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     counter = _Counter(ClipLoader(selection, loader_options), options, asked)
     first, batch, clips, batches = counter.epoch(0)
     later = rest = Amount()
-    cache = _cache_limit(dataset.contents.storage)
-    if options.epochs > 1 and (cache is None or first.bytes > cache):
+    cache = _cache_limit(dataset)
+    if options.epochs > 1 and (cache is None or first.bytes > cache or counter.differs):
         later = counter.epoch(1)[0] if counter.stays or counter.is_exact else first
         rest = counter.after(later) if counter.stays else later * (options.epochs - 2)
     if options.epochs > 1:
@@ -231,6 +232,8 @@ class _Counter:
         self.is_exact = True
         self.stays = False
         """Whether frames stay in memory, so that epochs read what those before have not."""
+        self.differs = False
+        """Whether epochs use frames that the first one does not."""
         self.peak_memory = 0
 
     def after(self, later: Amount) -> Amount:
@@ -240,7 +243,7 @@ class _Counter:
         before has read. So after 4 R epochs, and some, less than 2 % are left, and the later half
         of these tells of them.
         """
-        options, differs = self._options, self._loader.selection.differs_by_epoch
+        options, differs = self._options, self.differs
         found = [later]
         for number in range(2, min(options.epochs, 4 * options.ranks + 40)):
             found.append(self.epoch(number, _MOST_PARTS)[0])
@@ -271,6 +274,7 @@ class _Counter:
             plan = self._loader.plan(number, Part(index, self._parts))
             read, batch = self._part(plan, count)
             whole, first = whole + read, first + batch
+            self.differs |= self._uses_others(plan)
             clips, batches = clips + plan.num_clips, batches + plan.num_batches
         scale = self._parts / count
         totals = round(clips * scale), round(batches * scale)
@@ -304,6 +308,13 @@ class _Counter:
             self.is_exact = False
             read *= self._scale(plan, walked)
         return read, walked.first
+
+    def _uses_others(self, plan: Plan) -> bool:
+        """Whether an epoch uses other frames than the next, but at the ends of episodes."""
+        selection = self._loader.selection
+        span = min(group.window.span for group in plan.groups)
+        is_apart = selection.chosen is not None or self._options.spec.stride > span
+        return selection.differs_by_epoch and is_apart
 
     def _scale(self, plan: Plan, walked: Walk) -> float:
         """How many times what was walked a plan has: by frames, but by clips where these are not
@@ -343,7 +354,18 @@ def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
     return Amount(requests, nbytes) * options.ranks + workers, workers
 
 
-def _cache_limit(storage: Storage) -> int | None:
+def _cache_limit(dataset: Dataset) -> int | None:
+    """What is sure to fit into the caches of all that is no disk; `None` where one has no cache."""
+    of = dataset.contents
+    storages = [of.storage]
+    if of.externals is not None and any(group.external.any() for group in of.index.groups):
+        storages += of.externals.storages()
+    limits = [_limit_of(each) for each in storages if each.local_path(MANIFEST) is None]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known and len(known) == len(limits) else None
+
+
+def _limit_of(storage: Storage) -> int | None:
     while isinstance(storage, StorageWrapper):
         if isinstance(storage, CachedStorage):
             return storage.limit
