@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,74 @@ def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: in
     assert batches == 2 * report.batches
 
 
+@pytest.fixture
+def start_method() -> Iterator[None]:
+    """Whatever a test makes of the process's start method is undone."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("start_method")
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path) -> None:
+    """In each epoch, for a DataLoader starts them anew."""
+    place.copy(write(tmp_path))
+    plan(tmp_path / "records", workers=1, **CLIPS)
+    multiprocessing.set_start_method("spawn")  # which `plan` has left open
+    with Meter(place.host) as meter:
+        url, options = place.at(meter.host)
+        planned = seqrecord.open(url, storage_options=options)
+        report = plan(planned, epochs=3, workers=2, **CLIPS)
+        meter.reset()
+        meter.nbytes = 0
+        dataset = seqrecord.open(url, storage_options=options)
+        stream = SeqRecordStream(dataset, rank=0, world_size=1, **CLIPS)
+        loader = DataLoader(stream, batch_size=None, num_workers=2)
+        for _ in range(3):
+            assert sum(1 for _ in loader) == report.batches
+        assert_close(report.total.requests, meter.requests)
+        assert_close(report.total.bytes, meter.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "epochs", "clips"),
+    [
+        (1, 5, {}),
+        (2, 4, {}),
+        (3, 12, {}),
+        (3, 30, {}),
+        (3, 4, {"shuffle": False}),
+        (8, 100, {}),  # not all of these are counted
+        (2, 40, {"stride": 30, "rotate_phase": True}),
+    ],
+)
+def test_small_frames_that_stay_in_memory(
+    tmp_path: Path, ranks: int, epochs: int, clips: dict[str, Any]
+) -> None:
+    """Each rank reads what it has not read in the epochs before."""
+    path = tmp_path / "records"
+    with SeqRecordWriter(path, codecs="raw") as writer:
+        for number in range(30):
+            with writer.episode(str(number)) as episode:
+                for _ in range(30):
+                    episode.append({"pose": np.zeros(7, np.float32)})
+    clips = {"clip_len": 4, "stride": 30, "batch_size": 4, "seed": 5, **clips}
+    report = plan(path, epochs=epochs, ranks=ranks, **clips)
+    nbytes = frames = 0
+    for rank in range(ranks):
+        pipe = SeqRecordPipe(path, rank=rank, world_size=ranks, **clips)
+        for _ in range(epochs):
+            for _ in pipe:
+                pass
+            nbytes += pipe.stats()["bytes_read"]
+            frames += pipe.stats()["frames_decoded"]
+    assert_close(report.total.bytes, nbytes)
+    assert_close(report.total.frames_decoded, frames)
+    assert ("second epoch" in str(report)) == (report.later_epoch.bytes > 0)
+
+
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path) -> None:
     place.copy(write(tmp_path))
@@ -152,30 +221,52 @@ def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path)
         assert (report.later_epoch == Amount()) == (later or first <= 16 << 20)
         assert report.total.requests >= report.first_epoch.requests
     assert not list((tmp_path / "cache").rglob("*.seqrec*"))
+    for stride, later in ((3, True), (8, False)):
+        clips = {**CLIPS, "stride": stride, "rotate_phase": True}
+        with seqrecord.open(place.url, cache_limit="100MiB", **options) as dataset:
+            report = plan(dataset, epochs=3, **clips)
+        assert (report.later_epoch == Amount()) == later
 
 
-def test_an_index_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
+    """A dataset with video, of which the index is made."""
     pytest.importorskip("av")
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     with HubStub(unpack(tmp_path, "lerobot_video_v3")) as hub:
-        options = {"endpoint": hub.endpoint}
-        clips: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "features": list(CAMERAS)}
-        seqrecord.open(hub.url, storage_options=options).close()  # makes the index
-        with seqrecord.open(hub.url, storage_options=options) as dataset:
-            report = plan(dataset, epochs=2, **clips)
-        hub.counts.clear()
-        hub.sent = 0
-        with seqrecord.open(hub.url, storage_options=options) as dataset:
-            pipe, frames = SeqRecordPipe(dataset, **clips), 0
-            for _ in range(2):
-                for _ in pipe:
-                    pass
-                frames += pipe.stats()["frames_decoded"]
+        seqrecord.open(hub.url, storage_options={"endpoint": hub.endpoint}).close()
+        yield hub
+
+
+VIDEO: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "features": list(CAMERAS)}
+
+
+def test_an_index_in_place(hub: HubStub) -> None:
+    options = {"endpoint": hub.endpoint}
+    with seqrecord.open(hub.url, storage_options=options) as dataset:
+        report = plan(dataset, epochs=2, **VIDEO)
+    hub.counts.clear()
+    hub.sent = 0
+    with seqrecord.open(hub.url, storage_options=options) as dataset:
+        pipe, frames = SeqRecordPipe(dataset, **VIDEO), 0
+        for _ in range(2):
+            for _ in pipe:
+                pass
+            frames += pipe.stats()["frames_decoded"]
     assert_close(report.total.bytes, hub.sent)
     assert hub.counts["store"] <= report.total.requests <= hub.counts.total()
     assert report.total.frames_decoded == frames
+
+
+def test_the_cache_of_an_original_serves_later_epochs(hub: HubStub, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"storage_options": {"endpoint": hub.endpoint}}
+    options |= {"cache_dir": tmp_path / "cache", "cache_limit": "1GiB"}
+    with seqrecord.open(hub.url, **options) as dataset:
+        report = plan(dataset, epochs=5, **VIDEO)
+    assert report.first_epoch.bytes > 0
+    assert report.later_epoch == Amount()
 
 
 def test_video(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ its store tells.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -205,8 +205,11 @@ class ExternalFiles:
 
     def are_remote(self) -> bool:
         """Whether any of them lies elsewhere than on a disk of this machine."""
-        roots = {file.root for file in self.all_files()}
-        return any(self._store(root).local_path("any name") is None for root in roots)
+        return any(store.local_path("any name") is None for store in self.storages())
+
+    def storages(self) -> Sequence[Storage]:
+        """What serves the files of all lists."""
+        return [self._store(root) for root in {file.root for file in self.all_files()}]
 
     def _check(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless a file may be opened, and is as it was indexed.

@@ -87,7 +87,10 @@ class PlanReport:
     in flight, in its own process or in those of its workers. What Python, torch and the training
     take, and the batches that a DataLoader holds ready, come on top. `first_batch` is what is read
     before every rank and worker has a batch, with `opening`, and the times are what reading takes
-    at the `bandwidth`; `None` without one.
+    at the `bandwidth`; `None` without one. `later_epoch` is the second epoch, and each one after it
+    but where small frames stay in memory: there an epoch reads what its rank has not read before,
+    and only `total` has what those after the second read. Workers that do not fork open the dataset
+    in each epoch.
     """
 
     url: str
@@ -96,7 +99,7 @@ class PlanReport:
     batches: int
     opening: Amount  # by all processes
     first_epoch: Amount
-    later_epoch: Amount  # each one
+    later_epoch: Amount
     total: Amount
     first_batch: Amount
     peak_memory: int
@@ -116,7 +119,10 @@ class PlanReport:
         about = "" if self.is_exact else "about "
         rows = [("opening", self.opening), ("first epoch", self.first_epoch)]
         if self.settings["epochs"] > 1:
-            rows += [("each later epoch", self.later_epoch), ("all", self.total)]
+            later = self.later_epoch * (self.settings["epochs"] - 1)
+            is_each = self.total == self.opening + self.first_epoch + later
+            name = "each later epoch" if is_each else "second epoch"
+            rows += [(name, self.later_epoch), ("all", self.total)]
         lines = [
             f"{self.url}: {counted(self.settings['epochs'], 'epoch')} of {what}, {whose}",
             "",
@@ -148,9 +154,10 @@ def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
     """Say what a training will read, hold in memory and cost, from index and plan alone.
 
     No page is read, but of an index of originals those that say where these lie; with a
-    `frame_transform` the first frame. Epochs after the second count as the second one. With a
-    cache that is large enough for what the first epoch reads, later ones read nothing; a smaller
-    one counts as none.
+    `frame_transform` the first frame. Epochs after the second count as the second one, but where
+    small frames stay in memory: there they read less and less. With a cache that is large enough
+    for what the first epoch reads, later ones read nothing, unless they have clips of other frames;
+    a smaller one counts as none.
 
     By default batches have 4 clips, and clips 16 frames where neither `windows` nor lists of frames
     say which.
@@ -171,16 +178,20 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
     loader_options = LoaderOptions(**given | {"rank": 0, "world_size": options.ranks})
-    asked, opening = Asked(), _opening(dataset, options)
+    asked, opening, anew = Asked(), *_opening(dataset, options)
     selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
     opening += Amount(asked.requests, asked.nbytes) * options.ranks  # such as a first frame
     asked.stands_for_all = True
     counter = _Counter(ClipLoader(selection, loader_options), options, asked)
     first, batch, clips, batches = counter.epoch(0)
-    later, cache = Amount(), _cache_limit(dataset.contents.storage)
-    if options.epochs > 1 and (cache is None or first.bytes > cache):
-        later = counter.epoch(1)[0] if counter.is_exact else first
-    total = opening + first + later * (options.epochs - 1)
+    later = rest = Amount()
+    cache = _cache_limit(dataset)
+    if options.epochs > 1 and (cache is None or first.bytes > cache or counter.differs):
+        later = counter.epoch(1)[0] if counter.stays or counter.is_exact else first
+        rest = counter.after(later) if counter.stays else later * (options.epochs - 2)
+    if options.epochs > 1:
+        later, rest = later + anew, rest + anew * (options.epochs - 2)
+    total = opening + first + later + rest
     rate = None if options.bandwidth is None else _rate(options.bandwidth)
     return PlanReport(
         url=dataset.url,
@@ -222,13 +233,42 @@ class _Counter:
         # What a process keeps from epoch to epoch: its memory, and the files that it knows.
         self._kept: dict[int, tuple[BufferCache, set[object]]] = {}
         self.is_exact = True
+        self.stays = False
+        """Whether frames stay in memory, so that epochs read what those before have not."""
+        self.differs = False
+        """Whether epochs use frames that the first one does not."""
         self.peak_memory = 0
 
-    def epoch(self, number: int) -> tuple[Amount, Amount, int, int]:
+    def after(self, later: Amount) -> Amount:
+        """What all epochs after the second one read, where frames stay: the second reads `later`.
+
+        Of shuffled clips that R ranks share, each epoch reads about (R - 1) / R of what the one
+        before has read. So after 4 R epochs, and some, less than 2 % are left, and the later half
+        of these tells of them.
+        """
+        options, differs = self._options, self.differs
+        found = [later]
+        for number in range(2, min(options.epochs, 4 * options.ranks + 40)):
+            found.append(self.epoch(number, _MOST_PARTS)[0])
+            quiet = found[-2 * options.ranks :]
+            if not differs and len(quiet) == 2 * options.ranks and not any(map(_reads, quiet)):
+                return sum(found[1:], Amount())
+        half = len(found) // 2
+        before, last = (sum(each, Amount()) for each in (found[-2 * half : -half], found[-half:]))
+        rest = sum(found[1:], Amount())
+        left = options.epochs - 1 - len(found)
+        if left and _reads(last):
+            self.is_exact = False
+            ratio = last.bytes / before.bytes if last.bytes < before.bytes else 1.0
+            blocks = left / half
+            rest += last * (blocks if ratio == 1 else ratio * (1 - ratio**blocks) / (1 - ratio))
+        return rest
+
+    def epoch(self, number: int, most_parts: int | None = None) -> tuple[Amount, Amount, int, int]:
         """What an epoch reads, what its first batches do, and its clips and batches."""
         from seqrecord.sampling import Part
 
-        count = self._parts
+        count = min(self._parts, most_parts or self._parts)
         if self._loader.clips(number).num_clips > self._options.most_loads:
             count = min(count, _MOST_PARTS)
         self.is_exact &= count == self._parts
@@ -237,6 +277,7 @@ class _Counter:
             plan = self._loader.plan(number, Part(index, self._parts))
             read, batch = self._part(plan, count)
             whole, first = whole + read, first + batch
+            self.differs |= self._uses_others(plan)
             clips, batches = clips + plan.num_clips, batches + plan.num_batches
         scale = self._parts / count
         totals = round(clips * scale), round(batches * scale)
@@ -261,14 +302,22 @@ class _Counter:
         walked = walk(execution, self._asked, spans)
         execution.release()
         if not in_worker:  # else the next epoch has another process
-            stays = buffers if execution.resources.first_row is not None else BufferCache()
-            self._kept[plan.part.index] = stays, set(self._asked.seen)
+            self.stays = execution.resources.first_row is not None
+            kept = buffers if self.stays else BufferCache()
+            self._kept[plan.part.index] = kept, set(self._asked.seen)
         read, taken = walked.total, self._loader.taken(self._parts, walked.memory, walked.chunk)
         self.peak_memory = max(self.peak_memory, taken * max(1, self._options.workers))
         if len(spans) > 1:
             self.is_exact = False
             read *= self._scale(plan, walked)
         return read, walked.first
+
+    def _uses_others(self, plan: Plan) -> bool:
+        """Whether an epoch uses other frames than the next, but at the ends of episodes."""
+        selection = self._loader.selection
+        span = min(group.window.span for group in plan.groups)
+        is_apart = selection.chosen is not None or self._options.spec.stride > span
+        return selection.differs_by_epoch and is_apart
 
     def _scale(self, plan: Plan, walked: Walk) -> float:
         """How many times what was walked a plan has: by frames, but by clips where these are not
@@ -293,19 +342,39 @@ def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts]
 
 
-def _opening(dataset: Dataset, options: PlanOptions) -> Amount:
-    """What opening the dataset has asked for, in each process that opens it."""
+def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
+    """What opening the dataset asks for: in all processes of the first epoch, and in those that a
+    later one starts."""
     of = dataset.contents
     requests = of.storage.counters().get("requests", 0)
     is_disk = of.storage.local_path(MANIFEST) is not None
     nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
-    opens = 1 if options.workers and multiprocessing.get_start_method() != "fork" else 0
-    return Amount(requests, nbytes) * (options.ranks * (1 + opens * options.workers))
+    # To ask without `allow_none` would fix the method of this process.
+    method = multiprocessing.get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]
+    in_worker = Amount(max(0, requests - 1), nbytes)  # it is sent the manifest
+    workers = in_worker * (options.ranks * options.workers * (method != "fork"))
+    return Amount(requests, nbytes) * options.ranks + workers, workers
 
 
-def _cache_limit(storage: Storage) -> int | None:
+def _cache_limit(dataset: Dataset) -> int | None:
+    """What is sure to fit into the caches of all that is no disk; `None` where one has no cache."""
+    of = dataset.contents
+    storages = [of.storage]
+    if of.externals is not None and any(group.external.any() for group in of.index.groups):
+        storages += of.externals.storages()
+    limits = [_limit_of(each) for each in storages if each.local_path(MANIFEST) is None]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known and len(known) == len(limits) else None
+
+
+def _limit_of(storage: Storage) -> int | None:
     while isinstance(storage, StorageWrapper):
         if isinstance(storage, CachedStorage):
             return storage.limit
         storage = storage.inner
     return None
+
+
+def _reads(amount: Amount) -> bool:
+    return amount.bytes > 0 or amount.frames_decoded > 0
