@@ -306,6 +306,11 @@ def test_a_part_of_the_loads_tells_of_all(tmp_path: Path) -> None:
     assert part.first_batch == whole.first_batch
     assert_close(part.peak_memory, whole.peak_memory)
     assert part.clips == whole.clips
+    # A batch of several rounds.
+    clips |= {"batch_size": 200, "features": ["mask"]}
+    whole = plan(tmp_path / "records", **clips)
+    part = plan(tmp_path / "records", most_loads=900, **clips)
+    assert part.first_batch == whole.first_batch
 
 
 _RUN = """

@@ -64,7 +64,7 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
         begin = loads.counts()
         left = 0 if start else plan.first_clip(min(1, plan.num_batches))
         for current in loads.store.rounds(plan, start):
-            if current.index >= stop:
+            if current.index >= stop and not left:  # the first batch may take more rounds
                 break
             waiting = loads_of_round(current, plan.groups, num_frames)
             reached, assigned = loads.do(waiting, left or len(current.clips))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import ClipError
@@ -16,6 +16,7 @@ from seqrecord.format.manifest import MANIFEST
 from seqrecord.indexing.opening import opened
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
 from seqrecord.storage import CachedStorage, Storage, StorageWrapper
 from seqrecord.storage.counting import Amount, Asked
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
 _MOST_PARTS = 4  # whose plans are made, where there are more clips than that
+_MOST_CLIPS = 2_000_000  # of later epochs, where frames stay in memory
 _GOLDEN = (5**0.5 - 1) / 2
 _SPANS = 32  # of rounds, of each of these
+_LEAST_SPANS = 4  # … however many loads a round has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +180,14 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     from seqrecord.pipes.selection import ClipSelection
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
-    loader_options = LoaderOptions(**given | {"rank": 0, "world_size": options.ranks})
+    tuning, workers = options.tuning, max(1, options.workers)
+    threads = tuning.num_threads or max(1, usable_cores() // workers)  # as each process has
+    given |= {
+        "rank": 0,
+        "world_size": options.ranks,
+        "engine": replace(tuning, num_threads=threads),
+    }
+    loader_options = LoaderOptions(**given)
     asked, opening, anew = Asked(), *_opening(dataset, options)
     selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
     opening += Amount(asked.requests, asked.nbytes) * options.ranks  # such as a first frame
@@ -244,19 +254,26 @@ class _Counter:
 
         Of shuffled clips that R ranks share, each epoch reads about (R - 1) / R of what the one
         before has read. So after 4 R epochs, and some, less than 2 % are left, and the later half
-        of these tells of them.
+        of these tells of them. Of many clips so many epochs would take minutes: of those after
+        the last one that is walked, that share tells.
         """
-        options, differs = self._options, self.differs
-        found = [later]
-        for number in range(2, min(options.epochs, 4 * options.ranks + 40)):
+        options, differs, ranks = self._options, self.differs, self._options.ranks
+        found, stop = [later], min(options.epochs, 4 * ranks + 40)
+        of_epoch = max(1, self._loader.clips(1).num_clips)
+        walked = range(2, min(stop, 2 + _MOST_CLIPS // of_epoch))
+        for number in walked:
             found.append(self.epoch(number, _MOST_PARTS)[0])
-            quiet = found[-2 * options.ranks :]
-            if not differs and len(quiet) == 2 * options.ranks and not any(map(_reads, quiet)):
+            quiet = found[-2 * ranks :]
+            if not differs and len(quiet) == 2 * ranks and not any(map(_reads, quiet)):
                 return sum(found[1:], Amount())
+        left = options.epochs - 1 - len(found)
+        if walked.stop < stop:
+            self.is_exact = False
+            share = 1 - 1 / ranks
+            return sum(found[1:], Amount()) + found[-1] * ((ranks - 1) * (1 - share**left))
         half = len(found) // 2
         before, last = (sum(each, Amount()) for each in (found[-2 * half : -half], found[-half:]))
         rest = sum(found[1:], Amount())
-        left = options.epochs - 1 - len(found)
         if left and _reads(last):
             self.is_exact = False
             ratio = last.bytes / before.bytes if last.bytes < before.bytes else 1.0
@@ -335,10 +352,13 @@ def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
     of_round = max(1, 0 if middle is None else sum(len(todo.loads) for todo in middle.groups))
     if plan.num_rounds * of_round <= most_loads:
         return [(0, plan.num_rounds)]
-    length = max(1, most_loads // of_round // _SPANS)
+    number = max(_LEAST_SPANS, min(_SPANS, most_loads // of_round))
+    length = max(1, most_loads // of_round // number)
+    if plan.num_rounds <= number * length:
+        return [(0, plan.num_rounds)]
     # Episodes of one length have rounds that repeat themselves: evenly spaced ones may be alike.
-    places = (i * _GOLDEN % 1 for i in range(_SPANS))
-    starts = [int((plan.num_rounds - length) * place) for place in places]
+    places = (i * _GOLDEN % 1 for i in range(number))
+    starts = dict.fromkeys(int((plan.num_rounds - length) * place) for place in places)
     return [(start, start + length) for start in starts]
 
 
