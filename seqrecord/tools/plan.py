@@ -196,10 +196,11 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     first, batch, clips, batches = counter.epoch(0)
     later = rest = Amount()
     cache = _cache_limit(dataset)
-    if options.epochs > 1 and (cache is None or first.bytes > cache or counter.differs):
+    if options.epochs > 1:
         later = counter.epoch(1)[0] if counter.stays or counter.is_exact else first
         rest = counter.after(later) if counter.stays else later * (options.epochs - 2)
-    if options.epochs > 1:
+        if cache is not None and first.bytes <= cache and not counter.differs:
+            later, rest = (replace(each, requests=0, bytes=0) for each in (later, rest))
         later, rest = later + anew, rest + anew * (options.epochs - 2)
     total = opening + first + later + rest
     rate = None if options.bandwidth is None else _rate(options.bandwidth)
