@@ -372,6 +372,13 @@ def test_money_and_hours(tmp_path: Path) -> None:
     assert (single.hours, single.first_batch_seconds, single.price) == (None, None, 0)
 
 
+def test_a_mount_has_no_requests(tmp_path: Path) -> None:
+    with seqrecord.open(write(tmp_path), storage_options={"mount": True}) as dataset:
+        report = plan(dataset, price_per_request=1, **CLIPS)
+    assert (report.opening.requests, report.total.requests, report.price) == (0, 0, 0)
+    assert report.first_epoch.bytes > 0
+
+
 def test_more_ranks_than_clips(tmp_path: Path) -> None:
     path = write(tmp_path)
     report = plan(path, ranks=200, equal=False, **CLIPS)

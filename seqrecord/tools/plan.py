@@ -7,7 +7,7 @@ but on a storage that counts requests and makes none.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
 from seqrecord.storage import CachedStorage, Storage, StorageWrapper
 from seqrecord.storage.counting import Amount, Asked
+from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.text import counted
 from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size, parse_size
@@ -367,7 +368,8 @@ def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
     """What opening the dataset asks for: in all processes of the first epoch, and in those that a
     later one starts."""
     of = dataset.contents
-    requests = of.storage.counters().get("requests", 0)
+    asks = any(isinstance(each, ParallelStorage) for each in _layers(of.storage))  # no mount does
+    requests = of.storage.counters().get("requests", 0) if asks else 0
     is_disk = of.storage.local_path(MANIFEST) is not None
     nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
     # To ask without `allow_none` would fix the method of this process.
@@ -390,11 +392,14 @@ def _cache_limit(dataset: Dataset) -> int | None:
 
 
 def _limit_of(storage: Storage) -> int | None:
-    while isinstance(storage, StorageWrapper):
-        if isinstance(storage, CachedStorage):
-            return storage.limit
-        storage = storage.inner
-    return None
+    return next((each.limit for each in _layers(storage) if isinstance(each, CachedStorage)), None)
+
+
+def _layers(storage: Storage) -> Iterator[Storage]:
+    """A storage, and those that it wraps."""
+    yield storage
+    if isinstance(storage, StorageWrapper):
+        yield from _layers(storage.inner)
 
 
 def _reads(amount: Amount) -> bool:
