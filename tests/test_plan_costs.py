@@ -210,6 +210,23 @@ def test_small_frames_that_stay_in_memory(
     assert ("second epoch" in str(report)) == (report.later_epoch.bytes > 0)
 
 
+@pytest.mark.parametrize("most_loads", [1, 2])
+def test_later_epochs_of_too_many_clips_are_estimated(tmp_path: Path, most_loads: int) -> None:
+    """One more epoch than two, or two more, are planned."""
+    path = tmp_path / "records"
+    with SeqRecordWriter(path, codecs="raw") as writer:
+        for number in range(400):
+            with writer.episode(str(number)) as episode:
+                for _ in range(4):
+                    episode.append({"pose": np.zeros(7, np.float32)})
+    given: dict[str, Any] = {"clip_len": 4, "ranks": 3, "epochs": 9, "seed": 5}
+    exact = plan(path, **given)
+    report = plan(path, most_loads=most_loads, **given)
+    assert (exact.is_exact, report.is_exact) == (True, False)
+    assert_close(report.total.bytes, exact.total.bytes, 0.03)
+    assert_close(report.total.frames_decoded, exact.total.frames_decoded, 0.03)
+
+
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path) -> None:
     place.copy(write(tmp_path))

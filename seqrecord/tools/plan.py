@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
 _MOST_PARTS = 4  # whose plans are made, where there are more clips than that
-_MOST_CLIPS = 2_000_000  # of later epochs, where frames stay in memory
+_CLIPS_OF_LATER = 400  # times as many clips of later epochs are planned, where frames stay
 _GOLDEN = (5**0.5 - 1) / 2
 _SPANS = 32  # of rounds, of each of these
 _LEAST_SPANS = 4  # … however many loads a round has
@@ -262,7 +262,7 @@ class _Counter:
         options, differs, ranks = self._options, self.differs, self._options.ranks
         found, stop = [later], min(options.epochs, 4 * ranks + 40)
         of_epoch = max(1, self._loader.clips(1).num_clips)
-        walked = range(2, min(stop, 2 + _MOST_CLIPS // of_epoch))
+        walked = range(2, min(stop, 2 + _CLIPS_OF_LATER * options.most_loads // of_epoch))
         for number in walked:
             found.append(self.epoch(number, _MOST_PARTS)[0])
             quiet = found[-2 * ranks :]
