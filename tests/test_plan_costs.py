@@ -61,6 +61,17 @@ def write(folder: Path, codecs: Any = "raw", **options: Any) -> Path:
     return write_numbered(folder / "records", codecs=codecs, shape=LARGE, **options)
 
 
+def write_poses(folder: Path, *, episodes: int, frames: int) -> Path:
+    """Frames that are small enough to stay in memory."""
+    path = folder / "records"
+    with SeqRecordWriter(path, codecs="raw") as writer:
+        for number in range(episodes):
+            with writer.episode(str(number)) as episode:
+                for _ in range(frames):
+                    episode.append({"pose": np.zeros(7, np.float32)})
+    return path
+
+
 def run_and_compare(place: Place, epochs: int = 2, **clips: Any) -> PlanReport:
     """What is planned of a run without workers, on one rank; the run does the same."""
     with Meter(place.host) as meter:
@@ -189,12 +200,7 @@ def test_small_frames_that_stay_in_memory(
     tmp_path: Path, ranks: int, epochs: int, clips: dict[str, Any]
 ) -> None:
     """Each rank reads what it has not read in the epochs before."""
-    path = tmp_path / "records"
-    with SeqRecordWriter(path, codecs="raw") as writer:
-        for number in range(30):
-            with writer.episode(str(number)) as episode:
-                for _ in range(30):
-                    episode.append({"pose": np.zeros(7, np.float32)})
+    path = write_poses(tmp_path, episodes=30, frames=30)
     clips = {"clip_len": 4, "stride": 30, "batch_size": 4, "seed": 5, **clips}
     report = plan(path, epochs=epochs, ranks=ranks, **clips)
     nbytes = frames = 0
@@ -213,12 +219,7 @@ def test_small_frames_that_stay_in_memory(
 @pytest.mark.parametrize("most_loads", [1, 2])
 def test_later_epochs_of_too_many_clips_are_estimated(tmp_path: Path, most_loads: int) -> None:
     """One more epoch than two, or two more, are planned."""
-    path = tmp_path / "records"
-    with SeqRecordWriter(path, codecs="raw") as writer:
-        for number in range(400):
-            with writer.episode(str(number)) as episode:
-                for _ in range(4):
-                    episode.append({"pose": np.zeros(7, np.float32)})
+    path = write_poses(tmp_path, episodes=400, frames=4)
     given: dict[str, Any] = {"clip_len": 4, "ranks": 3, "epochs": 9, "seed": 5}
     exact = plan(path, **given)
     report = plan(path, most_loads=most_loads, **given)
