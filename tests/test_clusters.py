@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 import seqrecord
 from seqrecord import convert
 from seqrecord.errors import DestinationError, SourceError
+from seqrecord.writing import clusters
 from seqrecord.writing.convert_jobs import Progress
 from tests.made_source import MadeSource
 from tests.services import Azurite, Moto
@@ -126,6 +128,44 @@ def test_on_ray(tmp_path: Path, ray: str) -> None:
     with pytest.raises(SourceError, match="made to fail") as caught:
         convert(MadeSource(bad={4: 2}), tmp_path / "bad", executor=ray, **SMALL)
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
+
+
+class _Head:
+    """Stands for the module `ray`: each connection fails with the next of `errors`, if any."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.asked = 0
+
+    def init(self, address: str, log_to_driver: bool) -> contextlib.AbstractContextManager[None]:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return contextlib.nullcontext()
+
+
+_NO_SERVER = ConnectionAbortedError("Initialization failure from server:\npsutil.ZombieProcess: …")
+_NO_HEAD = ConnectionError("ray client connection timeout")
+
+
+@pytest.mark.parametrize(
+    ("errors", "asked", "opens"),
+    [
+        ((_NO_SERVER, _NO_SERVER), 3, True),
+        ((_NO_SERVER,) * 9, 4, False),
+        ((_NO_HEAD,) * 9, 1, False),
+        ((_NO_SERVER, _NO_HEAD), 2, False),
+    ],
+)
+def test_a_head_of_ray_whose_servers_end_is_asked_again(
+    errors: tuple[Exception, ...], asked: int, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "_WAIT_SECONDS", 0)
+    head: Any = _Head(*errors)
+    told = pytest.raises(DestinationError, match="no cluster answers")
+    with contextlib.nullcontext() if opens else told, clusters._connected(head, "ray://host:1"):
+        pass
+    assert head.asked == asked
 
 
 @slow

@@ -18,6 +18,7 @@ from seqrecord.lazy import required
 from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
 
 _TRIES = 4
+_WAIT_SECONDS = 1.0  # between tries
 _REPORT_SECONDS = 0.5  # a message goes over the network
 
 
@@ -176,15 +177,15 @@ def _connected(ray: ModuleType, address: str) -> Any:
     """A connection, which ends with its `with` block.
 
     The head starts a server for each client. Where it has just been started itself, or is busy,
-    that may fail, and is tried again.
+    that server may end at once: the head says so (`ConnectionAbortedError`), and it is tried again.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
             return ray.init(address, log_to_driver=False)
         except ConnectionError as error:
-            if not tries_left or "Starting Ray client server failed" not in str(error):
+            if not tries_left or not isinstance(error, ConnectionAbortedError):
                 raise _nobody(address, error) from error
-            time.sleep(_REPORT_SECONDS)
+            time.sleep(_WAIT_SECONDS)
     raise AssertionError("tried at least once")
 
 
