@@ -67,27 +67,37 @@ def test_every_training_trains(training: str, folder: Path, options: argparse.Na
     assert row["samples"] == row["steps"] * TRAININGS[training].batch
     assert 0 < row["waiting"] < 1
     assert row["slower"] == pytest.approx(row["beside"] / row["alone"])
+    assert 1 - row["waiting"] == pytest.approx(row["steps_per_second"] * row["beside"])
     assert row["first_batch_seconds"] > 0
     assert row["cores"] > 0
     stages = {"reading", "decoding", "copying clips into batches"}
-    assert row["limit"] in (stages if row["waiting"] > 0.5 else {*stages, "the training"})
+    others = {"the training", "cores", "the training, slowed"}
+    assert row["limit"] in (stages if row["waiting"] > 0.5 else stages | others)
+
+
+ALL = os.cpu_count() or 1
+DECODES = "decoding: a faster codec would help"
+WAITS = "the consumer: batches wait for it"
 
 
 @pytest.mark.parametrize(
-    ("expected", "waiting", "line", "cores", "bottleneck"),
+    ("expected", "waiting", "slower", "line", "cores", "bottleneck"),
     [
-        ("the training", 0.04, 1.0, os.cpu_count(), "decoding: a faster codec would help"),
-        ("decoding", 0.06, 1.0, os.cpu_count(), "decoding: a faster codec would help"),
-        ("the training", 0.06, 0.0, 0.1, "the consumer: batches wait for it"),
-        ("the line", 0.9, 0.9, os.cpu_count(), ""),
-        ("cores", 0.9, 0.8, os.cpu_count(), ""),
-        ("the loader", 0.9, 0.8, 0.8 * (os.cpu_count() or 1), ""),
+        ("the training", 0.04, 1.05, 1.0, ALL, DECODES),
+        ("decoding", 0.06, 1.05, 1.0, ALL, DECODES),
+        ("decoding", 0.0, 1.2, 1.0, ALL, DECODES),
+        ("the training", 0.06, 1.0, 0.0, 0.1, WAITS),
+        ("cores", 0.06, 1.4, 0.0, ALL, WAITS),
+        ("the training, slowed", 0.06, 1.4, 0.0, 0.8 * ALL, WAITS),
+        ("the line", 0.9, 1.0, 0.9, ALL, ""),
+        ("cores", 0.9, 1.0, 0.8, ALL, ""),
+        ("the loader", 0.9, 1.0, 0.8, 0.8 * ALL, ""),
     ],
 )
 def test_what_limits_a_row(
-    expected: str, waiting: float, line: float, cores: float, bottleneck: str
+    expected: str, waiting: float, slower: float, line: float, cores: float, bottleneck: str
 ) -> None:
-    figures = {"waiting": waiting, "line": line, "cores": cores}
+    figures = {"waiting": waiting, "slower": slower, "line": line, "cores": cores}
     assert limit(figures, bottleneck) == expected
 
 

@@ -34,7 +34,7 @@ FASTEST = "8 ms"
 PLACES = ("warm", "cold", "s3")
 SKIPPED = 10  # steps, while the loader fills what it keeps ahead
 ALONE = 0.25  # of the seconds
-LITTLE = 0.05  # of the time; a training that waits less is not limited by its loader
+LITTLE = 0.1  # of what a training reaches alone; where less is lost, no loader limits it
 MOST = 0.85  # of the cores or of the line; what takes more is limited by them
 
 Batch = Mapping[str, Any]
@@ -115,25 +115,21 @@ def measure(job: Job) -> dict[str, Any]:
         step(batch)
         del batch
     figures = _steps(batches, step, job)
+    figures |= {"alone": alone, "slower": figures["beside"] / alone, "first_batch_seconds": first}
     stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
-    return {
-        **figures,
-        "limit": limit(figures, stage),
-        "alone": alone,
-        "slower": figures["beside"] / alone,
-        "first_batch_seconds": first,
-    }
+    return {**figures, "limit": limit(figures, stage)}
 
 
 def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
-    """Of the steps that can be made in the time."""
+    """Of the steps that can be made in the time. What is no step is waiting: for the next batch, or
+    for what giving back the last one takes."""
     clock = time.perf_counter
     line = np.memmap(job.line, np.int64, "r") if job.line else np.zeros(1, np.int64)
-    waited, own, samples = 0.0, 0.0, 0
+    own, samples = 0.0, 0
     steps: list[float] = []
     before, sent, begin = usage(os.getpid()), int(line[0]), clock()
     deadline = begin + job.seconds
-    while (asked := clock()) < deadline:
+    while clock() < deadline:
         batch = next(batches, None)
         came, cpu = clock(), time.thread_time()
         if batch is None:
@@ -141,7 +137,6 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
         step(batch)
         own += time.thread_time() - cpu
         steps.append(clock() - came)
-        waited += came - asked
         samples += len(next(v for v in batch.values() if torch.is_tensor(v)))
         del batch  # before the next one: loaders reuse what is given back
     seconds = clock() - begin
@@ -154,8 +149,8 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
         "samples": samples,
         "seconds": seconds,
         "steps_per_second": len(steps) / seconds,
-        "waiting": waited / seconds,
-        "beside": statistics.median(steps),
+        "waiting": 1 - sum(steps) / seconds,
+        "beside": statistics.fmean(steps),
         "cores": taken["cpu_seconds"] / seconds,
         "line": read / seconds / job.line_rate if job.line else 0.0,
         "cpu_seconds_per_sample": (taken["cpu_seconds"] - own) / samples,
@@ -164,15 +159,18 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
 
 
 def limit(figures: Mapping[str, float], bottleneck: str = "") -> str:
-    """What limits the rate: the training, if it hardly waits; else the stage that a loader of this
-    process names as its `bottleneck`, or what can be seen from outside of any other."""
-    if figures["waiting"] < LITTLE:
+    """What limits the rate: the training, if it loses little of it; else the stage that a loader of
+    this process names as its `bottleneck`, or what can be seen from outside."""
+    if (1 - figures["waiting"]) / figures["slower"] > 1 - LITTLE:
         return "the training"
-    if stage := bottleneck.partition(":")[0]:
-        return stage.replace("the consumer", "the training")
+    stage = bottleneck.partition(":")[0]
+    if stage not in ("", "the consumer"):
+        return stage
     if figures["line"] > MOST:
         return "the line"
-    return "cores" if figures["cores"] > MOST * (os.cpu_count() or 1) else "the loader"
+    if figures["cores"] > MOST * (os.cpu_count() or 1):
+        return "cores"
+    return "the training, slowed" if stage else "the loader"
 
 
 def _step(job: Job, example: Batch) -> Step:
@@ -202,14 +200,14 @@ def _timed_calls(calls: int) -> float:
 
 
 def _alone(step: Step, example: Batch, seconds: float) -> float:
-    """The median of what a step takes with nothing beside it; the first one is not counted."""
+    """What a step takes with nothing beside it; the first one is not counted."""
     step(example)
     times: list[float] = []
     while sum(times) < seconds:
         begin = time.perf_counter()
         step(example)
         times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.fmean(times)
 
 
 if __name__ == "__main__":
