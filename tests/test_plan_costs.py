@@ -61,10 +61,10 @@ def write(folder: Path, codecs: Any = "raw", **options: Any) -> Path:
     return write_numbered(folder / "records", codecs=codecs, shape=LARGE, **options)
 
 
-def write_poses(folder: Path, *, episodes: int, frames: int) -> Path:
+def write_poses(folder: Path, *, episodes: int, frames: int, **options: Any) -> Path:
     """Frames that are small enough to stay in memory."""
     path = folder / "records"
-    with SeqRecordWriter(path, codecs="raw") as writer:
+    with SeqRecordWriter(path, **{"codecs": "raw", **options}) as writer:
         for number in range(episodes):
             with writer.episode(str(number)) as episode:
                 for _ in range(frames):
@@ -216,16 +216,59 @@ def test_small_frames_that_stay_in_memory(
     assert ("second epoch" in str(report)) == (report.later_epoch.bytes > 0)
 
 
-@pytest.mark.parametrize("most_loads", [1, 2])
-def test_later_epochs_of_too_many_clips_are_estimated(tmp_path: Path, most_loads: int) -> None:
-    """One more epoch than two, or two more, are planned."""
-    path = write_poses(tmp_path, episodes=400, frames=4)
-    given: dict[str, Any] = {"clip_len": 4, "ranks": 3, "epochs": 9, "seed": 5}
-    exact = plan(path, **given)
+@pytest.mark.parametrize(
+    ("most_loads", "episodes", "clips"),
+    [
+        (14, 400, {"ranks": 3}),  # all loads are counted, of 16 of the 20 epochs
+        (3, 400, {"ranks": 3}),  # not all loads of an epoch
+        (3, 400, {"ranks": 3, "shuffle": False}),
+        (3, 4000, {}),
+        (3, 4000, {"ranks": 2, "workers": 2}),
+    ],
+)
+def test_epochs_of_too_many_loads_are_estimated(
+    tmp_path: Path, most_loads: int, episodes: int, clips: dict[str, Any]
+) -> None:
+    """Of frames that stay in memory."""
+    path = write_poses(tmp_path, episodes=episodes, frames=4)
+    given: dict[str, Any] = {"clip_len": 4, "epochs": 20, "seed": 5, **clips}
+    exact = plan(path, most_loads=100_000, **given)
     report = plan(path, most_loads=most_loads, **given)
     assert (exact.is_exact, report.is_exact) == (True, False)
-    assert_close(report.total.bytes, exact.total.bytes, 0.03)
-    assert_close(report.total.frames_decoded, exact.total.frames_decoded, 0.03)
+    for name in ("first_epoch", "later_epoch", "total"):
+        found, right = getattr(report, name), getattr(exact, name)
+        assert_close(found.bytes, right.bytes, 0.03)
+        assert_close(found.frames_decoded, right.frames_decoded, 0.03)
+
+
+@pytest.fixture(scope="module", params=["raw", "zstd"])
+def many_poses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many")
+    codecs = "raw" if request.param == "raw" else {"pose": [{"id": "zstd", "level": 1}]}
+    return write_poses(folder, episodes=2000, frames=40, chunk_frames=16, codecs=codecs)
+
+
+@pytest.mark.parametrize("clips", [{}, {"stride": 16}, {"dilation": 2}, {"order": "sequences"}])
+def test_a_part_of_the_loads_of_small_frames_tells_of_all(
+    many_poses: Path, clips: dict[str, Any]
+) -> None:
+    """Of clips that lie in the same chunks, and that overlap or not."""
+    given: dict[str, Any] = {"clip_len": 8, "seed": 5, **clips}
+    whole, part = (plan(many_poses, most_loads=most, **given) for most in (100_000, 100))
+    assert (whole.is_exact, part.is_exact) == (True, False)
+    assert_close(part.total.bytes, whole.total.bytes)
+    assert_close(part.total.frames_decoded, whole.total.frames_decoded)
+    assert part.peak_memory == whole.peak_memory
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_epochs_of_other_frames_are_estimated(tmp_path: Path, shuffle: bool) -> None:
+    path = write_poses(tmp_path, episodes=20, frames=480)
+    given: dict[str, Any] = {"clip_len": 4, "stride": 24, "rotate_phase": True, "epochs": 20}
+    given |= {"shuffle": shuffle, "seed": 5, "ranks": 2}
+    exact, report = (plan(path, most_loads=most, **given) for most in (100_000, 3))
+    assert (exact.is_exact, report.is_exact) == (True, False)
+    assert_close(report.total.frames_decoded, exact.total.frames_decoded, 0.1)
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)

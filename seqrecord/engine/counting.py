@@ -18,7 +18,13 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Rows
 from seqrecord.engine.engine import Execution
 from seqrecord.engine.loading import ChunkLoader, Fetched, present_in
-from seqrecord.engine.stores import AssignedLoad, PendingLoad, each_load, loads_of_round
+from seqrecord.engine.stores import (
+    AssignedLoad,
+    FrameStore,
+    PendingLoad,
+    each_load,
+    loads_of_round,
+)
 from seqrecord.engine.workers import chunks_at_once
 from seqrecord.reading.chunks import Page
 from seqrecord.reading.frames import ArraySpec
@@ -48,7 +54,7 @@ class Walk:
 
 def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -> Walk:
     """Do the loads of some rounds `[start, stop)` of a plan; of several spans of rounds it is said
-    that they use all rows. Where frames stay in memory, all rounds are to be walked.
+    that they use all rows. Where frames stay in memory, none is loaded twice.
 
     The dataset is one that counts what is asked for.
     """
@@ -57,21 +63,24 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     arenas = execution.buffers.arenas
     used = {id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in arenas}
     total, first, clips, frames = Amount(), Amount(), 0, 0
+    store = execution.store()
     for start, stop in spans:
-        loads = _Loads(execution, asked)
+        if start and resources.first_row is None:
+            store = execution.store()
+        loads = _Loads(execution, asked, store)
         for group, held in zip(plan.groups, plan.resident(start), strict=True):
             loads.do([PendingLoad(0, each) for each in each_load(group.group, held)])
         begin = loads.counts()
         left = 0 if start else plan.first_clip(min(1, plan.num_batches))
-        for current in loads.store.rounds(plan, start):
-            if current.index >= stop and not left:  # the first batch may take more rounds
-                break
+        if left:  # the first batch may take more rounds
+            stop = max(stop, plan.locate_clip(left - 1)[0] + 1)
+        for current in store.rounds(plan, start, stop):
             waiting = loads_of_round(current, plan.groups, num_frames)
             reached, assigned = loads.do(waiting, left or len(current.clips))
             if 0 < left <= len(current.clips):
                 first = reached - begin
             left, clips = max(0, left - len(current.clips)), clips + len(current.clips)
-            loads.store.finish(current, assigned)
+            store.finish(current, assigned)
             for item in assigned:
                 used[id(item.target)][item.rows] = True
                 frames += item.load.count * (item.load.group == leading)
@@ -106,10 +115,10 @@ def _rows_given(used: npt.NDArray[np.bool_], specs: Iterable[ArraySpec]) -> int:
 
 
 class _Loads:
-    """Loads of an execution, and what they have asked for."""
+    """Loads of an execution into a store, and what they have asked for."""
 
-    def __init__(self, execution: Execution, asked: Asked) -> None:
-        self.loader, self.store = execution.loader(_CountingLoader), execution.store()
+    def __init__(self, execution: Execution, asked: Asked, store: FrameStore) -> None:
+        self.loader, self._store = execution.loader(_CountingLoader), store
         self._asked, self._stats = asked, execution.stats
 
     def counts(self) -> Amount:
@@ -120,7 +129,7 @@ class _Loads:
     def do(self, waiting: list[PendingLoad], until: int = 0) -> tuple[Amount, list[AssignedLoad]]:
         """Do loads that have room; what was counted before the first that no clip before `until`
         needs."""
-        reached, placed = None, sorted(self.store.place(waiting), key=attrgetter("first_use"))
+        reached, placed = None, sorted(self._store.place(waiting), key=attrgetter("first_use"))
         for item in placed:
             if reached is None and item.first_use >= until:
                 reached = self.counts()

@@ -177,7 +177,7 @@ class Execution:
         job, first_row, arenas = self.job, self.resources.first_row, self.buffers.arenas
         if first_row is None:
             return Rings(job.plan, job.clip_frames, arenas)
-        return AllFrames(job.plan, job.clip_frames, arenas, first_row, _chunks(job.dataset))
+        return AllFrames(job.plan, job.clip_frames, arenas, first_row, whole_chunks(job.dataset))
 
     def release(self) -> None:
         """Keep the memory for the next iteration, if there is one."""
@@ -315,7 +315,7 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
     return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
 
 
-def _chunks(dataset: Dataset) -> dict[int, GroupIndex]:
+def whole_chunks(dataset: Dataset) -> dict[int, GroupIndex]:
     """The chunk tables of groups of which chunks are read whole."""
     reader = dataset.contents.chunks
     groups = {

@@ -43,8 +43,8 @@ class FrameStore(Protocol):
     def nbytes(self) -> int:
         """Of the frames that are held, or that loads under way bring."""
 
-    def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
-        """The rounds of a plan from one on, several as one where their order allows that."""
+    def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
+        """The rounds `[start, stop)` of a plan, several as one where their order allows that."""
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         """Give rows to those loads for which there is room; the others stay in `waiting`."""
@@ -124,8 +124,8 @@ class Rings:
             for number, group in self._groups.items()
         )
 
-    def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
-        return plan.rounds(first_round)
+    def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
+        return plan.rounds(start, stop)
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         late: list[PendingLoad] = []
@@ -193,19 +193,17 @@ class AllFrames:
         self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
         for place, group in enumerate(plan.groups):
             if group.group in chunks:
-                episode, begin, stop = plan.used(place)
-                row, size = first_row[episode], len(self._asked[group.group]) + 1
-                begins, stops = (np.bincount(row + at, minlength=size) for at in (begin, stop))
-                self._used[group.group] = np.cumsum((begins - stops)[:-1]) > 0
+                rows = len(self._asked[group.group])
+                self._used[group.group] = used_rows(plan, place, first_row, rows)
 
     @property
     def nbytes(self) -> int:
         return sum(self._counts[n] * group.frame_nbytes for n, group in self._groups.items())
 
-    def rounds(self, plan: Plan, first_round: int) -> Iterator[Round]:
-        for start, stop in plan.spans(first_round):
+    def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
+        for begin, end in plan.spans(start, stop):
             is_full = all(self._counts[n] == len(asked) for n, asked in self._asked.items())
-            yield plan.merged(start, stop, loads=not is_full)
+            yield plan.merged(begin, end, loads=not is_full)
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         assigned: list[AssignedLoad] = []
@@ -259,6 +257,16 @@ def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
     first = np.zeros(len(num_frames), np.int64)
     first[selected] = np.cumsum(held) - held
     return first
+
+
+def used_rows(plan: Plan, place: int, first_row: IntArray, rows: int) -> npt.NDArray[np.bool_]:
+    """Which of so many rows a plan's clips use, and those between the frames of a clip; bool[rows].
+
+    They are those of the group at this place of the plan, of episodes with these first rows.
+    """
+    episode, begin, stop = plan.used(place)
+    ends = (np.bincount(first_row[episode] + at, minlength=rows + 1) for at in (begin, stop))
+    return np.cumsum(np.subtract(*ends)[:-1]) > 0
 
 
 class Ring:

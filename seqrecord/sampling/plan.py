@@ -234,17 +234,17 @@ class Plan(ABC):
         """What clips use of a group, by its place: see `Walk.used`."""
         return self._cursors.used(group)
 
-    def rounds(self, first_round: int = 0) -> Iterator[Round]:
-        """The rounds from `first_round` on, computed as they are taken."""
-        for start, stop in self.spans(first_round):
-            yield from self._rounds(start, stop)
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """The rounds `[start, stop)`, computed as they are taken."""
+        for begin, end in self.spans(start, stop):
+            yield from self._rounds(begin, end)
 
-    def spans(self, first_round: int = 0) -> Iterator[tuple[int, int]]:
-        """Rounds `[start, stop)` that are computed together, from `first_round` on."""
-        start, clips = first_round, _CLIPS_AT_FIRST
-        while start < self.num_rounds:
+    def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Rounds `[begin, end)` that are computed together, of those in `[start, stop)`."""
+        clips, stop = _CLIPS_AT_FIRST, self.num_rounds if stop is None else stop
+        while start < stop:
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
-            yield start, min(start + group, self.num_rounds)
+            yield start, min(start + group, stop)
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from seqrecord.errors import ClipError
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.indexing.opening import opened
@@ -27,12 +29,14 @@ from seqrecord.units import check_amount, check_integer, format_size, parse_size
 
 if TYPE_CHECKING:
     from seqrecord.engine.counting import Walk
+    from seqrecord.engine.engine import Execution
     from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.sampling import Plan
 
 _MOST_LOADS = 5_000  # that are counted one by one; of more, those of some rounds
 _MOST_PARTS = 4  # whose plans are made, where there are more clips than that
-_CLIPS_OF_LATER = 400  # times as many clips of later epochs are planned, where frames stay
+_LOADS_WHERE_KEPT = 10  # times as many loads are counted, where frames stay, …
+_CLIPS_OF_LATER = 400  # … and times as many clips of later epochs are planned
 _GOLDEN = (5**0.5 - 1) / 2
 _SPANS = 32  # of rounds, of each of these
 _LEAST_SPANS = 4  # … however many loads a round has
@@ -198,8 +202,8 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     later = rest = Amount()
     cache = _cache_limit(dataset)
     if options.epochs > 1:
-        later = counter.epoch(1)[0] if counter.stays or counter.is_exact else first
-        rest = counter.after(later) if counter.stays else later * (options.epochs - 2)
+        later = counter.second(first)
+        rest = counter.after(first, later)
         if cache is not None and first.bytes <= cache and not counter.differs:
             later, rest = (replace(each, requests=0, bytes=0) for each in (later, rest))
         later, rest = later + anew, rest + anew * (options.epochs - 2)
@@ -247,41 +251,62 @@ class _Counter:
         self.is_exact = True
         self.stays = False
         """Whether frames stay in memory, so that epochs read what those before have not."""
+        self.stays_in_part = False
+        """Whether not all loads of frames that stay were counted, so that no epoch can follow."""
         self.differs = False
         """Whether epochs use frames that the first one does not."""
         self.peak_memory = 0
 
-    def after(self, later: Amount) -> Amount:
-        """What all epochs after the second one read, where frames stay: the second reads `later`.
+    def second(self, first: Amount) -> Amount:
+        """What the second epoch reads, where the first one reads so much."""
+        if self.stays_in_part:
+            return first * self._share_left(first)
+        return self.epoch(1)[0] if self.stays or self.is_exact else first
 
-        Of shuffled clips that R ranks share, each epoch reads about (R - 1) / R of what the one
-        before has read. So after 4 R epochs, and some, less than 2 % are left, and the later half
-        of these tells of them. Of many clips so many epochs would take minutes: of those after
-        the last one that is walked, that share tells.
+    def after(self, first: Amount, later: Amount) -> Amount:
+        """What all epochs after the second one read, where the first two read so much.
+
+        Where frames stay, each epoch reads a share of what the one before has read. So after 4 R
+        epochs on R ranks, and some, less than 2 % are left, and the later half of these tells of
+        them. Of many clips so many epochs would take minutes: of those after the last one that is
+        walked, the share that is to be expected tells.
         """
         options, differs, ranks = self._options, self.differs, self._options.ranks
+        if not self.stays:
+            return later * (options.epochs - 2)
         found, stop = [later], min(options.epochs, 4 * ranks + 40)
         of_epoch = max(1, self._loader.clips(1).num_clips)
-        walked = range(2, min(stop, 2 + _CLIPS_OF_LATER * options.most_loads // of_epoch))
+        most = 0 if self.stays_in_part else _CLIPS_OF_LATER * options.most_loads // of_epoch
+        walked = range(2, min(stop, 2 + most))
         for number in walked:
             found.append(self.epoch(number, _MOST_PARTS)[0])
             quiet = found[-2 * ranks :]
             if not differs and len(quiet) == 2 * ranks and not any(map(_reads, quiet)):
                 return sum(found[1:], Amount())
         left = options.epochs - 1 - len(found)
+        rest = sum(found[1:], Amount())
         if walked.stop < stop:
             self.is_exact = False
-            share = 1 - 1 / ranks
-            return sum(found[1:], Amount()) + found[-1] * ((ranks - 1) * (1 - share**left))
+            return rest + found[-1] * _series(self._share_left(first), left)
         half = len(found) // 2
         before, last = (sum(each, Amount()) for each in (found[-2 * half : -half], found[-half:]))
-        rest = sum(found[1:], Amount())
         if left and _reads(last):
             self.is_exact = False
-            ratio = last.bytes / before.bytes if last.bytes < before.bytes else 1.0
-            blocks = left / half
-            rest += last * (blocks if ratio == 1 else ratio * (1 - ratio**blocks) / (1 - ratio))
+            share = last.bytes / before.bytes if last.bytes < before.bytes else 1.0
+            rest += last * _series(share, left / half)
         return rest
+
+    def _share_left(self, first: Amount) -> float:
+        """The share of what an epoch has read that the next one reads, where frames stay.
+
+        Of clips that are shuffled among R ranks, each rank has read one in R by then; of others all
+        of them. Where epochs have clips of other frames, the share of all frames that the `first`
+        one has read counts.
+        """
+        selection, options = self._loader.selection, self._options
+        frames = int(selection.episodes.num_frames[selection.selected].sum())
+        read = min(1.0, first.frames_decoded / max(1, frames)) if self.differs else 1.0
+        return 1 - read / (options.ranks if options.shuffle else 1)
 
     def epoch(self, number: int, most_parts: int | None = None) -> tuple[Amount, Amount, int, int]:
         """What an epoch reads, what its first batches do, and its clips and batches."""
@@ -315,20 +340,21 @@ class _Counter:
         execution = self._loader.execution(
             plan, (), EngineStats(), counted=Counted(buffers, in_worker)
         )
-        spans = _spans(plan, self._options.most_loads // num_parts)
-        if execution.resources.first_row is not None:  # loads are what others have not brought
-            spans = [(0, plan.num_rounds)]
+        stays = execution.resources.first_row is not None
+        most_loads = self._options.most_loads * (_LOADS_WHERE_KEPT if stays else 1)
+        spans = _spans(plan, most_loads // num_parts)
         walked = walk(execution, self._asked, spans)
         execution.release()
         if not in_worker:  # else the next epoch has another process
-            self.stays = execution.resources.first_row is not None
-            kept = buffers if self.stays else BufferCache()
+            self.stays = stays
+            self.stays_in_part |= stays and len(spans) > 1
+            kept = buffers if stays and not self.stays_in_part else BufferCache()
             self._kept[plan.part.index] = kept, set(self._asked.seen)
         read, taken = walked.total, self._loader.taken(self._parts, walked.memory, walked.chunk)
         self.peak_memory = max(self.peak_memory, taken * max(1, self._options.workers))
         if len(spans) > 1:
             self.is_exact = False
-            read *= self._scale(plan, walked)
+            read *= self._scale(execution, walked)
         return read, walked.first
 
     def _uses_others(self, plan: Plan) -> bool:
@@ -338,14 +364,28 @@ class _Counter:
         is_apart = selection.chosen is not None or self._options.spec.stride > span
         return selection.differs_by_epoch and is_apart
 
-    def _scale(self, plan: Plan, walked: Walk) -> float:
+    def _scale(self, execution: Execution, walked: Walk) -> float:
         """How many times what was walked a plan has: by frames, but by clips where these are not
         all of what lies between."""
-        window = plan.groups[plan.leading].window
-        if self._options.spec.stride >= window.span:
+        from seqrecord.engine.engine import whole_chunks
+        from seqrecord.engine.stores import used_rows
+
+        plan, first_row = execution.job.plan, execution.resources.first_row
+        group, window = plan.groups[plan.leading].group, plan.groups[plan.leading].window
+        stays_whole = first_row is not None and group in whole_chunks(execution.job.dataset)
+        if self._options.spec.stride >= window.span and not stays_whole:
             return plan.num_clips / max(1, walked.clips)
+        if first_row is not None:  # no frame is loaded twice
+            rows = execution.buffers.arenas[plan.leading].num_rows
+            used = int(np.count_nonzero(used_rows(plan, plan.leading, first_row, rows)))
+            return used / window.frame_step / max(1, walked.frames)
         _, begin, stop = plan.used(plan.leading)
         return int((-(begin - stop) // window.frame_step).sum()) / max(1, walked.frames)
+
+
+def _series(share: float, number: float) -> float:
+    """The sum of the first so many powers of a share: itself, its square, and so on."""
+    return number if share == 1 else share * (1 - share**number) / (1 - share)
 
 
 def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
@@ -360,8 +400,8 @@ def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
         return [(0, plan.num_rounds)]
     # Episodes of one length have rounds that repeat themselves: evenly spaced ones may be alike.
     places = (i * _GOLDEN % 1 for i in range(number))
-    starts = dict.fromkeys(int((plan.num_rounds - length) * place) for place in places)
-    return [(start, start + length) for start in starts]
+    starts = dict.fromkeys(int(plan.num_rounds * place) // length * length for place in places)
+    return [(start, min(start + length, plan.num_rounds)) for start in starts]
 
 
 def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
