@@ -53,8 +53,11 @@ class Walk:
 
 
 def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -> Walk:
-    """Do the loads of some rounds `[start, stop)` of a plan; of several spans of rounds it is said
-    that they use all rows. Where frames stay in memory, none is loaded twice.
+    """Do the loads of some rounds `[start, stop)` of a plan. Where frames stay in memory, none is
+    loaded twice.
+
+    Of several spans of rounds it is said that they use all rows. The one that begins the plan then
+    tells of the first batch only: it reads ahead, and none before it has.
 
     The dataset is one that counts what is asked for.
     """
@@ -70,7 +73,7 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
         loads = _Loads(execution, asked, store)
         for group, held in zip(plan.groups, plan.resident(start), strict=True):
             loads.do([PendingLoad(0, each) for each in each_load(group.group, held)])
-        begin = loads.counts()
+        begin, counts = loads.counts(), start > 0 or len(spans) == 1
         left = 0 if start else plan.first_clip(min(1, plan.num_batches))
         if left:  # the first batch may take more rounds
             stop = max(stop, plan.locate_clip(left - 1)[0] + 1)
@@ -79,13 +82,13 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
             reached, assigned = loads.do(waiting, left or len(current.clips))
             if 0 < left <= len(current.clips):
                 first = reached - begin
-            left, clips = max(0, left - len(current.clips)), clips + len(current.clips)
+            left, clips = max(0, left - len(current.clips)), clips + counts * len(current.clips)
             store.finish(current, assigned)
             for item in assigned:
                 used[id(item.target)][item.rows] = True
-                frames += item.load.count * (item.load.group == leading)
+                frames += item.load.count * (counts and item.load.group == leading)
         loads.loader.close()
-        total += loads.counts() - begin
+        total += (loads.counts() - begin) * counts
     is_local = execution.job.dataset.contents.chunks.is_local
     ahead, loaders = chunks_at_once(resources.memory, resources.num_threads, is_local=is_local)
     memory = replace(

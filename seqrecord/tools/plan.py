@@ -40,6 +40,7 @@ _CLIPS_OF_LATER = 400  # … and times as many clips of later epochs are planned
 _GOLDEN = (5**0.5 - 1) / 2
 _SPANS = 32  # of rounds, of each of these
 _LEAST_SPANS = 4  # … however many loads a round has
+_LEAST_ROUNDS = 8  # in each, where they have few: a chunk is read in one round, and used in others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,12 +391,14 @@ def _series(share: float, number: float) -> float:
 
 def _spans(plan: Plan, most_loads: int) -> list[tuple[int, int]]:
     """Rounds `[start, stop)`: all of a plan, or as many as have about so many loads."""
-    middle = next(plan.rounds(plan.num_rounds // 2), None)
-    of_round = max(1, 0 if middle is None else sum(len(todo.loads) for todo in middle.groups))
-    if plan.num_rounds * of_round <= most_loads:
+    middle = plan.num_rounds // 2
+    some = list(plan.rounds(middle, min(middle + _LEAST_ROUNDS, plan.num_rounds)))
+    loads = sum(len(todo.loads) for each in some for todo in each.groups)
+    rounds = int(most_loads * max(1, len(some)) / max(1, loads))
+    if plan.num_rounds <= rounds:
         return [(0, plan.num_rounds)]
-    number = max(_LEAST_SPANS, min(_SPANS, most_loads // of_round))
-    length = max(1, most_loads // of_round // number)
+    number = max(_LEAST_SPANS, min(_SPANS, rounds // _LEAST_ROUNDS))
+    length = max(1, rounds // number)
     if plan.num_rounds <= number * length:
         return [(0, plan.num_rounds)]
     # Episodes of one length have rounds that repeat themselves: evenly spaced ones may be alike.
