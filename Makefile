@@ -17,7 +17,7 @@ OWN := layers or docs or messages or code_lines or mutation or simulation or int
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -118,6 +118,10 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 # Of tests that wait and tests that compute, together, less time is lost than one after the other.
 test-others: $(INSTALLED) ## Run all that `make test` leaves out: the slow tests and those of the services
 	$(PYTEST) --dist worksteal -m 'slow or service'
+
+test-torchcodec: $(INSTALLED) ## Run the tests of video that torchcodec decodes; needs FFmpeg's libraries
+	$(BIN)/python -c 'import torchcodec.decoders'
+	$(PYTEST) --dist worksteal tests/test_device_video.py
 
 test-benchmarks: $(INSTALLED) ## Run the tests of the benchmarks, which lie beside them
 	$(PYTEST) --dist worksteal -m '' benchmarks/tests

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from seqrecord.engine.device.prefetch import map_tensors
@@ -77,7 +77,7 @@ class LateStream(SideStream):
             self._queued += 1
 
     def do(self, number: int) -> None:
-        with self._lock:
+        with self._lock, _disable_current_modes():  # who waits in `use` queues nothing by that
             while self._done < number:
                 self._todo.popleft()()
                 self._done += 1

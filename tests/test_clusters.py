@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 import seqrecord
 from seqrecord import convert
 from seqrecord.errors import DestinationError, SourceError
-from seqrecord.writing import clusters
+from seqrecord.writing.clusters import open_cluster
 from seqrecord.writing.convert_jobs import Progress
 from tests.made_source import MadeSource
 from tests.services import Azurite, Moto
@@ -130,20 +131,6 @@ def test_on_ray(tmp_path: Path, ray: str) -> None:
     assert (caught.value.episode, caught.value.frame) == ("made/004", 2)
 
 
-class _Head:
-    """Stands for the module `ray`: each connection fails with the next of `errors`, if any."""
-
-    def __init__(self, *errors: Exception) -> None:
-        self.errors = list(errors)
-        self.asked = 0
-
-    def init(self, address: str, log_to_driver: bool) -> contextlib.AbstractContextManager[None]:
-        self.asked += 1
-        if self.errors:
-            raise self.errors.pop(0)
-        return contextlib.nullcontext()
-
-
 _NO_SERVER = ConnectionAbortedError("Initialization failure from server:\npsutil.ZombieProcess: …")
 _NO_HEAD = ConnectionError("ray client connection timeout")
 
@@ -160,12 +147,15 @@ _NO_HEAD = ConnectionError("ray client connection timeout")
 def test_a_head_of_ray_whose_servers_end_is_asked_again(
     errors: tuple[Exception, ...], asked: int, opens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "_WAIT_SECONDS", 0)
-    head: Any = _Head(*errors)
+    head = MagicMock()
+    head.init.side_effect = [*errors, contextlib.nullcontext()]
+    head.cluster_resources.return_value = {"CPU": 2}
+    monkeypatch.setitem(sys.modules, "ray", head)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     told = pytest.raises(DestinationError, match="no cluster answers")
-    with contextlib.nullcontext() if opens else told, clusters._connected(head, "ray://host:1"):
-        pass
-    assert head.asked == asked
+    with contextlib.nullcontext() if opens else told, open_cluster("ray://host:1") as cluster:
+        assert cluster.count == 2
+    assert head.init.call_count == asked
 
 
 @slow
