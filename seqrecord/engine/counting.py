@@ -57,7 +57,8 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     loaded twice.
 
     Of several spans of rounds it is said that they use all rows. The one that begins the plan then
-    tells of the first batch only: it reads ahead, and none before it has.
+    tells of the first batch only, for it reads ahead, and none before it has; but where frames stay
+    it counts, for the others may find all that they need.
 
     The dataset is one that counts what is asked for.
     """
@@ -66,14 +67,14 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     arenas = execution.buffers.arenas
     used = {id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in arenas}
     total, first, clips, frames = Amount(), Amount(), 0, 0
-    store = execution.store()
+    store, stays = execution.store(), resources.first_row is not None
     for start, stop in spans:
-        if start and resources.first_row is None:
+        if start and not stays:
             store = execution.store()
         loads = _Loads(execution, asked, store)
         for group, held in zip(plan.groups, plan.resident(start), strict=True):
             loads.do([PendingLoad(0, each) for each in each_load(group.group, held)])
-        begin, counts = loads.counts(), start > 0 or len(spans) == 1
+        begin, counts = loads.counts(), start > 0 or len(spans) == 1 or stays
         left = 0 if start else plan.first_clip(min(1, plan.num_batches))
         if left:  # the first batch may take more rounds
             stop = max(stop, plan.locate_clip(left - 1)[0] + 1)
