@@ -194,8 +194,8 @@ def acquire(lease: Lease) -> npt.NDArray[np.uint8]:
     key = lease.owner, lease.inode
     memory = _mapped.get(key)
     if memory is None:
+        _forget_retired()
         memory = _mapped[key] = _map(lease)
-        _forget_the_dead()
     _give_back()
     data = memory[_FLAGS:]
     _holds.add(hold := _Hold(memory, lease))
@@ -245,6 +245,18 @@ def _give_back() -> None:
         if hold.memory[_RETIRED]:
             _mapped.pop((hold.lease.owner, hold.lease.inode), None)
         _forget_the_dead()
+
+
+def _forget_retired() -> None:
+    """Forget segments that were retired after their last release, and those of dead owners.
+
+    Called for each new segment, so that mappings do not accumulate. What is still leased stays
+    mapped until its release.
+    """
+    for key, memory in list(_mapped.items()):
+        if memory[_RETIRED]:
+            _mapped.pop(key, None)
+    _forget_the_dead()
 
 
 def _forget_the_dead() -> None:
