@@ -33,6 +33,7 @@ import torch
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.processes.forks import at_fork
+from seqrecord.storage.open_files import with_descriptor
 
 _FLAGS = mmap.PAGESIZE  # bytes
 _RETIRED = 0  # which flag; the others are slots
@@ -57,10 +58,10 @@ class Segment:
 
     def __init__(self, nbytes: int) -> None:
         _release_retired()
-        self._descriptor = os.memfd_create("seqrecord", os.MFD_CLOEXEC)
+        self._descriptor = with_descriptor(lambda: os.memfd_create("seqrecord", os.MFD_CLOEXEC))
         try:
             os.ftruncate(self._descriptor, _FLAGS + nbytes)
-            memory = mmap.mmap(self._descriptor, _FLAGS + nbytes)
+            memory = with_descriptor(lambda: mmap.mmap(self._descriptor, _FLAGS + nbytes))
         except BaseException:
             os.close(self._descriptor)
             raise
