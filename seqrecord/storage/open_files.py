@@ -1,9 +1,9 @@
 """Open files: one LRU cache for all storages of a process, sized by the limit on descriptors.
 
 At most half of the soft limit `RLIMIT_NOFILE` stays open, and no more than 4,096 files. The limit
-is looked up at each open, because it may change. If an open fails with `EMFILE` or `ENFILE`, the least
-recently used half is closed and the open is repeated. A file in use by a thread is closed after its
-read. A forked child inherits open files, and closes its own copies.
+is looked up at each open, because it may change. If an open fails with `EMFILE` or `ENFILE`, the
+least recently used half is closed and the open is repeated. A file in use by a thread is closed
+after its read. A forked child inherits open files, and closes its own copies.
 
 There is no lock: each step is one call of an `OrderedDict` with keys of built-in types, which is
 atomic. So nothing is left locked by a fork or by a finalizer.

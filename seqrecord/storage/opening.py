@@ -138,7 +138,8 @@ class StorageSettings:
     other URL `fsspec`. `mount` says whether a local path is a mount of remote storage; by default
     the kernel's table of mounts says it. For a URL or a mount, a request that fails is tried again
     for `deadline` seconds, and at most `max_requests` are in flight. A server that asks to wait
-    more than `max_retry_after` seconds is an error. All threads of a process together start at most `requests_per_second`, by default any number but at most 400 a second for
+    more than `max_retry_after` seconds is an error. All threads of a process
+    together start at most `requests_per_second`, by default any number but at most 400 a second for
     one file, and read at most `bandwidth` bytes a second.
     """
 

@@ -93,8 +93,8 @@ class Retrier:
         self._state = PerProcess(_State)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        keep = {"quota": self.quota, "max_retry_after": self._max_retry_after}
-        return partial(Retrier, **keep), (self.deadline,)
+        most = self._max_retry_after
+        return partial(Retrier, quota=self.quota, max_retry_after=most), (self.deadline,)
 
     def call(
         self,
