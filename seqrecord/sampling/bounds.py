@@ -349,9 +349,16 @@ def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
     return np.asarray((first << 20) + left // whole, np.int64)
 
 
-def _divisor(size: int, least: int) -> int:
-    """The least divisor of `size` that is not below `least`."""
-    return next(width for width in range(least, size + 1) if size % width == 0)
+def _divisor(size: int, block: int) -> int:
+    """The distance of lines in a chunk that is longer than a block: the least divisor of `size`
+    from `block` on, or the largest below it if that would double the block.
+
+    With lines much further apart than blocks, most blocks of a round would be empty.
+    """
+    above = next(width for width in range(block, size + 1) if size % width == 0)
+    if above < 2 * block:
+        return above
+    return next(width for width in range(block, 0, -1) if size % width == 0)
 
 
 def cursor_bounds(
