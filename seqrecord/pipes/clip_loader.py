@@ -467,7 +467,8 @@ class ClipLoader:
         """Bytes of each of so many parts."""
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
+        wanted = max(self.demand(number).wanted_limit for number in (1, num_parts))
+        return usual_limit(wanted, self.workers(num_parts))
 
     def workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""

@@ -235,14 +235,19 @@ class Demand:
     @property
     def limit_to_mix(self) -> int:
         """The least memory limit with which batches are mixed well."""
-        return self._held_to_mix + self.sizes.beside_arena(1, 1)
+        return min(self._held_to_mix) + self.sizes.beside_arena(1, 1)
 
     @property
     def wanted_limit(self) -> int:
-        """A memory limit with which batches are mixed well, and `PREFETCH` of them wait."""
-        chunk = self.sizes.chunk
-        nbytes = ceil(self._held_to_mix * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
-        return nbytes + max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1)))
+        """A memory limit with which batches are mixed well, and `PREFETCH` of them wait: with as
+        many cursors as `MOST_OF_RANK` allows."""
+        chunk, beside = self.sizes.chunk, self.sizes.beside_arena(PREFETCH, 0)
+        found = []
+        for held in self._held_to_mix:
+            nbytes = ceil(held * AHEAD) + beside
+            loads = max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1)))
+            found.append(nbytes + loads)
+        return next((limit for limit in found if limit <= MOST_OF_RANK), min(found))
 
     @property
     def least_held(self) -> int:
@@ -312,7 +317,7 @@ class Demand:
             held = self._by_cursor(tried)
             ahead = self.sizes.held(_brought(facts, _most_readahead(first, tried, usual)))
             return cursors * held <= max_held and (
-                tried == sizes[0]
+                tried <= self._block_to_mix(cursors)
                 or (
                     cursors * (held + ahead) <= max_arena
                     and cursors * tried <= buffer * spec.stride
@@ -325,7 +330,9 @@ class Demand:
         size = sizes[count - 1] if count else 1
         left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
         run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
-        return replace(
+        if usual >= facts.longest_episode:  # cursors are in episodes of their own without cuts
+            run = None
+        chosen = replace(
             settings,
             num_cursors=cursors,
             block_frames=size,
@@ -333,6 +340,12 @@ class Demand:
             first_block_frames=min(first, size),
             num_shares=shares if facts.in_memory else None,
         )
+        # A round of a whole part reads nothing twice, and has more episodes than too few cursors.
+        block = facts.whole_block(num_parts)
+        if given is None and cursors < self._episodes_of_part and share <= buffer:
+            if self._by_cursor(block) <= max_held:
+                return _one_cursor(settings, block)
+        return chosen
 
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
         """What keeps settings, all of which are chosen, from mixing a batch well, in words, and
@@ -347,7 +360,7 @@ class Demand:
         if cursors >= enough:
             why = ", which lie too close to each other"
         found = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
-        if (needed := self._held_to_mix) > max_held:
+        if (needed := min(self._held_to_mix)) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True
         reread = facts.reread(enough, num_parts)
@@ -387,17 +400,25 @@ class Demand:
         )
 
     @property
-    def _held_to_mix(self) -> int:
-        """The least bytes of frames to hold with which batches are mixed well, if reading allows
-        it."""
+    def _held_to_mix(self) -> list[int]:
+        """Bytes of frames to hold in each way to mix batches well that reading allows; that of most
+        cursors first."""
         if self.settings.order == "sequences" or not self.settings.shuffle:
-            return self.least_held
+            return [self.least_held]
         every = self._ways_to_mix
         ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
         whole = self.facts.whole_cursors(self.num_parts)
         if whole >= every[-1][0]:  # these read nothing twice
             ways.append((whole, self._block_to_mix(whole)))
-        return min(n * self._by_cursor(block) for n, block in ways or every)
+        ways = ways or [(1, self.facts.whole_block(self.num_parts))]
+        return [n * self._by_cursor(block) for n, block in ways]
+
+    @property
+    def _episodes_of_part(self) -> int:
+        """About how many episodes a batch would have if a part's clips came in one round."""
+        episodes = 1 + (self.facts.num_episodes - 1) / self.num_parts
+        size = self.settings.batch_size or 1
+        return int(episodes * (1 - (1 - 1 / episodes) ** size))
 
     @property
     def _enough_cursors(self) -> int:
@@ -459,6 +480,8 @@ class Demand:
                 return wanted
             return max(0, int((share - always) / cost))
 
+        whole = facts.whole_cursors(num_parts)
+        whole = whole if whole <= wanted else 0
         share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
         if facts.keyframes:  # shorter shares than that could not begin at keyframes
             share = MOST_DECODED
@@ -468,8 +491,7 @@ class Demand:
         if num_parts == 1:
             most = max(min(most, ENOUGH_CURSORS), within(min(share, MOST_REREAD_ALONE)))
         affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
-        whole = facts.whole_cursors(num_parts)
-        return max(affordable, whole if whole <= wanted else 0)
+        return max(affordable, whole)
 
     def _by_cursor(self, block_frames: int) -> int:
         """The most bytes of frames that a cursor holds with blocks of this size; at least 1."""
