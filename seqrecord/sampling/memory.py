@@ -36,17 +36,15 @@ MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers togethe
 USUAL_CURSORS = 32
 LEAST_CURSORS = 2  # whatever that reads twice: with one, a batch is of one episode
 ENOUGH_CURSORS = 12  # for a batch to be mixed, or as many as it has clips
-ENOUGH_SHARE = 16 / 7  # … or, in a larger batch, one for so many of its clips
 ENOUGH_EPISODES = 0.95  # … of those that a full shuffle of the epoch would give a batch
 MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart
 CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them
 REREAD_BY_CURSORS = 0.031  # of all frames: what sharing out the epoch to cursors may read twice
 REREAD = 0.035  # and what further cuts of runs may read twice besides
 MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
-MOST_REREAD_ALONE = 0.045  # … but by more than `ENOUGH_CURSORS` where there is one part
-MOST_REREAD_IN_MANY = 0.20  # … in more parts than
-MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
+MOST_REREAD_IN_MANY = 0.20  # … in more parts than `MANY_PARTS`
 MANY_PARTS = 64
+MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
 IN_ORDER_BYTES = 16 << 20  # … or more, of so many bytes of frames: a round takes as long with few
@@ -264,12 +262,14 @@ class Demand:
         episodes of one length. A given `num_cursors` is kept. Where frames stay, cursors more that
         begin inside the shares of these cost nothing.
 
+        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the part, the
+        part is one round of a single cursor, if it fits.
+
         Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
         `max_held` does, with room in `max_arena` bytes for all that the next round loads. The first
         round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
 
-        A part of so few clips is one round of a single cursor if it fits, which is shuffled as a
-        whole and reads nothing twice. With `rotate_phase` all that holds for the clips of any
+        A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice. With `rotate_phase` all that holds for the clips of any
         phase. `max_held` is at least `least_held`.
         """
         facts, settings, num_parts = self.facts, self.settings, self.num_parts
@@ -414,11 +414,11 @@ class Demand:
         return [n * self._by_cursor(block) for n, block in ways]
 
     @property
-    def _episodes_of_part(self) -> int:
+    def _episodes_of_part(self) -> float:
         """About how many episodes a batch would have if a part's clips came in one round."""
         episodes = 1 + (self.facts.num_episodes - 1) / self.num_parts
         size = self.settings.batch_size or 1
-        return int(episodes * (1 - (1 - 1 / episodes) ** size))
+        return episodes * (1 - (1 - 1 / episodes) ** size)
 
     @property
     def _enough_cursors(self) -> int:
@@ -471,8 +471,7 @@ class Demand:
     def _affordable_cursors(self, wanted: int) -> int:
         """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
         facts, num_parts = self.facts, self.num_parts
-        in_share = int((self.settings.batch_size or 1) / ENOUGH_SHARE)
-        enough = max(self._enough_cursors, in_share)
+        enough = self._enough_cursors
         cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
 
         def within(share: float) -> int:
@@ -487,10 +486,7 @@ class Demand:
             share = MOST_DECODED
             shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
             wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
-        most = within(share)
-        if num_parts == 1:
-            most = max(min(most, ENOUGH_CURSORS), within(min(share, MOST_REREAD_ALONE)))
-        affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
+        affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
         return max(affordable, whole)
 
     def _by_cursor(self, block_frames: int) -> int:
