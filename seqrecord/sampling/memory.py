@@ -360,6 +360,8 @@ class Demand:
         if cursors >= enough:
             why = ", which lie too close to each other"
         found = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
+        if cursors == 1 < enough:
+            found += ", so the epoch is nearly sequential"
         if (needed := min(self._held_to_mix)) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True
