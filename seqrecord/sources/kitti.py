@@ -24,7 +24,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file, list_folder, read_bytes
-from seqrecord.sources.images import IMAGE_FORMATS, image_header
+from seqrecord.sources.images import IMAGE_ENDINGS, image_header
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import rows_of, table, timed_values
 
@@ -66,7 +66,7 @@ class Kitti(SequenceSource):
         metadata: dict[str, Any] = {"dataset": "KITTI odometry", "sequence": folder.name}
         for name, is_folder in sorted(list_folder(folder)):
             if is_folder and name in _IMAGES:
-                columns[name] = Images(_files(folder / name, len(times), tuple(IMAGE_FORMATS)))
+                columns[name] = Images(_files(folder / name, len(times), tuple(IMAGE_ENDINGS)))
             elif is_folder and name == "velodyne":
                 columns[name] = _Scans(_files(folder / name, len(times), (".bin",)))
         columns["timestamp"] = Values(times, "timestamp", "s")

@@ -1,0 +1,315 @@
+"""Folders: text of numbers beside images, cameras, and names of files that are no frame's."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+import seqrecord
+from seqrecord.errors import SourceError
+from seqrecord.sources import Folders, open_source
+
+Array = npt.NDArray[Any]
+RNG = np.random.default_rng(0)
+
+
+def images(folder: Path, names: list[str], size: tuple[int, int] = (4, 6)) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        pixels = RNG.integers(0, 256, (*size, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+
+
+def frames(source: Folders, episode: int = 0) -> list[dict[str, Any]]:
+    return [dict(frame) for frame in source.frames(source.episodes()[episode])]
+
+
+def numbered(count: int, ending: str = ".png") -> list[str]:
+    return [f"{number:06d}{ending}" for number in range(count)]
+
+
+def features(source: Folders) -> dict[str, str]:
+    told = ("frame_number", "frame_name")
+    return {n: f"{s.dtype} {list(s.shape)}" for n, s in source.schema().items() if n not in told}
+
+
+def test_7_scenes(tmp_path: Path) -> None:
+    """A text of a 4x4 matrix beside each image, its columns separated by tabs and a blank."""
+    poses = RNG.normal(size=(2, 3, 4, 4)).astype(np.float32).astype(np.float64)
+    for sequence in range(2):
+        folder = tmp_path / "chess" / f"seq-0{sequence + 1}"
+        images(folder, [f"frame-{i:06d}.color.png" for i in range(3)])
+        for i, pose in enumerate(poses[sequence]):
+            depth = RNG.integers(0, 65536, (4, 6)).astype(np.uint16)
+            Image.fromarray(depth).save(folder / f"frame-{i:06d}.depth.png")
+            rows = ("\t ".join(f"{x!r}" for x in row.tolist()) + "\t " for row in pose)
+            (folder / f"frame-{i:06d}.pose.txt").write_text("\r\n".join(rows) + "\r\n")
+            (folder / f"._frame-{i:06d}.pose.txt").write_bytes(b"junk")
+        (folder / "Thumbs.db").write_bytes(b"junk")
+    (tmp_path / "chess" / "TrainSplit.txt").write_text("sequence1\nsequence2\n")
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["chess/seq-01", "chess/seq-02"]
+    assert features(source) == {
+        "frame_color": "uint8 [4, 6, 3]",
+        "frame_depth": "uint16 [4, 6]",
+        "frame_pose": "float64 [4, 4]",
+    }
+    for episode in range(2):
+        for frame, pose in zip(frames(source, episode), poses[episode], strict=True):
+            np.testing.assert_array_equal(frame["frame_pose"], pose, strict=True)
+    seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=2)
+    (tmp_path / "chess" / "seq-02" / "frame-000001.pose.txt").unlink()
+    with pytest.raises(SourceError, match="disagrees") as caught:
+        frames(Folders(tmp_path), 1)
+    assert caught.value.feature == "frame_pose"
+
+
+def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
+    """As ScanNet exports them; a pose may be infinite."""
+    images(tmp_path / "scene" / "color", [f"{i}.jpg" for i in range(12)])
+    (tmp_path / "scene" / "pose").mkdir()
+    for i in range(12):
+        text = "-inf -inf\n-inf -inf\n" if i == 5 else f"{i} 0.5\n0 1\n"
+        (tmp_path / "scene" / "pose" / f"{i}.txt").write_text(text)
+    (tmp_path / "scene" / "captions").mkdir()
+    for i in range(12):
+        (tmp_path / "scene" / "captions" / f"{i}.txt").write_text(f"a cup and {i} spoons")
+    source = Folders(tmp_path)
+    assert features(source) == {"color": "uint8 [4, 6, 3]", "pose": "float64 [2, 2]"}
+    read = frames(source)
+    assert read[11]["pose"].tolist() == [[11, 0.5], [0, 1]]
+    assert np.isneginf(read[5]["pose"]).all()
+
+
+def test_texts_of_any_number_of_rows(tmp_path: Path) -> None:
+    """Labels of objects: none, one or more in a frame."""
+    images(tmp_path / "run" / "images", numbered(4))
+    (tmp_path / "run" / "labels").mkdir()
+    for i, rows in enumerate((2, 1, 0, 3)):
+        text = "".join(f"{row} 0.1 0.2 0.3 {i}\n" for row in range(rows))
+        (tmp_path / "run" / "labels" / f"{i:06d}.txt").write_text(text)
+    source = Folders(tmp_path)
+    assert features(source)["labels"] == "float64 [None, 5]"
+    assert [frame["labels"].shape for frame in frames(source)] == [(2, 5), (1, 5), (0, 5), (3, 5)]
+
+
+TABLES = {
+    "blanks": ("0.5 1 -2e3\n", []),
+    "commas": ("0.5,1,-2e3\n", []),
+    "commas and blanks": ("0.5, 1, -2e3\n", []),
+    "semicolons": ("0.5;1;-2e3\n", []),
+    "tabs": ("0.5\t1\t-2e3\t\n", []),
+    "names of columns": ("0.5,1,-2e3\n", ["x", "y", "z"]),
+    "windows": ("\ufeff0.5,1,-2e3\r\n", []),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_with_a_row_a_frame(tmp_path: Path, name: str) -> None:
+    line, columns = TABLES[name]
+    images(tmp_path / "run" / "rgb", numbered(3))
+    text = f"# a comment\n{','.join(columns)}\n" if columns else ""
+    (tmp_path / "run" / "motion.csv").write_bytes((text + line * 3).replace("\ufeff", "").encode())
+    if name == "windows":
+        (tmp_path / "run" / "motion.csv").write_bytes((line + line[1:] * 2).encode())
+    source = Folders(tmp_path)
+    assert features(source)["motion"] == "float64 [3]"
+    assert [frame["motion"].tolist() for frame in frames(source)] == [[0.5, 1, -2000]] * 3
+    assert source.episodes()[0].metadata.get("columns", {}) == (
+        {"motion": columns} if columns else {}
+    )
+
+
+def test_times_in_nanoseconds_stay_exact(tmp_path: Path) -> None:
+    base = 1403636579763555584 + 1  # float64 cannot represent it
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "times.txt").write_text("".join(f"{base + i}\n" for i in range(3)))
+    rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
+    (tmp_path / "run" / "poses.csv").write_text(f"time,x,y\n{rows}")
+    source = Folders(tmp_path)
+    assert features(source) == {
+        "poses": "float64 [2]",
+        "poses.time": "int64 []",
+        "rgb": "uint8 [4, 6, 3]",
+        "times": "int64 []",
+    }
+    for i, frame in enumerate(frames(source)):
+        assert (int(frame["times"]), int(frame["poses.time"])) == (base + i, base + i)
+        assert frame["poses"].tolist() == [i + 0.5, 2]
+    assert source.episodes()[0].metadata["columns"] == {"poses": ["x", "y"]}
+
+
+def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "pose").mkdir()
+    np.savetxt(tmp_path / "run" / "pose" / "left_0.txt", np.zeros((3, 7)))
+    np.savetxt(tmp_path / "run" / "rgb.txt", np.zeros((3, 2)))
+    assert features(Folders(tmp_path)) == {
+        "pose.left_0": "float64 [7]",
+        "rgb": "uint8 [4, 6, 3]",
+        "rgb.txt": "float64 [2]",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 2\n3 4\n",
+        "1 2\n3 4\n5 6\n7 8\n9 10\n",
+        "1 2\n3\n4 5\n",
+        "1,5 2,5\n1,5 2,5\n1,5 2,5\n",
+        "a\nb\nc\n",
+        "1_0\n2\n3_0\n",
+        "",
+    ],
+    ids=repr,
+)
+def test_other_text_is_no_feature(tmp_path: Path, text: str) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "imu.csv").write_text(text)
+    assert features(Folders(tmp_path)) == {"rgb": "uint8 [4, 6, 3]"}
+
+
+def test_text_alone_is_no_episode(tmp_path: Path) -> None:
+    """As KITTI's poses beside its sequences."""
+    for name in ("00", "01"):
+        images(tmp_path / "sequences" / name / "left", numbered(3))
+        (tmp_path / "poses").mkdir(exist_ok=True)
+        np.savetxt(tmp_path / "poses" / f"{name}.txt", np.zeros((3, 12)))
+    np.savetxt(tmp_path / "splits.txt", np.zeros((3, 2)))
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["sequences/00", "sequences/01"]
+    assert [*features(source)] == ["left"]
+
+
+# --- cameras -----------------------------------------------------------------------------------
+
+CAMERA = {"fx": 5.0, "fy": 5.5, "cx": 3.0, "cy": 2.0, "width": 6, "height": 4}
+CAMERAS = {
+    "K.txt": "5 0 3\n0 5.5 2\n0 0 1\n",
+    "intrinsics.txt": "5.0, 5.5, 3.0, 2.0",
+    "intrinsic_color.txt": "5 0 3 0\n0 5.5 2 0\n0 0 1 0\n0 0 0 1\n",
+    "camera.txt": "5 0 3 0 5.5 2 0 0 1",
+    "calib.txt": "# fx fy cx cy\n5 5.5 3 2",
+    "camera.json": '{"fx": 5, "fy": 5.5, "cx": 3, "cy": 2}',
+}
+
+
+@pytest.mark.parametrize("name", CAMERAS)
+def test_cameras(tmp_path: Path, name: str) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / name).write_text(CAMERAS[name])
+    source = Folders(tmp_path)
+    assert source.episodes()[0].metadata["camera"] == CAMERA
+    assert [*features(source)] == ["rgb"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"K_left.txt": CAMERAS["K.txt"], "K_right.txt": CAMERAS["K.txt"]},
+        {"K.txt": "5 0.1 3\n0 5.5 2\n0 0 1\n"},
+        {"K.txt": "5 0 9\n0 5.5 2\n0 0 1\n"},
+        {"K.txt": "-5 0 3\n0 5.5 2\n0 0 1\n"},
+        {"K.txt": "nan 0 3\n0 5.5 2\n0 0 1\n"},
+        {"calib.yaml": "fx: 5\n"},
+        {"camera.json": '{"fx": 5}'},
+        {"camera.json": "[" * 100_000},
+        {"intrinsics.txt": "cup"},
+    ],
+    ids=repr,
+)
+def test_cameras_that_are_ambiguous(tmp_path: Path, files: dict[str, str]) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    for name, text in files.items():
+        (tmp_path / "run" / name).write_text(text)
+    source = Folders(tmp_path)
+    assert "camera" not in source.episodes()[0].metadata
+    assert [*features(source)] == ["rgb"]
+
+
+def test_a_table_that_is_called_like_a_camera(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(5))
+    np.savetxt(tmp_path / "run" / "camera_poses.txt", np.zeros((5, 7)))
+    assert features(Folders(tmp_path))["camera_poses"] == "float64 [7]"
+
+
+# --- names of files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a_0.png", "a_1.png", "a_2.png", "b_3.png", "b_4.png"], "b_3.png"),
+        (["IMG_1.png", "IMG_2.png", "DSC_3.png"], "DSC_3.png"),
+        ([*numbered(4), "000003 (1).png"], "000003 (1).png"),
+        ([*numbered(3), "000003 (1).png"], "000003 (1).png"),
+        ([*numbered(4), "000003_1.png"], "000003_1.png"),
+        ([*numbered(4), "000003 - Copy.png"], "000003 - Copy.png"),
+        ([*numbered(4), "000003copy.png"], "000003copy.png"),
+        ([*numbered(4), "preview.png"], "preview.png"),
+        (["0.5.png", "1.5.png", "2.png"], "2.png"),
+    ],
+    ids=str,
+)
+def test_files_that_are_of_another_recording(tmp_path: Path, names: list[str], shown: str) -> None:
+    images(tmp_path / "run" / "rgb", names)
+    images(tmp_path / "sound" / "rgb", numbered(3))
+    source = Folders(tmp_path)
+    assert len(frames(source, 1)) == 3
+    with pytest.raises(SourceError, match="differ by more than a number") as caught:
+        frames(source)
+    error = caught.value
+    assert (error.episode, error.feature, error.got) == ("run", "rgb", shown)
+    assert error.file == str(tmp_path / "run" / "rgb" / shown)
+    assert names[0] in str(error.expected)
+
+
+def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
+    for feature in ("rgb", "depth"):
+        images(tmp_path / "run" / feature, [f"{number}.png" for number in range(-5, 6)])
+    source = Folders(tmp_path)
+    numbers = [int(frame["frame_number"]) for frame in frames(source)]
+    assert numbers == [*range(-5, 6)]
+    assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
+    images(tmp_path / "other" / "rgb", [f"frame-{number}.png" for number in range(4)])
+    assert [int(frame["frame_number"]) for frame in frames(Folders(tmp_path))] == [0, 1, 2, 3]
+    images(tmp_path / "third" / "rgb", [f"frame_{number}.png" for number in range(-2, 1)])
+    source = Folders(tmp_path / "third")
+    assert [int(frame["frame_number"]) for frame in frames(source)] == [-2, -1, 0]
+
+
+def test_times_of_any_number_of_decimals_are_in_order(tmp_path: Path) -> None:
+    names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103.0"]
+    images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
+    assert [frame["frame_name"] for frame in frames(Folders(tmp_path))] == names
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{1403636579763555584 + i * 50_000_000 + (i > 4) * 10**9}.png" for i in range(9)],
+        [f"{1305031102 + i / 8 + (i > 4) * 3:.6f}.png" for i in range(9)],
+        [f"cam_{1700000000000 + i * 33 + (i > 4) * 1000}_left.png" for i in range(9)],
+    ],
+    ids=lambda names: str(names[0]),
+)
+def test_a_gap_in_time_is_a_warning(
+    tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    images(tmp_path / "run" / "rgb", names)
+    images(tmp_path / "steady" / "rgb", names[:5])
+    source = open_source(tmp_path)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        source.schema()
+        source.schema()
+    [text] = [record.getMessage() for record in caplog.records if "gap" in record.getMessage()]
+    assert "run" in text
+    assert "1 gap" in text
+    assert len(list(source.frames(source.episodes()[0]))) == 9
