@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from typing import Any, cast
 
 from seqrecord.errors import (
@@ -139,6 +140,7 @@ def convert(
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
+    _check_source(source)
     if reference:
         if not hasattr(source, "referring"):
             raise SourceError("originals of this kind cannot be read in place; convert them")
@@ -206,6 +208,20 @@ def _refuse(inventory: Inventory) -> None:
         expected="every file and field packed",
         got=shown,
     )
+
+
+def _check_source(source: object) -> None:
+    """`SourceError` for an object without the methods of a source."""
+    methods = ("schema", "episodes", "frames")
+    if not all(callable(getattr(source, name, None)) for name in methods):
+        hint = ""
+        if isinstance(source, str | PathLike):
+            hint = "; seqrecord.open_source(path) finds the source of a path"
+        raise SourceError(
+            f"not a source{hint}",
+            expected=f"an object with the methods {', '.join(methods)}",
+            got=type(source).__name__,
+        )
 
 
 def _check_values(index: Index, *, requested: Collection[str], shown: str) -> None:
