@@ -28,7 +28,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.export import to_files
-from tests.command_line import fail
+from tests.command_line import fail, run
 from tests.numbered import add, lengths_of
 
 
@@ -420,3 +420,19 @@ def test_a_key_that_is_too_deep_to_export(tmp_path: Path) -> None:
         episode.append({"x": np.zeros(3)})
     with pytest.raises(DestinationError, match=r"too many levels.*seqrecord edit rename.*got: 40"):
         to_files(tmp_path / "records", None, tmp_path / "out")
+
+
+def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"records-\xff")
+    with seqrecord.SeqRecordWriter(folder) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.zeros(3)})
+    for command in (("info",), ("verify",), ("plan", "--clip-len", "1"), ("clean",), ("reindex",)):
+        assert "records-\\udcff" in run(command[0], folder, *command[1:]).stdout
+
+
+def test_originals_whose_path_is_not_utf_8(originals: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"tree-\xff")
+    shutil.copytree(originals, folder)
+    assert "whose path is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
+    run("write", "--src", folder, "--dst", tmp_path / "records", "--quiet")
+    assert seqrecord.open(tmp_path / "records").num_frames == 4

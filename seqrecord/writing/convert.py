@@ -252,6 +252,13 @@ def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
     for begin in range(0, len(names), _FILES_OF_A_LIST):
         some = names[begin : begin + _FILES_OF_A_LIST]
         each = ExternalList(tuple(files[name] for name in some))
+        for file in each.files:
+            if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
+                raise SourceError(
+                    "an original whose path is not UTF-8 cannot be read in place; rename it, or "
+                    "pack it with `seqrecord write --src`",
+                    file=f"{file.root}/{file.path}".rstrip("/"),
+                )
         try:
             ExternalList.parse(each.encode(), each.id)
         except FormatError as error:  # nobody could read it
