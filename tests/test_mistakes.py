@@ -375,7 +375,7 @@ def test_frames_of_nothing(tmp_path: Path) -> None:
         with writer.episode("whole") as episode:
             episode.append({"x": np.zeros(3)})
         with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
-            writer.episode("a").append({"image": None, "x": np.zeros(3)})
+            writer.episode("a").append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
         with (
             pytest.raises(FrameError, match="without any feature; append a frame that has one"),
             writer.episode("b") as episode,
@@ -387,7 +387,7 @@ def test_frames_of_nothing(tmp_path: Path) -> None:
     ):
         recorded.append({"image": np.zeros((2, 2)), "x": np.zeros(3)})
         with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
-            recorded.append({"image": None, "x": np.zeros(3)})
+            recorded.append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
     assert seqrecord.open(tmp_path / "recorded").num_frames == 1
 
 
