@@ -4,8 +4,8 @@ Nothing is unpickled, and a header is not trusted: it is compared with the file'
 anything is allocated. npy is numpy's own format, and npz a ZIP file of them,
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; `.flo` is Middlebury's flow,
 https://vision.middlebury.edu/flow/code/flow-code/README.txt; `.dpt` is Sintel's depth, the same
-with one channel; PFM is https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the library OpenEXR, an
-optional extra.
+with one channel; PFM is https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the
+library OpenEXR, an optional extra.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def array_header(path: Path, member: str | None = None) -> ArrayHeader:
     """
     with opened(path) as stream:
         if path.suffix.lower() == NPZ:
-            with _opened_member(stream, member) as (array, size):
-                return _header(array, path, size)
+            with _opened_member(stream, member) as (file, size):
+                return _header(file, path, size)
         if path.suffix.lower() == _EXR:
             array = _read_exr(path)
             return ArrayHeader(array.dtype, array.shape)
@@ -92,9 +92,10 @@ def read_array(
 
     `dtype` and `shape` are demanded where given, before any value is read. Rows of images come from
     the top down. `.flo`: float32 [H, W, 2], pixels to the right and down; unknown flow is above
-    1e9, as stored. `.dpt`: float32 [H, W]. PFM: float32 [H, W] or [H, W, 3], as stored: the header's scale is not applied.
-    OpenEXR: float16, float32 or uint32, [H, W] of one channel, [H, W, 3] or [H, W, 4] of R, G, B
-    and A. Of an npz file it is the array `member`, by default its only one.
+    1e9, as stored. `.dpt`: float32 [H, W]. PFM: float32 [H, W] or [H, W, 3], as stored: the
+    header's scale is not applied. OpenEXR: float16, float32 or uint32, [H, W] of one channel,
+    [H, W, 3] or [H, W, 4] of R, G, B and A. Of an npz file it is the array `member`, by default its
+    only one.
 
     Raises `SourceError` for a file that cannot be read, is cut, or holds anything else.
     `MissingPackageError` names what reads OpenEXR files where it is not installed.

@@ -169,7 +169,7 @@ def name_features(
                 if place in found:
                     place = f"{name}.{place}"
                 found[place] = Feature(folder, files, member)
-    leaves = {"": own, **{name: part for name, part in inside.items() if part.is_leaf}}
+    leaves = {"": own, **{each: part for each, part in inside.items() if part.is_leaf}}
     for folder, part in leaves.items():
         for words, files in part.texts.items():
             name = feature_of(folder, words, is_alone=len(part.texts) == 1 and not part.groups)
@@ -185,8 +185,8 @@ def name_features(
     for name in [name for name in found if is_text[name] and name not in sparse]:
         if 2 * found[name].files.num_frames < max(counts, default=0):
             feature = found.pop(name)
-            files = files_like(path / feature.folder, feature.files.first)
-            rows += [f"{feature.folder}/{file}".lstrip("/") for file in files]
+            names = files_like(path / feature.folder, feature.files.first)
+            rows += [f"{feature.folder}/{file}".lstrip("/") for file in names]
     return found, rows
 
 
@@ -260,10 +260,10 @@ def _visit(
     """
     check_depth(path, depth)
     listed = look(path)
-    here = replace(
-        listed,
-        groups={words: _summary(files) for words, files in listed.groups.items()},
-        texts={words: _summary(files) for words, files in listed.texts.items()},
+    here = Listing(
+        {words: _summary(files) for words, files in listed.groups.items()},
+        {words: _summary(files) for words, files in listed.texts.items()},
+        *(listed.arrays, listed.rows, listed.cameras, listed.subfolders, listed.names),
     )
     del listed
     visited = {

@@ -230,7 +230,7 @@ def _in_order(names: Sequence[_Name]) -> FrameFiles:
         place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
         column = columns[place]
         is_unique = len(columns) == 1 or len({*column}) == len({*zip(*columns, strict=True)})
-        if is_unique and -_MOST <= min(column) and max(column) <= _MOST:
+        if is_unique and min(column) >= -_MOST and max(column) <= _MOST:
             return _once(column, names, _pattern(names[column.index(min(column))], place))
     found = _once([name.stem for name in names], names)
     return found if other is None else replace(found, unlike=(other.file, usual.file))

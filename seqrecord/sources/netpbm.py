@@ -41,7 +41,8 @@ def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
     if not 0 < value < 65536 or not data[found.end() : found.end() + 1].isspace():
         raise SourceError("not a Netpbm image", expected="a maximum value of 1 to 65535", got=value)
     shape: tuple[int, ...] = (int(size[2]), int(size[1]))
-    mode, dtype = "L", np.dtype(np.uint8 if value < 256 else np.uint16)
+    mode = "L"
+    dtype: np.dtype[Any] = np.dtype(np.uint8 if value < 256 else np.uint16)
     if kind in (b"P3", b"P6"):
         mode, shape = "RGB", (*shape, 3)
     elif kind in (b"P1", b"P4"):
@@ -50,7 +51,7 @@ def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
 
 
 def decode_netpbm(data: bytes) -> npt.NDArray[Any]:
-    """Samples [H, W] or [H, W, 3]: uint8, uint16 above 255, or bool of bitmaps, where 1 is black."""
+    """Samples [H, W] or [H, W, 3]: uint8, uint16, or bool of bitmaps, where 1 is black."""
     header, most, offset = netpbm_header(data)
     kind, count = data[:2], math.prod(header.shape)
     if kind in (b"P1", b"P2", b"P3"):

@@ -22,21 +22,24 @@ from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
-    has_frames,
     imu_counts,
     list_frames,
     read_frames,
 )
 from seqrecord.sources.tartanair_layout import (
     CAMERAS,
-    DIFFICULTIES,
     IMU_ROWS,
     LAYOUTS,
     PixelFiles,
     Size,
     TartanAirLayout,
+)
+from seqrecord.sources.tartanair_tree import (
+    DIFFICULTIES,
     Trajectory,
     find_trajectories,
+    has_frames,
+    is_tartanair,
     open_trajectory,
 )
 
@@ -45,7 +48,8 @@ from seqrecord.sources.tartanair_layout import (
 class TartanAir(Originals):
     """A TartanAir tree as a source of episodes.
 
-    `root` is a folder of environments, one environment, one difficulty or one trajectory.
+    `root` is a folder of environments, one environment, one difficulty or one trajectory; so is any
+    tree with trajectories, whatever their folders are called: `samples/office_P000`.
     `features` are the names to read, in that order; by default all that the tree has for
     `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG, and with
     `reference` where they are; so do npy files, and PNG files of segmentations.
@@ -116,16 +120,8 @@ class TartanAir(Originals):
             yield from read_frames(trajectory, schema, size or (0, 0), **keep)
 
     def exists(self) -> bool:
-        """Whether `root` is a TartanAir tree: named like one, with files that are named so too.
-
-        Names of folders alone can be those of another tree, such as an exported episode.
-        """
-        return any(
-            any(file in trajectory.entries for *_, file in trajectory.layout.poses)
-            or any(_some_has([trajectory], files) for files in trajectory.pixels)
-            for trajectory in self._found.values()
-            if trajectory.layout
-        )
+        """Whether there are files named as TartanAir's among the first entries below `root`."""
+        return is_tartanair(self.path)
 
     @cached_property
     def _found(self) -> dict[str, Trajectory]:
