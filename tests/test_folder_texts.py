@@ -13,7 +13,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, open_source
+from seqrecord.sources import Folders, inventory_of, open_source
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)
@@ -313,3 +313,87 @@ def test_a_gap_in_time_is_a_warning(
     assert "run" in text
     assert "1 gap" in text
     assert len(list(source.frames(source.episodes()[0]))) == 9
+
+
+# --- the inventory -----------------------------------------------------------------------------
+
+
+def left_out(source: Any) -> dict[str, tuple[int, str]]:
+    return {each.pattern: (each.count, each.reason) for each in inventory_of(source).left_out}
+
+
+def test_the_inventory(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run = tmp_path / name
+        images(run / "rgb", numbered(4))
+        for i in range(4):
+            (run / "sound").mkdir(exist_ok=True)
+            (run / "sound" / f"{i:06d}.wav").write_bytes(b"RIFF")
+            (run / "words").mkdir(exist_ok=True)
+            (run / "words" / f"{i:06d}.txt").write_text("a cup")
+        np.save(run / "actions.npy", np.zeros((4, 2)))
+        np.savez(run / "robot.npz", state=np.zeros((4, 3)), limits=np.zeros((7, 2)), rate=30.0)
+        np.savetxt(run / "poses.txt", np.zeros((4, 7)))
+        np.savetxt(run / "imu.csv", np.zeros((1200, 6)), delimiter=",")
+        (run / "calib.yaml").write_text("fx: 5\n")
+        (run / "notes.txt").write_text("a cup\n")
+        (run / "README.md").write_text("a run\n")
+        (run / "Thumbs.db").write_bytes(b"junk")
+        (run / "._imu.csv").write_bytes(b"junk")
+        (run / "metadata.json").write_text('{"task": "pick"}')
+    found = inventory_of(open_source(tmp_path, features=["rgb", "poses", "state"]))
+    assert found.format == "folders"
+    assert found.reason == "2 episode folders, such as a with */actions.npy"
+    assert {each.name: each.place for each in found.features} == {
+        "poses": "*/poses.txt",
+        "rgb": "*/rgb/*.png",
+        "state": "*/robot.npz: state",
+    }
+    assert {(each.pattern, each.count, each.reason) for each in found.left_out} == {
+        ("*/imu.csv", 2, "1,200 rows for 4 frames"),
+        ("*/robot.npz: limits", 2, "7 rows for 4 frames"),
+        ("*/robot.npz: rate", 2, "no time axis"),
+        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a matrix of them"),
+        ("sound/*.wav", 8, "no reader"),
+        ("words/*.txt", 8, "no reader"),
+        ("a/notes.txt", 1, "no reader"),
+        ("b/notes.txt", 1, "no reader"),
+        ("feature actions", 1, "not selected by features="),
+    }
+    assert [each.pattern for each in found.left_out if not each.is_data] == ["feature actions"]
+
+
+def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", [f"{i}_left.png" for i in range(3)])
+    images(tmp_path / "run" / "times", ["1305031102.5.png", "1305031103.5.png", "1305031104.5.png"])
+    images(tmp_path / "flat", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
+    np.savetxt(tmp_path / "flat" / "poses.txt", np.zeros((3, 7)))
+    for i in range(3):
+        np.savetxt(tmp_path / "flat" / f"{i}_pose.txt", np.eye(4))
+    (tmp_path / "flat" / "K.txt").write_text(CAMERAS["K.txt"])
+    assert left_out(Folders(tmp_path / "flat")) == {}
+    source = Folders(tmp_path / "flat")
+    with pytest.raises(SourceError, match="no such feature"):
+        Folders(tmp_path / "flat", features=["imu"]).schema()
+    seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
+
+
+def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
+    images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
+    images(tmp_path / "run", ["preview.png"])
+    assert left_out(Folders(tmp_path)) == {"run/preview.png": (1, "no reader")}
+
+
+def test_a_feature_that_was_asked_for_says_why_it_is_none(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    np.savetxt(tmp_path / "run" / "imu.csv", np.zeros((1200, 6)), delimiter=",")
+    with pytest.raises(SourceError, match="1,200 rows for 3 frames") as caught:
+        Folders(tmp_path, features=["rgb", "imu"]).schema()
+    assert caught.value.feature == "imu"
+
+
+def test_gaps_in_time_are_notes(tmp_path: Path) -> None:
+    names = [f"{1700000000000 + i * 33 + (i > 4) * 1000}.png" for i in range(9)]
+    images(tmp_path / "run" / "rgb", names)
+    [note] = inventory_of(Folders(tmp_path)).notes
+    assert "1 gap in the times of the frames" in note

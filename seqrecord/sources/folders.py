@@ -17,8 +17,10 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.encodings import encoding_note, known_meaning
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory, read_bytes
+from seqrecord.sources.folders_account import LookedAt, account_of
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_rows import RowFiles, Rows, find_camera, find_rows
 from seqrecord.sources.folders_tree import (
@@ -39,10 +41,11 @@ from seqrecord.sources.images import (
     passthrough_of_both,
     referable_codec,
 )
+from seqrecord.sources.inventory import Account
 from seqrecord.sources.number_files import frames_shape
 from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
-from seqrecord.sources.specs import chosen_names, feature_spec, widened
+from seqrecord.sources.specs import chosen_names, feature_name, feature_spec, widened
 
 _logger = logging.getLogger("seqrecord")
 
@@ -114,6 +117,18 @@ class Folders(NumberedFrames):
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(episode) for episode in self._episodes]
 
+    def account(self) -> Account:
+        """Places of features, files that are none with reasons, and what is assumed."""
+        found = [
+            LookedAt(
+                episode,
+                RowFiles(0) if episode.is_exported else self._rows_of(episode),
+                self._camera(episode)[1],
+            )
+            for episode in self._episodes
+        ]
+        return account_of(self.path, found, self.schema().keys(), self._notes(self._schema))
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
             yield from read_frames(
@@ -156,6 +171,12 @@ class Folders(NumberedFrames):
 
     @cached_property
     def _schema(self) -> Schema:
+        schema = self._make_schema()
+        for note in self._notes(schema):
+            _logger.warning("%s: %s", self.path, note)
+        return schema
+
+    def _make_schema(self) -> Schema:
         """The features of the episodes: those asked for in that order, by default all.
 
         dtype comes from the first episode that has the feature; a dimension in which two episodes
@@ -179,8 +200,9 @@ class Folders(NumberedFrames):
                 errors.setdefault("", error)
                 continue
             exported |= dict.fromkeys(described)
-            rows = self._rows_of(episode).features if not episode.is_exported else {}
-            here = described.keys() or {*episode.folders, *episode.arrays, *rows}
+            rows = {} if episode.is_exported else self._rows_of(episode).features
+            own = {*episode.folders, *episode.arrays, *rows}
+            here = {*described} if episode.is_exported else own
             offered |= here
             for name in here if self.features is None else here & set(self.features):
                 try:
@@ -199,7 +221,6 @@ class Folders(NumberedFrames):
                 if codec is not None:
                     known = codecs.get(name, codec)
                     codecs[name] = passthrough_of_both(known, codec) if codec else ()
-        self._warn_of_gaps()
         for name in sorted(errors.keys() - specs.keys()):
             if name or not specs:
                 raise errors[name]
@@ -207,6 +228,8 @@ class Folders(NumberedFrames):
             if spec.name not in offered and (self.features is None or spec.name in self.features):
                 specs[spec.name] = spec
             offered.add(spec.name)
+        for name in {*(self.features or ())} - offered:
+            self._check_rows(name)
         every = [*exported, *sorted(offered - {*exported})]
         names = chosen_names(every, self.features, self.path, "no such feature in this tree")
         if not self.keep_encoded:
@@ -215,18 +238,38 @@ class Folders(NumberedFrames):
             codecs = {name: codec for name, codec in codecs.items() if specs[name].is_fixed}
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
-    def _gaps(self) -> dict[str, str]:
-        """Gaps between times in the names of files, by episode."""
-        plain = (episode for episode in self._episodes if not episode.is_exported)
-        firsts = ((self._key(each.path), self._dense(each)[:1]) for each in plain)
-        return {key: dense[0].gaps for key, dense in firsts if dense and dense[0].gaps}
+    def _check_rows(self, name: str) -> None:
+        """Raises `SourceError` if a row file of this name is no feature."""
+        for episode in self._episodes:
+            for place, reason in self._rows_of(episode).reasons.items():
+                file, _, member = place.partition(": ")
+                if name in (member, feature_name(Path(file).with_suffix("").as_posix())):
+                    raise SourceError(
+                        "a feature without a row for each frame",
+                        file=str(episode.path / file),
+                        episode=self._key(episode.path),
+                        feature=name,
+                        got=reason,
+                    )
 
-    def _warn_of_gaps(self) -> None:
-        gaps = self._gaps()
-        for key, text in islice(gaps.items(), _SHOWN):
-            _logger.warning("%s: %s: %s", self.path, key, text)
+    def _notes(self, schema: Schema) -> list[str]:
+        """Gaps between times, and images that may be codes of something else."""
+        notes = []
+        gaps: dict[str, str] = {}
+        for episode in self._episodes:
+            dense = [] if episode.is_exported else self._dense(episode)[:1]
+            gaps |= {self._key(episode.path): each.gaps for each in dense if each.gaps}
+        notes += [f"{key}: {text}" for key, text in islice(gaps.items(), _SHOWN)]
         if len(gaps) > _SHOWN:
-            _logger.warning("%s: gaps in %d more episodes", self.path, len(gaps) - _SHOWN)
+            notes.append(f"gaps in the times of {len(gaps) - _SHOWN} more episodes")
+        for name, spec in schema.items():
+            places = (each.folders.get(name) for each in self._episodes if not each.is_exported)
+            first = next((place.first for place in places if place is not None), None)
+            if first is None or Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
+                continue
+            if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
+                notes.append(f"feature {name}: {text}")
+        return notes
 
     def _as_exported(
         self, episode: EpisodeFolder, feature: ExportedFeature
@@ -351,6 +394,7 @@ def _from_first_file(
 ) -> tuple[FeatureSpec, _Codec]:
     """The feature as the header of this episode's first file declares it."""
     folder = episode.folders.get(name)
+    told = known_meaning(folder.pattern, Path(folder.first).suffix) if folder else {}
     if folder is not None:
         path = episode.path / folder.folder / folder.first
     else:
@@ -360,12 +404,12 @@ def _from_first_file(
         if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
         codec = _referable(path, folder) if reference else passthrough_codec(image, folder.endings)
-        return feature_spec(name, image.dtype, image.shape, path), codec
+        return feature_spec(name, image.dtype, image.shape, path, **told), codec
     if folder is not None and is_text_name(path.name):
         shape = frames_shape(path.parent, files_like(path.parent, folder.first))
         if shape is None:
             raise SourceError("text that is not numbers in all frames", file=str(path.parent))
-        return feature_spec(name, np.dtype("<f8"), shape, path), ()
+        return feature_spec(name, np.dtype("<f8"), shape, path, **told), ()
     header = array_header(path, None if folder is None else folder.member)
     shape = header.shape
     if folder is None:

@@ -155,10 +155,9 @@ def name_features(
     `own` is what lies in the episode's folder at `path`, and `inside` what lies in those in it.
     Text files of fewer than half of the frames are among the latter unless they are `sparse`.
     """
-    parts = {name: part for name, part in inside.items() if part.groups}
-    listed = dict(parts)
-    if are_features(own.groups, parts):
-        listed = {"": own, **parts}
+    listed: dict[str, Listing[_Files]] = {n: part for n, part in inside.items() if part.groups}
+    if are_features(own.groups, listed):
+        listed = {"": own, **listed}
     found: dict[str, Feature[_Files]] = {}
     for folder, part in listed.items():
         for words, files in part.groups.items():
@@ -169,7 +168,8 @@ def name_features(
                 if place in found:
                     place = f"{name}.{place}"
                 found[place] = Feature(folder, files, member)
-    leaves = {"": own, **{each: part for each, part in inside.items() if part.is_leaf}}
+    leaves: dict[str, Listing[_Files]] = {"": own}
+    leaves |= {name: part for name, part in inside.items() if part.is_leaf}
     for folder, part in leaves.items():
         for words, files in part.texts.items():
             name = feature_of(folder, words, is_alone=len(part.texts) == 1 and not part.groups)

@@ -70,6 +70,12 @@ class PixelFiles:
     between: bool = False
 
     @property
+    def shown(self) -> str:
+        """The names of its files: `*_left_depth.npy`."""
+        pattern = self.pattern.pattern.replace(r"(\d+)", "*")
+        return pattern.replace("*_*", "*").replace("\\.", ".")
+
+    @property
     def is_image(self) -> bool:
         return self.read is _read_rgb
 
