@@ -168,18 +168,15 @@ def name_features(
                 if place in found:
                     place = f"{name}.{place}"
                 found[place] = Feature(folder, files, member)
-    leaves: dict[str, Listing[_Files]] = {"": own}
-    leaves |= {name: part for name, part in inside.items() if part.is_leaf}
-    for folder, part in leaves.items():
-        for words, files in part.texts.items():
-            name = feature_of(folder, words, is_alone=len(part.texts) == 1 and not part.groups)
+    rows: list[str] = []
+    for folder, leaf in {"": own, **inside}.items():
+        if leaf is not own and not leaf.is_leaf:
+            continue
+        for words, files in leaf.texts.items():
+            name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
             found[f"{name}.txt" if name in found else name] = Feature(folder, files)
-    rows = [
-        f"{folder}/{file}".lstrip("/")
-        for folder, part in leaves.items()
-        for file in (*part.rows, *part.cameras)
-        if file not in part.cameras or is_text_name(file)
-    ]
+        tables = (*leaf.rows, *(file for file in leaf.cameras if is_text_name(file)))
+        rows += [f"{folder}/{file}".lstrip("/") for file in tables]
     is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
     counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
     for name in [name for name in found if is_text[name] and name not in sparse]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
-from seqrecord.sources.files import is_file
+from seqrecord.sources.files import is_file, read_bytes
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -30,7 +31,7 @@ from seqrecord.sources.lerobot_layout import (
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot_stats import own_statistics
 from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
-from seqrecord.sources.originals import FirstError, Originals, find_files
+from seqrecord.sources.originals import FirstError, Originals, find_files, first_file
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, text_spec
 from seqrecord.sources.video_streams import TOLERANCE
@@ -294,10 +295,21 @@ def _meaning(name: str) -> tuple[str | None, str | None]:
     return None, None
 
 
+def _find_below(root: Path) -> Path | None:
+    """The first dataset deeper in the tree."""
+    found = first_file(root, lambda path: path.as_posix().endswith(f"/{INFO}") and _is_info(path))
+    return None if found is None else found.parent.parent
+
+
+def _is_info(path: Path) -> bool:
+    return b'"codebase_version"' in read_bytes(path)
+
+
 FORMAT = SourceFormat(
     "lerobot",
     "meta/info.json and data/chunk-000/*.parquet",
     LeRobot,
     options=("without_video", "tolerance"),
     takes_urls=True,
+    find_below=_find_below,
 )

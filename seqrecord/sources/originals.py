@@ -166,14 +166,20 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
     Of a folder the first thousand entries are looked at, and of the tree ten thousand, depth first:
     whether a format fits must not take a walk over millions of files.
     """
+    return first_file(root, fits) is not None
+
+
+def first_file(root: Path, fits: Callable[[Path], bool]) -> Path | None:
+    """The first file of which `has_file` is true."""
     if is_file(root):
-        return fits(root)
-    return any(
-        fits(folder / name)
+        return root if fits(root) else None
+    paths = (
+        folder / name
         for folder, names in _first_entries(root)
         for name, is_folder in names.items()
         if not is_folder
     )
+    return next(filter(fits, paths), None)
 
 
 def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:

@@ -128,6 +128,8 @@ class _Opening:
     def find(self) -> Source:
         formats = [*map(_built_in, BUILT_IN), *self._added()]
         for is_fallback in (False, True):
+            if is_fallback:
+                self._check_below(formats)
             candidates = [each for each in formats if each.is_fallback == is_fallback]
             found = [(each, source) for each in candidates if (source := self._try(each))]
             if len(found) > 1:
@@ -147,6 +149,20 @@ class _Opening:
             expected=f"one of these formats: {'; '.join(self.tried)}",
             got=_contents(self.path),
         )
+
+    def _check_below(self, formats: Sequence[SourceFormat]) -> None:
+        """Raises `SourceError` for an original deeper in the tree, which a fallback would not read
+        as such."""
+        for each in formats:
+            if each.find_below is None or is_file(self.path):
+                continue
+            if (found := each.find_below(self.path)) is not None:
+                raise SourceError(
+                    f"originals of the format {each.name} in a folder below: pass that folder, or "
+                    "choose another format by --format NAME, or format=",
+                    file=str(self.path),
+                    expected=f"--src {found}",
+                )
 
     def _try(self, wanted: SourceFormat) -> FoundSource | None:
         """The source, if there is one of this format."""
