@@ -205,6 +205,7 @@ CAMERAS = {
 def test_cameras(tmp_path: Path, name: str) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
     (tmp_path / "run" / name).write_text(CAMERAS[name])
+    np.savetxt(tmp_path / "run" / "extrinsics.txt", np.eye(4))
     source = Folders(tmp_path)
     assert source.episodes()[0].metadata["camera"] == CAMERA
     assert [*features(source)] == ["rgb"]
@@ -289,6 +290,8 @@ def test_times_of_any_number_of_decimals_are_in_order(tmp_path: Path) -> None:
     names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103.0"]
     images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
     assert [frame["frame_name"] for frame in frames(Folders(tmp_path))] == names
+    images(tmp_path / "second" / "rgb", [f"{name}.png" for name in names[:4]])  # no gap in 05 … 25
+    assert [frame["frame_name"] for frame in frames(Folders(tmp_path), 1)] == names[:4]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def pinhole(path: Path) -> tuple[float, float, float, float] | None:
     Text: fx, fy, cx and cy as four numbers, or a 3x3 or 4x4 matrix of them, in rows or in one row.
     JSON: an object of `fx`, `fy`, `cx` and `cy`.
     """
+    if "extrinsic" in path.name.lower():
+        return None
     try:
         if path.suffix.lower() == ".json":
             found: Any = json.loads(read_bytes(path, _MAX_BYTES))

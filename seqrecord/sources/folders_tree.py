@@ -96,6 +96,11 @@ class Listing(Generic[_Files]):
         """Whether its files can be those of the episode above."""
         return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
 
+    def row_files(self, folder: str) -> list[str]:
+        """Paths of files with rows, of which text may be named like a camera's."""
+        files = (*self.rows, *filter(is_text_name, self.cameras))
+        return [f"{folder}/{file}".lstrip("/") for file in files]
+
 
 def look(folder: Path) -> Listing[FrameFiles]:
     """Lists a folder. Of text files with a number in their names the first one is read."""
@@ -175,8 +180,7 @@ def name_features(
         for words, files in leaf.texts.items():
             name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
             found[f"{name}.txt" if name in found else name] = Feature(folder, files)
-        tables = (*leaf.rows, *(file for file in leaf.cameras if is_text_name(file)))
-        rows += [f"{folder}/{file}".lstrip("/") for file in tables]
+        rows += leaf.row_files(folder)
     is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
     counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
     for name in [name for name in found if is_text[name] and name not in sparse]:

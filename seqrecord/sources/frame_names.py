@@ -225,7 +225,7 @@ def _in_order(names: Sequence[_Name]) -> FrameFiles:
     if not names:
         return FrameFiles({})
     usual, other = _unlike(names)
-    if names[0].numbers and other is None:
+    if names[0].numbers and other is None and not _is_time(names[0].stem):
         columns = [*zip(*(name.numbers for name in names), strict=True)]
         place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
         column = columns[place]
@@ -267,9 +267,15 @@ def _place(frame: int | str) -> Any:
     if isinstance(frame, int):
         return frame
     found = _DECIMAL.search(frame)
-    if found is None or Decimal(found[1]) < _FIRST_TIME:
+    if found is None or not _is_time(frame):
         return 0, natural_order(frame)
     return 1, natural_order(frame[: found.start()]), Decimal(found[1]), natural_order(frame)
+
+
+def _is_time(stem: str) -> bool:
+    """Whether a name has a time with decimals, of which each number alone is not enough."""
+    found = _DECIMAL.search(stem)
+    return found is not None and Decimal(found[1]) >= _FIRST_TIME
 
 
 def _pattern(name: _Name, place: int) -> str:
