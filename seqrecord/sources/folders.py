@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,10 +16,10 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.encodings import encoding_note, known_meaning
+from seqrecord.sources.encodings import known_meaning
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory, read_bytes
-from seqrecord.sources.folders_account import LookedAt, account_of
+from seqrecord.sources.folders_account import LookedAt, account_of, encoding_notes, gap_notes
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_rows import RowFiles, Rows, find_camera, find_rows
 from seqrecord.sources.folders_tree import (
@@ -48,8 +47,6 @@ from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_name, feature_spec, widened
 
 _logger = logging.getLogger("seqrecord")
-
-_SHOWN = 5  # episodes with gaps that are logged
 
 
 @dataclass(frozen=True)
@@ -211,7 +208,7 @@ class Folders(NumberedFrames):
                         if episode.is_exported
                         else _from_row_file(episode, name, rows[name])
                         if name in rows
-                        else _from_first_file(episode, name, self.reference)
+                        else self._from_first_file(episode, name)
                     )
                 except SourceError as error:
                     error.located(episode=key, feature=name)
@@ -253,23 +250,10 @@ class Folders(NumberedFrames):
                     )
 
     def _notes(self, schema: Schema) -> list[str]:
-        """Gaps between times, and images that may be codes of something else."""
-        notes = []
-        gaps: dict[str, str] = {}
-        for episode in self._episodes:
-            dense = [] if episode.is_exported else self._dense(episode)[:1]
-            gaps |= {self._key(episode.path): each.gaps for each in dense if each.gaps}
-        notes += [f"{key}: {text}" for key, text in islice(gaps.items(), _SHOWN)]
-        if len(gaps) > _SHOWN:
-            notes.append(f"gaps in the times of {len(gaps) - _SHOWN} more episodes")
-        for name, spec in schema.items():
-            places = (each.folders.get(name) for each in self._episodes if not each.is_exported)
-            first = next((place.first for place in places if place is not None), None)
-            if first is None or Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
-                continue
-            if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
-                notes.append(f"feature {name}: {text}")
-        return notes
+        plain = [episode for episode in self._episodes if not episode.is_exported]
+        dense = {self._key(each.path): self._dense(each)[:1] for each in plain}
+        gaps = {key: folders[0].gaps for key, folders in dense.items() if folders}
+        return [*gap_notes(gaps), *encoding_notes(schema, plain)]
 
     def _as_exported(
         self, episode: EpisodeFolder, feature: ExportedFeature
@@ -280,10 +264,43 @@ class Folders(NumberedFrames):
             return feature.spec, None
         path = episode.path / feature.path / folder.first
         if self.reference:
-            return feature.spec, _referable(path, folder)
+            return feature.spec, self._referable(path, folder)
         if not folder.all_images:
             return feature.spec, ()
         return feature.spec, passthrough_codec(image_header(path), folder.endings)
+
+    def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
+        """The feature as the header of this episode's first file declares it."""
+        folder = episode.folders.get(name)
+        told = known_meaning(folder.pattern, Path(folder.first).suffix) if folder else {}
+        if folder is not None:
+            path = episode.path / folder.folder / folder.first
+        else:
+            path = episode.path / episode.arrays[name]
+        if folder is not None and path.suffix.lower() in IMAGE_ENDINGS:
+            image = image_header(path)
+            if image.dtype == np.uint16 and len(image.shape) == 3:
+                load_imagecodecs(path)
+            codec = passthrough_codec(image, folder.endings)
+            if self.reference:
+                codec = self._referable(path, folder)
+            return feature_spec(name, image.dtype, image.shape, path, **told), codec
+        if folder is not None and is_text_name(path.name):
+            shape = frames_shape(path.parent, files_like(path.parent, folder.first))
+            if shape is None:
+                raise SourceError("text that is not numbers in all frames", file=str(path.parent))
+            return feature_spec(name, np.dtype("<f8"), shape, path, **told), ()
+        header = array_header(path, None if folder is None else folder.member)
+        shape = header.shape
+        if folder is None:
+            check_time_axis(shape, path)
+            shape = shape[1:]
+        said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
+        codec = self._referable(path, folder) if self.reference and folder else ()
+        return feature_spec(name, header.dtype, shape, path, **said), codec
+
+    def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
+        return referable_codec(read_bytes(path), folder.endings)
 
     def _told(self) -> list[FeatureSpec]:
         """What frames have of their files' names, but for those of exported episodes."""
@@ -387,38 +404,3 @@ _Codec: TypeAlias = tuple[CodecConfig, ...]
 
 def _from_row_file(episode: EpisodeFolder, name: str, rows: Rows) -> tuple[FeatureSpec, _Codec]:
     return feature_spec(name, rows.dtype, rows.shape, episode.path / rows.file), ()
-
-
-def _from_first_file(
-    episode: EpisodeFolder, name: str, reference: bool
-) -> tuple[FeatureSpec, _Codec]:
-    """The feature as the header of this episode's first file declares it."""
-    folder = episode.folders.get(name)
-    told = known_meaning(folder.pattern, Path(folder.first).suffix) if folder else {}
-    if folder is not None:
-        path = episode.path / folder.folder / folder.first
-    else:
-        path = episode.path / episode.arrays[name]
-    if folder is not None and path.suffix.lower() in IMAGE_ENDINGS:
-        image = image_header(path)
-        if image.dtype == np.uint16 and len(image.shape) == 3:
-            load_imagecodecs(path)
-        codec = _referable(path, folder) if reference else passthrough_codec(image, folder.endings)
-        return feature_spec(name, image.dtype, image.shape, path, **told), codec
-    if folder is not None and is_text_name(path.name):
-        shape = frames_shape(path.parent, files_like(path.parent, folder.first))
-        if shape is None:
-            raise SourceError("text that is not numbers in all frames", file=str(path.parent))
-        return feature_spec(name, np.dtype("<f8"), shape, path, **told), ()
-    header = array_header(path, None if folder is None else folder.member)
-    shape = header.shape
-    if folder is None:
-        check_time_axis(shape, path)
-        shape = shape[1:]
-    said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
-    codec = _referable(path, folder) if reference and folder else ()
-    return feature_spec(name, header.dtype, shape, path, **said), codec
-
-
-def _referable(path: Path, folder: FeatureFolder) -> _Codec:
-    return referable_codec(read_bytes(path), folder.endings)

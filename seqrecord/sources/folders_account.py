@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
+from seqrecord.schema import Schema
+from seqrecord.sources.encodings import encoding_note
 from seqrecord.sources.folders_rows import RowFiles
 from seqrecord.sources.folders_tree import (
     METADATA,
@@ -16,8 +19,10 @@ from seqrecord.sources.folders_tree import (
     is_text_name,
 )
 from seqrecord.sources.frame_names import FRAME_NAME, FRAME_NUMBER, number_of
+from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
 
+_SHOWN = 5  # episodes with gaps
 _DIGITS = re.compile(r"-?\d+")
 
 
@@ -39,8 +44,8 @@ def account_of(
 ) -> Account:
     """The account of a tree, of which `features` are packed."""
     first = found[0].episode
-    places: dict[str, str] = {FRAME_NUMBER: "numbers in the names of files, or their order"}
-    places[FRAME_NAME] = "names of files"
+    places: dict[str, str] = {FRAME_NUMBER: "file names"}
+    places[FRAME_NAME] = "file names"
     for each in found:
         for name in each.features:
             places.setdefault(name, _place(root, each, name))
@@ -55,6 +60,26 @@ def account_of(
     ]
     packed = {name: place for name, place in places.items() if name in features}
     return Account(reason, packed, tuple(left_out), tuple(notes))
+
+
+def gap_notes(gaps: Mapping[str, str | None]) -> list[str]:
+    """Gaps between the times of frames, by episode, of some episodes."""
+    found = {key: text for key, text in gaps.items() if text}
+    notes = [f"{key}: {text}" for key, text in islice(found.items(), _SHOWN)]
+    if len(found) > _SHOWN:
+        notes.append(f"gaps in the times of {len(found) - _SHOWN} more episodes")
+    return notes
+
+
+def encoding_notes(schema: Schema, episodes: Sequence[EpisodeFolder]) -> Iterator[str]:
+    """Images whose values may be codes of something else, by feature."""
+    for name, spec in schema.items():
+        places = (each.folders.get(name) for each in episodes)
+        first = next((place.first for place in places if place is not None), "")
+        if Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
+            continue
+        if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
+            yield f"feature {name}: {text}"
 
 
 def _not_chosen(name: str) -> LeftOut:
