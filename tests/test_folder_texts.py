@@ -272,6 +272,14 @@ def test_files_that_are_of_another_recording(tmp_path: Path, names: list[str], s
     assert names[0] in str(error.expected)
 
 
+def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> None:
+    """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
+    images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
+    with pytest.raises(SourceError, match=r"a_0.png and b_0.png are of two recordings") as caught:
+        frames(Folders(tmp_path))
+    assert caught.value.feature == "b"
+
+
 def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
     for feature in ("rgb", "depth"):
         images(tmp_path / "run" / feature, [f"{number}.png" for number in range(-5, 6)])

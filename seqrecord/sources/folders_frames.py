@@ -212,6 +212,9 @@ def _check_lengths(
         if length != num_frames:
             wanted = f"{num_frames} frames, {origin}"
             fewer = name if length < num_frames else first
+            if {first, name} <= files.keys() and places[first] == places[name]:
+                shown = " and ".join(files[each].files.first for each in (first, name))
+                wanted += f"; if {shown} are of two recordings, move one to another folder"
             raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
     frames = {*(files[first].files.names if dense else range(num_frames))}
     for name, one in files.items():

@@ -27,8 +27,14 @@ from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
-from seqrecord.sources import netpbm
 from seqrecord.sources.files import first_line, opened
+from seqrecord.sources.netpbm import (
+    NETPBM,
+    NETPBM_HEADER_BYTES,
+    NETPBM_MAGIC,
+    decode_netpbm,
+    netpbm_header,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -38,7 +44,7 @@ IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
 """Format of images that can stay encoded, by file name ending in lower case."""
 
 DECODED_FORMATS = {
-    **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), netpbm.FORMAT),
+    **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), NETPBM),
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
     ".webp": "webp",
     ".bmp": "bmp",
@@ -52,7 +58,7 @@ SMALL_ARRAY = 4096
 """Bytes of an array that is referred to, at least: a smaller one is better copied."""
 
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {
-    netpbm.FORMAT: netpbm.MAGIC,
+    NETPBM: NETPBM_MAGIC,
     "tiff": (b"II*\0", b"MM\0*"),
     "webp": (b"RIFF",),
     "bmp": (b"BM",),
@@ -189,7 +195,7 @@ def decode_image(
             _check_png(data)
         try:
             if image is None:
-                array = netpbm.decode_netpbm(data)
+                array = decode_netpbm(data)
             elif header.dtype == np.uint16 and len(header.shape) == 3:
                 array = getattr(load_imagecodecs(), f"{header.format}_decode")(data)
             else:
@@ -225,8 +231,8 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     head = stream.read(26)
     stream.seek(0)
     format_ = image_format(head, path)
-    if format_ == netpbm.FORMAT:
-        header = netpbm.netpbm_header(stream.read(netpbm.HEADER_BYTES))[0]
+    if format_ == NETPBM:
+        header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
         _check_pixels(header.shape)
         return header, None
     try:

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
 
-FORMAT = "netpbm"
+NETPBM = "netpbm"
 """Name of the format in `ImageHeader.format`."""
 
-MAGIC = tuple(f"P{kind}".encode() for kind in range(1, 7))
+NETPBM_MAGIC = tuple(f"P{kind}".encode() for kind in range(1, 7))
 
-HEADER_BYTES = 4096
+NETPBM_HEADER_BYTES = 4096
 """Maximum size of a header with its comments."""
 
 _GAP = rb"(?:\s+|#[^\n]*\n)+"
@@ -47,7 +47,7 @@ def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
         mode, shape = "RGB", (*shape, 3)
     elif kind in (b"P1", b"P4"):
         mode, dtype = "1", np.dtype(np.bool_)
-    return ImageHeader(FORMAT, mode, dtype, shape), value, found.end() + 1
+    return ImageHeader(NETPBM, mode, dtype, shape), value, found.end() + 1
 
 
 def decode_netpbm(data: bytes) -> npt.NDArray[Any]:
