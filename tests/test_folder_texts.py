@@ -329,7 +329,7 @@ def test_a_gap_in_time_is_a_warning(
 # --- the inventory -----------------------------------------------------------------------------
 
 
-def left_out(source: Any) -> dict[str, tuple[int, str]]:
+def unpacked(source: Any) -> dict[str, tuple[int, str]]:
     return {each.pattern: (each.count, each.reason) for each in inventory_of(source).left_out}
 
 
@@ -382,7 +382,7 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
     for i in range(3):
         np.savetxt(tmp_path / "flat" / f"{i}_pose.txt", np.eye(4))
     (tmp_path / "flat" / "K.txt").write_text(CAMERAS["K.txt"])
-    assert left_out(Folders(tmp_path / "flat")) == {}
+    assert unpacked(Folders(tmp_path / "flat")) == {}
     source = Folders(tmp_path / "flat")
     with pytest.raises(SourceError, match="no such feature"):
         Folders(tmp_path / "flat", features=["imu"]).schema()
@@ -392,7 +392,7 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
 def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
     images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     images(tmp_path / "run", ["preview.png"])
-    assert left_out(Folders(tmp_path)) == {"run/preview.png": (1, "no reader")}
+    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "no reader")}
 
 
 def test_a_feature_that_was_asked_for_says_why_it_is_none(tmp_path: Path) -> None:
@@ -408,3 +408,36 @@ def test_gaps_in_time_are_notes(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", names)
     [note] = inventory_of(Folders(tmp_path)).notes
     assert "1 gap in the times of the frames" in note
+
+
+def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
+    """Whatever the inventory has to look at."""
+    for name in "abc":
+        (tmp_path / "src" / name).mkdir(parents=True)
+        np.save(tmp_path / "src" / name / "actions.npy", np.zeros((5, 2)))
+        np.savetxt(tmp_path / "src" / name / "poses.txt", np.zeros((5, 7)))
+        images(tmp_path / "src" / name / "rgb", numbered(5))
+        (tmp_path / "src" / name / "K.txt").write_text(CAMERAS["K.txt"])
+    (tmp_path / "src" / "a" / "rgb" / "000000.png").write_bytes(b"cut")
+    (tmp_path / "src" / "d").mkdir()
+    (tmp_path / "src" / "d" / "actions.npy").write_bytes(b"cut")
+    (tmp_path / "src" / "b" / "poses.txt").write_text("1 2\n" * 4 + "1 2 3\n")
+    report = seqrecord.convert(
+        Folders(tmp_path / "src"), tmp_path / "records", workers=1, skip_bad_episodes=True
+    )
+    assert report.inventory is not None
+    with seqrecord.open(tmp_path / "records") as dataset:
+        assert sorted(dataset.episodes.keys()) == ["b", "c"]
+        assert dataset.episodes["c"].metadata["camera"] == CAMERA
+    left_out = {each.pattern: each.reason for each in report.inventory.left_out}
+    reason = "not a table of numbers: rows of different numbers of columns"
+    assert left_out["*/poses.txt"] == reason
+
+
+def test_the_folder_of_one_recording_itself(tmp_path: Path) -> None:
+    images(tmp_path / "run", numbered(5))
+    np.savetxt(tmp_path / "run" / "poses.txt", np.zeros((5, 7)))
+    source = Folders(tmp_path / "run")
+    assert [info.key for info in source.episodes()] == ["run"]
+    assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [7]"}
+    assert len(frames(source)) == 5

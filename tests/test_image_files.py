@@ -17,7 +17,7 @@ import seqrecord
 from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
 from seqrecord.sources import Folders, open_source
-from tests.source_writers import write_euroc, write_kitti, write_tum
+from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 
 Array = npt.NDArray[Any]
 
@@ -257,6 +257,19 @@ def test_sequences_read_them_too(tmp_path: Path) -> None:
             assert {*got} >= {*want}
             for feature in want:
                 np.testing.assert_array_equal(got[feature], want[feature])
+
+
+def test_tar_files_have_them_too(tmp_path: Path) -> None:
+    depth = values("f4", 3, 5, 7)
+    files: dict[str, bytes] = {}
+    for number in range(3):
+        files[f"{number:04d}.depth.tiff"] = bytes(imagecodecs.tiff_encode(depth[number]))
+        files[f"{number:04d}.rgb.webp"] = written(tmp_path, ".webp")
+    write_tar(tmp_path / "tars" / "a.tar", files)
+    source = open_source(tmp_path / "tars", keep_encoded=True)
+    for number, frame in enumerate(source.frames(source.episodes()[0])):
+        np.testing.assert_array_equal(np.asarray(frame["depth"]), depth[number], strict=True)
+        assert np.asarray(frame["rgb"]).shape == (40, 40, 3)
 
 
 # --- npz ---------------------------------------------------------------------------------------

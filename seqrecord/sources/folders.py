@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -117,11 +118,7 @@ class Folders(NumberedFrames):
     def account(self) -> Account:
         """Places of features, files that are none with reasons, and what is assumed."""
         found = [
-            LookedAt(
-                episode,
-                RowFiles(0) if episode.is_exported else self._rows_of(episode),
-                self._camera(episode)[1],
-            )
+            LookedAt(episode, self._rows_of(episode), self._camera(episode)[1])
             for episode in self._episodes
         ]
         return account_of(self.path, found, self.schema().keys(), self._notes(self._schema))
@@ -149,10 +146,15 @@ class Folders(NumberedFrames):
         return {}
 
     def _rows_of(self, episode: EpisodeFolder) -> RowFiles:
+        """None of an exported episode, and of a broken one: `frames` says what is wrong."""
         if episode.path not in self._rows:
-            num_frames = self._num_frames(episode)
-            taken = {*episode.folders, *episode.arrays}
-            self._rows[episode.path] = find_rows(episode.path, episode.rows, taken, num_frames)
+            found = RowFiles(0)
+            if not episode.is_exported:
+                with suppress(SourceError):
+                    num_frames = self._num_frames(episode)
+                    taken = {*episode.folders, *episode.arrays}
+                    found = find_rows(episode.path, episode.rows, taken, num_frames)
+            self._rows[episode.path] = found
         return self._rows[episode.path]
 
     @property
@@ -197,7 +199,7 @@ class Folders(NumberedFrames):
                 errors.setdefault("", error)
                 continue
             exported |= dict.fromkeys(described)
-            rows = {} if episode.is_exported else self._rows_of(episode).features
+            rows = self._rows_of(episode).features
             own = {*episode.folders, *episode.arrays, *rows}
             here = {*described} if episode.is_exported else own
             offered |= here
@@ -366,8 +368,9 @@ class Folders(NumberedFrames):
         for folder in episode.folders.values():
             path = episode.path / folder.folder / folder.first
             if path.suffix.lower() in IMAGE_ENDINGS:
-                height, width = image_header(path).shape[:2]
-                sizes.add((height, width))
+                with suppress(SourceError):  # `frames` says what is wrong
+                    height, width = image_header(path).shape[:2]
+                    sizes.add((height, width))
         return find_camera(episode.path, episode.cameras, sizes)
 
     def _length(self, episode: EpisodeFolder) -> tuple[int, float | None]:

@@ -166,7 +166,7 @@ def find_camera(
     reasons = dict.fromkeys(files, "camera file: not fx, fy, cx, cy or a matrix of them")
     known = [file for file in files if found[file] is not None]
     for file in known:
-        reasons[file] = "camera file: several cameras, or images of several sizes"
+        reasons[file] = "camera file: several cameras, or images of several sizes or none"
     if len(known) != 1 or len({*sizes}) != 1:
         return None, reasons
     fx, fy, cx, cy = found[known[0]] or (0, 0, 0, 0)

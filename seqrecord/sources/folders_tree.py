@@ -206,7 +206,7 @@ def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolde
     found: list[EpisodeFolder] = []
     spare: list[EpisodeFolder] = []
     part = _visit(root, 0, sparse, found, spare)
-    if part is not None and len(part.groups) > 1:
+    if part is not None and len(part.groups) + bool(part.rows or part.texts) > 1:
         found.append(_whole(root, part, {}, sparse))
     return sorted(found or spare, key=lambda episode: episode.path.parts)
 

@@ -89,8 +89,9 @@ def read_numbers(path: Path) -> NumberTable:
         bad = next((row for row in table if not _are_numbers(row)), None)
         if bad is None and len({*map(len, table)}) == 1:
             return NumberTable(path, names, table)
-        shown = " ".join(bad or table[0])[:80]
-        problem = problem or (repr(shown) if bad else "rows of different numbers of columns")
+        if bad is None:
+            problem = "rows of different numbers of columns"
+        problem = problem or repr(" ".join(bad or ())[:80])
     raise _no_numbers(path, problem)
 
 

@@ -30,7 +30,7 @@ from seqrecord.sources.frame_names import (
     name_specs,
     number_of,
 )
-from seqrecord.sources.images import IMAGE_FORMATS, referable_codec
+from seqrecord.sources.images import IMAGE_ENDINGS, referable_codec
 from seqrecord.sources.originals import (
     NumberedFrames,
     Scan,
@@ -48,7 +48,7 @@ _logger = logging.getLogger("seqrecord")
 _ARRAYS = (".npy", ".flo", ".pfm")
 _TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
 _NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
-_READ = frozenset((*IMAGE_FORMATS, *_ARRAYS, *_TEXTS, *_NUMBERS))
+_READ = frozenset((*IMAGE_ENDINGS, *_ARRAYS, *_TEXTS, *_NUMBERS))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WebDataset(NumberedFrames, ScannedSource):
     A sample, files that follow each other and have one name up to its first dot, is a frame. An
     episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
     fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images (`png`,
-    `jpg`) and arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
+    `tiff`, …) and arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
     `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
     them in `left_out`, and a warning does. Nothing is unpickled.
 
@@ -370,7 +370,7 @@ def _value(data: bytes, spec: FeatureSpec, path: Path) -> Any:
         raise SourceError(
             "a field that cannot be read", file=str(path), expected=wanted, got=repr(data[:80])
         ) from error
-    if ending in IMAGE_FORMATS:
+    if ending in IMAGE_ENDINGS:
         return embedded_value(data, spec, path)
     if spec.codec:
         raise SourceError(f"a {ending} file among kept images", file=str(path))
