@@ -112,12 +112,11 @@ def look(folder: Path) -> Listing[FrameFiles]:
     cameras: list[str] = []
     names: set[str] = set()
     for name, is_folder in list_folder(folder):
-        ending = Path(name).suffix.lower()
         if is_folder:
             subfolders.append(name)
         elif is_frame(name):
             frames.append(name)
-        elif ending == ".npy":
+        elif (ending := ending_of(name)) == ".npy":
             arrays[Path(name).stem] = name
         elif name in (METADATA, DESCRIPTION):
             names.add(name)
@@ -311,7 +310,7 @@ def _whole(
 
 def _summary(files: FrameFiles) -> FeatureFolder:
     names = list(files.names.values())
-    endings = frozenset(Path(name).suffix.lower() for name in names)
+    endings = frozenset(map(ending_of, names))
     gaps = time_gaps(files.names)
     return FeatureFolder("", len(names), names[0], endings, files.pattern, gaps=gaps)
 
@@ -328,13 +327,20 @@ def _members(first: Path) -> list[str]:
 
 def is_frame(name: str) -> bool:
     """Images, and npy and npz files with a number in their name: others hold a whole episode."""
-    stem, ending = Path(name).stem, Path(name).suffix.lower()
-    is_image = ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS
-    return is_image or (ending in (".npy", NPZ) and bool(_NUMBERED.fullmatch(stem)))
+    ending = ending_of(name)
+    if ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS:
+        return True
+    return ending in (".npy", NPZ) and bool(_NUMBERED.fullmatch(Path(name).stem))
 
 
 def is_text_name(name: str) -> bool:
-    return Path(name).suffix.lower() in TEXT_ENDINGS
+    return ending_of(name) in TEXT_ENDINGS
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name, in lower case: `.png`."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{dot}{ending.lower()}" if stem else ""
 
 
 def _no_constant(name: str) -> None:

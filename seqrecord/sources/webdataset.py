@@ -62,10 +62,10 @@ class WebDataset(NumberedFrames, ScannedSource):
 
     A sample, files that follow each other and have one name up to its first dot, is a frame. An
     episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
-    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images (`png`,
-    `tiff`, …) and arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
-    `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
-    them in `left_out`, and a warning does. Nothing is unpickled.
+    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images and
+    arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts, `cls`,
+    `index`, `id` and their like are int64. Other fields are left out: the metadata names them in
+    `left_out`, and a warning does. Nothing is unpickled.
 
     Frames come in the order of the samples, whose numbers rise without a gap, unless `allow_gaps`.
     All samples of an episode have the same fields, but for those that are `sparse`. Both, and
