@@ -23,7 +23,7 @@ from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
 
 _SHOWN = 5  # episodes with gaps
-_DIGITS = re.compile(r"-?\d+")
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
