@@ -1,0 +1,86 @@
+"""The inventory of each format: everything of an original is packed or listed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from seqrecord.format.inventory import LeftOut
+from seqrecord.sources import inventory_of, open_source
+from seqrecord.sources.tum import Tum
+from tests.source_writers import write_euroc, write_kitti, write_tum
+
+
+def lines(path: Path, **options: object) -> list[str]:
+    return inventory_of(open_source(path, **options)).lines()
+
+
+def test_tum(tmp_path: Path) -> None:
+    for name in ("freiburg1_a", "freiburg1_b"):
+        write_tum(tmp_path / name)
+        (tmp_path / name / "calibration.txt").write_text("517.3 516.5 318.6 255.3")
+    shutil.copy(
+        tmp_path / "freiburg1_a/rgb/1305031102.000000.png",
+        tmp_path / "freiburg1_a/rgb/1305031109.000000.png",
+    )
+    (tmp_path / "freiburg1_b/accelerometer.txt").write_text("# timestamp ax ay az\n")
+    (tmp_path / "evaluation.json").write_text("{}")
+    assert [line for line in lines(tmp_path) if line[:7] != "feature"] == [
+        f"format    tum: 2 sequences: {Tum.expected}",
+        "left out  calibration.txt: 2 files, no reader",
+        "left out  rgb/*.png: 1 file, no reader",
+        "left out  evaluation.json: 1 file, no reader",
+        "note      4 images of rgb.txt without a depth image less than 20 ms away",
+        "note      2 images of depth.txt without a colour image less than 20 ms away",
+        "note      2 frames without a pose less than 20 ms away",
+        "note      19 rows of accelerometer.txt before the first or after the last frame",
+        "note      camera assumed: freiburg1's, named by the path (2 of 2 sequences)",
+        "note      unit of depth assumed: 1/5000 m (2 of 2 sequences)",
+        "note      accelerometer.txt is empty (1 of 2 sequences)",
+    ]
+    found = inventory_of(open_source(tmp_path, features=["image"]))
+    assert (
+        LeftOut("feature depth", 2, "not selected by features=", "sequences", False)
+        in found.left_out
+    )
+    assert [each.pattern for each in found.left_out_data] == [
+        "calibration.txt", "rgb/*.png", "evaluation.json"
+    ]  # fmt: skip
+    assert found.features[0].place == "rgb/*"
+
+
+def test_euroc(tmp_path: Path) -> None:
+    for name in ("MH_01", "MH_02"):
+        write_euroc(tmp_path / name)
+        leica = tmp_path / name / "mav0/leica0"
+        leica.mkdir()
+        (leica / "data.csv").write_text("#timestamp,x,y,z\n1,2,3,4")
+        (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
+    (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")
+    found = lines(tmp_path)
+    assert "left out  leica0/data.csv: 2 rows, no reader" in found
+    assert "left out  body.yaml: 2 files, no reader" in found
+    assert "note      2 images of cam1 without a frame" in found
+    assert "note      imu0/data.csv is empty (1 of 2 sequences)" in found
+    assert sum(line.startswith("left out") for line in found) == 2
+    chosen = lines(tmp_path, features=["image_cam0", "pose"])
+    assert "left out  feature imu: 2 sequences, not selected by features=" in chosen
+    assert sum(line.startswith("left out") for line in chosen) == 8
+
+
+def test_kitti(tmp_path: Path) -> None:
+    root = tmp_path / "dataset"
+    write_kitti(root, "00")
+    write_kitti(root, "11", 1)
+    (root / "sequences/00/oxts").mkdir()
+    np.savetxt(root / "sequences/00/oxts/000000.txt", [1, 2])
+    (root / "poses/12.txt").write_text("")
+    (root / "sequences/11/calib.txt").unlink()
+    found = lines(tmp_path)
+    assert [line for line in found if line[:7] not in ("feature", "format ")] == [
+        "left out  oxts/*.txt: 1 file, no reader",
+        "left out  poses/*.txt: 1 file, no reader",
+        "note      camera unknown: no P0 in calib.txt (1 of 2 sequences)",
+    ]
