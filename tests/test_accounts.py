@@ -10,7 +10,8 @@ import numpy as np
 from seqrecord.format.inventory import LeftOut
 from seqrecord.sources import inventory_of, open_source
 from seqrecord.sources.tum import Tum
-from tests.source_writers import write_euroc, write_kitti, write_tum
+from tests.source_faults import encoded
+from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 
 
 def lines(path: Path, **options: object) -> list[str]:
@@ -83,4 +84,21 @@ def test_kitti(tmp_path: Path) -> None:
         "left out  oxts/*.txt: 1 file, no reader",
         "left out  poses/*.txt: 1 file, no reader",
         "note      camera unknown: no P0 in calib.txt (1 of 2 sequences)",
+    ]
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    png = encoded(np.zeros((2, 2), np.uint8))
+    names = [f"{n}.{ending}" for n in range(3) for ending in ("rgb.png", "mp4", "depth.png")]
+    write_tar(tmp_path / "a.tar", {**dict.fromkeys(names, png), "NOTES": b"", ".x.png": b""})
+    write_tar(tmp_path / "b.tar", {"0.rgb.png": png, "0.mp4": png})
+    write_tar(tmp_path / "c.tar", {})
+    (tmp_path / "a.idx").write_text("0")
+    assert lines(tmp_path, features=["rgb"])[1:] == [
+        "feature   rgb  uint8 [2, 2]  image  from *.tar/*.rgb.png",
+        "left out  *.tar/*.mp4: 4 files, no reader",
+        "left out  *.tar/NOTES: 1 file, no reader",
+        "left out  a.idx: 1 file, no reader",
+        "left out  field depth: 3 files, not selected by features=",
+        "note      c.tar has no samples",
     ]
