@@ -301,8 +301,8 @@ def _what_is_there(storage: Storage) -> str:
         return "the folder above it is one"
     if not found:
         return (
-            "it has neither a manifest nor record files; `seqrecord write` makes a dataset of "
-            "originals, and `seqrecord index` an index of video that stays where it is"
+            "it has neither a manifest nor record files; `seqrecord write --src SRC` packs "
+            "originals, `seqrecord index SRC -o DST` makes an index of originals that stay in place"
         )
     return (
         "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "

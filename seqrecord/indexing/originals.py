@@ -136,8 +136,8 @@ def _source_at(
         return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
-            "no dataset, but originals that may be read in place through an index; make one, and "
-            "open that: `seqrecord index SRC -o DST`",
+            "no dataset, but originals: pack them (`seqrecord write --src SRC`), or index them "
+            "where they are (`seqrecord index SRC -o DST`), and open the result",
             file=location.url if isinstance(location, Storage) else parse_location(location).shown,
         )
     return None

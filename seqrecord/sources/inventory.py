@@ -60,7 +60,7 @@ def inventory_of(source: Source) -> Inventory:
     account = getattr(source, "account", None)
     found: Account = Account("an object with the methods of a source") if not account else account()
     return Inventory(
-        _format_of(source),
+        format_of(source),
         found.reason,
         tuple(
             PackedFeature(
@@ -130,7 +130,7 @@ def _is_document(name: str) -> bool:
     return stem in _DOCUMENTS or f".{ending}" in _DOCUMENT_ENDINGS
 
 
-def _format_of(source: Source) -> str:
+def format_of(source: Source) -> str:
     """The name of the format that a source reads; its class's name for other packages' ones."""
     if isinstance(source, RemoteSource):
         source = source.source

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from typing import Any, cast
 
 from seqrecord.errors import (
@@ -139,6 +140,7 @@ def convert(
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
+    _check_source(source)
     if reference:
         if not hasattr(source, "referring"):
             raise SourceError("originals of this kind cannot be read in place; convert them")
@@ -208,6 +210,20 @@ def _refuse(inventory: Inventory) -> None:
     )
 
 
+def _check_source(source: object) -> None:
+    """`SourceError` for an object without the methods of a source."""
+    methods = ("schema", "episodes", "frames")
+    if not all(callable(getattr(source, name, None)) for name in methods):
+        hint = ""
+        if isinstance(source, str | PathLike):
+            hint = "; seqrecord.open_source(path) finds the source of a path"
+        raise SourceError(
+            f"not a source{hint}",
+            expected=f"an object with the methods {', '.join(methods)}",
+            got=type(source).__name__,
+        )
+
+
 def _check_values(index: Index, *, requested: Collection[str], shown: str) -> None:
     """`SourceError` for a requested feature that no frame has; a warning for any other."""
     for name, spec in index.schema.active.items():
@@ -236,6 +252,13 @@ def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
     for begin in range(0, len(names), _FILES_OF_A_LIST):
         some = names[begin : begin + _FILES_OF_A_LIST]
         each = ExternalList(tuple(files[name] for name in some))
+        for file in each.files:
+            if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
+                raise SourceError(
+                    "an original whose path is not UTF-8 cannot be read in place; rename it, or "
+                    "pack it with `seqrecord write --src`",
+                    file=f"{file.root}/{file.path}".rstrip("/"),
+                )
         try:
             ExternalList.parse(each.encode(), each.id)
         except FormatError as error:  # nobody could read it
