@@ -1,0 +1,72 @@
+"""Datasets below a folder, or around it: a fallback format would take a part of them for itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.files import is_directory, is_file, list_folder
+from seqrecord.text import counted
+
+_LEROBOT_INFO = "meta/info.json"
+_LEROBOT_PARTS = ("data", "images", "meta", "videos")
+_ZARR_ENDS = "meta/episode_ends"
+_MOST_ABOVE = 5  # folders from an image of LeRobot to its dataset
+_MOST_BELOW, _MOST_FOLDERS, _MOST_OF_FOLDER = 3, 300, 1000
+_SHOWN = 5
+
+
+class NestedError(SourceError):
+    """A folder above datasets, or inside of one."""
+
+
+def check_nested(path: Path, *, only_lerobot: bool) -> None:
+    """Raise `NestedError` for a folder above LeRobot datasets, or a part of one.
+
+    Without `only_lerobot`, other datasets count too.
+    """
+    for above in islice(path.parents, _MOST_ABOVE):
+        part = path.relative_to(above).parts[0]
+        if part in _LEROBOT_PARTS and is_file(above / _LEROBOT_INFO):
+            raise NestedError(
+                f"a part of a LeRobot dataset: name the dataset, as `seqrecord write --src {above}`"
+                "; --format NAME reads the part alone",
+                file=str(path),
+                expected=str(above),
+                got=f"its {part}/",
+            )
+    if is_file(path):
+        return
+    found = sorted(_below(path, only_lerobot=only_lerobot))
+    if found:
+        names = [place.relative_to(path).as_posix() for _, place in found]
+        formats = ", ".join(dict.fromkeys(name for name, _ in found))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise NestedError(
+            f"a folder above {counted(len(found), 'dataset')} ({formats}): name one, as "
+            f"`seqrecord write --src {found[0][1]}`, and join them by `seqrecord merge`",
+            file=str(path),
+            expected="one dataset",
+            got=", ".join(names[:_SHOWN]) + more,
+        )
+
+
+def _below(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Path]]:
+    """Format and folder of the datasets in the first folders below `root`, level by level."""
+    waiting = deque([(root, 0)])
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            return
+        folder, depth = waiting.popleft()
+        names = dict(islice(list_folder(folder), _MOST_OF_FOLDER))
+        if names.get("meta") and is_file(folder / _LEROBOT_INFO):
+            yield "lerobot", folder
+        elif not only_lerobot and "manifest.json" in names and names.get("index"):
+            yield "seqrecord", folder
+        elif not only_lerobot and names.get("data") and is_directory(folder / _ZARR_ENDS):
+            yield "zarr", folder
+        elif depth < _MOST_BELOW:
+            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
