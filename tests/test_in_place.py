@@ -82,7 +82,21 @@ _FROM = f"videos/{_CAMERA}/from_timestamp"
 
 def _change_rows(root: Path) -> None:
     _table(root / _ROWS, lambda t: t["observation.state"].__setitem__(0, [7.0, 7.0]))
-    _info(root, lambda value: value.update(total_tasks=7))
+    _info(root, lambda value: value.update(note=7))
+
+
+def _drop_last(root: Path) -> dict[Path, bytes]:
+    """Without the last episode; the files as they were."""
+    before = {root / name: (root / name).read_bytes() for name in (_EPISODES, "meta/info.json")}
+    _table(root / _EPISODES, lambda t: [column.pop() for column in t.values()])
+    counts = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
+    _info(root, lambda value: value.update(counts))
+    return before
+
+
+def _restore(files: dict[Path, bytes]) -> None:
+    for path, data in files.items():
+        path.write_bytes(data)
 
 
 _CHANGES: dict[str, Callable[[Path], object]] = {
@@ -90,11 +104,9 @@ _CHANGES: dict[str, Callable[[Path], object]] = {
     "a text": lambda root: _table(
         root / "meta/tasks.parquet", lambda t: t.update(__index_level_0__=["other"])
     ),
-    "an episode": lambda root: _table(
-        root / _EPISODES, lambda t: [column.pop() for column in t.values()]
-    ),
+    "an episode": _drop_last,
     "metadata": lambda root: _table(root / _EPISODES, lambda t: t.update(tasks=[["new"]] * 3)),
-    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.1, 0.5, 0.9]})),
+    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.4, 0.0, 0.9]})),
     "the rate": lambda root: _info(root, lambda value: value.update(fps=20)),
     "a feature": lambda root: _info(
         root, lambda value: value["features"].pop("observation.images.wrist")
@@ -137,10 +149,9 @@ def test_an_index_of_an_original_on_a_url_is_made_anew(
 
 def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
-    every = (root / _EPISODES).read_bytes()
-    _CHANGES["an episode"](root)
+    every = _drop_last(root)
     with seqrecord.open(root) as one:
-        (root / _EPISODES).write_bytes(every)
+        _restore(every)
         with seqrecord.open(root) as other:
             assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
 
@@ -163,10 +174,9 @@ def test_a_state_of_another_index_of_the_same_original(
     """Indexed once more, by somebody else, where the same files lie at another place; and an
     index that has grown is as good as one that is made of all at once."""
     root = unpack(tmp_path, "lerobot_video_v3")
-    every = (root / _EPISODES).read_bytes()
-    _CHANGES["an episode"](root)
+    every = _drop_last(root)
     seqrecord.open(root).close()
-    (root / _EPISODES).write_bytes(every)  # which grows
+    _restore(every)  # which grows
     copy = tmp_path / "copy"
     shutil.copytree(root, copy)  # with times
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "other"))
@@ -210,6 +220,7 @@ def test_a_state_of_an_original_that_has_changed(
 def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
+    _info(root, lambda value: value.update(total_frames=89))
     with pytest.raises(SourceError, match="another number of rows") as info:
         seqrecord.open(root)
     assert "reference=True, skip_bad_episodes=True" in info.value.message
@@ -241,6 +252,7 @@ def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     _table(root / _EPISODES, lambda t: t["length"].__setitem__(2, 0))
     _table(root / _ROWS, lambda t: [column.__delitem__(slice(9, None)) for column in t.values()])
+    _info(root, lambda value: value.update(total_frames=9))
     with pytest.raises(SourceError) as info:
         seqrecord.convert(open_source(root), tmp_path / "x", workers=1, reference=reference)
     assert info.value.episode == "episode_000002"

@@ -25,13 +25,14 @@ from seqrecord.text import repr_of
 
 INFO = "meta/info.json"
 
-_EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
-_TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
+EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
+TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
 _STATS, _EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
 _SUBTASKS = "meta/subtasks.parquet"
 _MODALITY = "meta/modality.json"  # GR00T's alone
 _ANNOTATION = "annotation."
 _SUBTASK_INDEX = "subtask_index"
+_TOTALS = ("total_episodes", "total_frames", "total_tasks")
 _MAX_INFO_BYTES = 16 << 20
 _MAX_LINES_BYTES = 1 << 30
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
@@ -68,7 +69,11 @@ class LeRobotFeature:
 
 @dataclass(frozen=True)
 class LeRobotInfo:
-    """The parts of `info.json` that are used; `version` is 2 or 3."""
+    """The parts of `info.json` that are used; `version` is 2 or 3.
+
+    `totals` are the numbers of episodes, frames and tasks that it declares, and `other_splits` the
+    splits that are not ranges of episodes.
+    """
 
     version: int
     fps: float
@@ -78,6 +83,8 @@ class LeRobotInfo:
     chunks_size: int
     robot_type: str | None
     splits: Mapping[str, range]
+    totals: Mapping[str, int]
+    other_splits: Mapping[str, str]
 
     @property
     def videos(self) -> list[str]:
@@ -137,6 +144,7 @@ def read_info(root: Path) -> LeRobotInfo:
         if not isinstance(videos, str) and (has_video or videos is not None):
             raise _wrong("video_path", "text", videos)
         robot = info.get("robot_type")
+        splits, other_splits = _splits(info.get("splits"))
         return LeRobotInfo(
             version=int(version[1]),
             fps=float(fps),
@@ -145,13 +153,15 @@ def read_info(root: Path) -> LeRobotInfo:
             video_path=videos,
             chunks_size=size,
             robot_type=robot if isinstance(robot, str) else None,
-            splits=_splits(info.get("splits")),
+            splits=splits,
+            totals={name: info[name] for name in _TOTALS if _is_count(info.get(name))},
+            other_splits=other_splits,
         )
 
 
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     """All episodes in the order of their numbers, which need not be without gaps."""
-    place = root / _EPISODES[info.version]
+    place = root / EPISODES[info.version]
     with located(SourceError, file=str(place)):
         tables = episode_tables(root, info)
         episodes = [each for path in tables for each in listed_episodes(path, info)]
@@ -162,12 +172,12 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
         for one, two in pairwise(episodes):
             if one.index == two.index:
                 raise SourceError("an episode that is listed twice", episode=one.key)
-        return episodes
+    return episodes
 
 
 def episode_tables(root: Path, info: LeRobotInfo) -> list[Path]:
     """The files that list episodes; raises `SourceError` where there are none."""
-    place = root / _EPISODES[info.version]
+    place = root / EPISODES[info.version]
     if place.suffix:
         return [place]
     paths = find_files(place, lambda path: path.suffix == ".parquet")
@@ -207,7 +217,7 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     """The texts by their numbers in one of `number_columns`."""
     text = "subtask" if column == _SUBTASK_INDEX else "task"
     number = f"{text}_index"
-    place = root / (_SUBTASKS if column == _SUBTASK_INDEX else _TASKS[info.version])
+    place = root / (_SUBTASKS if column == _SUBTASK_INDEX else TASKS[info.version])
     with located(SourceError, file=str(place)):
         texts = {}
         for row in _rows(place):
@@ -398,14 +408,16 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _splits(value: object) -> dict[str, range]:
-    """`{"train": "0:50"}`: names of ranges of episodes. What is something else is left out."""
-    found = {}
+def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:
+    """`{"train": "0:50"}`: names of ranges of episodes, and those of anything else."""
+    found, others = {}, {}
     for name, each in value.items() if isinstance(value, dict) else ():
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", each) if isinstance(each, str) else None
         if match:
             found[str(name)] = range(int(match[1]), int(match[2]))
-    return found
+        else:
+            others[str(name)[:80]] = repr_of(each, 80)
+    return found, others
 
 
 def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
