@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from seqrecord.format.inventory import LeftOut
 from seqrecord.sources import inventory_of, open_source
 from seqrecord.sources.tum import Tum
+from tests.lerobot_video_data import CAMERAS, unpack
 from tests.source_faults import encoded
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 
@@ -31,8 +36,8 @@ def test_tum(tmp_path: Path) -> None:
     assert [line for line in lines(tmp_path) if line[:7] != "feature"] == [
         f"format    tum: 2 sequences: {Tum.expected}",
         "left out  calibration.txt: 2 files, no reader",
-        "left out  rgb/*.png: 1 file, no reader",
         "left out  evaluation.json: 1 file, no reader",
+        "left out  rgb/*.png: 1 file, no reader",
         "note      4 images of rgb.txt without a depth image less than 20 ms away",
         "note      2 images of depth.txt without a colour image less than 20 ms away",
         "note      2 frames without a pose less than 20 ms away",
@@ -47,7 +52,7 @@ def test_tum(tmp_path: Path) -> None:
         in found.left_out
     )
     assert [each.pattern for each in found.left_out_data] == [
-        "calibration.txt", "rgb/*.png", "evaluation.json"
+        "calibration.txt", "evaluation.json", "rgb/*.png"
     ]  # fmt: skip
     assert found.features[0].place == "rgb/*"
 
@@ -101,4 +106,48 @@ def test_webdataset(tmp_path: Path) -> None:
         "left out  a.idx: 1 file, no reader",
         "left out  field depth: 3 files, not selected by features=",
         "note      c.tar has no samples",
+    ]
+
+
+@pytest.mark.parametrize("version", ["v21", "v3"])
+def test_lerobot(tmp_path: Path, version: str) -> None:
+    root = unpack(tmp_path, f"lerobot_video_{version}")
+    info = json.loads((root / "meta/info.json").read_text())
+    info["splits"] = {"train": "0:3", "val": "10%"}
+    info["features"]["observation.images.front"]["info"] = {"video.fps": 30}
+    (root / "meta/info.json").write_text(json.dumps(info))
+    if version == "v3":
+        listed, text = root / "meta/episodes/chunk-000/file-000.parquet", "meta/episodes"
+        table = pq.read_table(listed)
+        pq.write_table(table.append_column("success", pa.array([1] * 3)), listed)
+    else:
+        listed, text = root / "meta/episodes.jsonl", "meta/episodes.jsonl"
+        rows = [json.loads(line) | {"success": 1} for line in listed.read_text().splitlines()]
+        listed.write_text("\n".join(map(json.dumps, rows)))
+    path = min(root.glob("data/*/*.parquet"))
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("torque", pa.array([0.5] * len(table))), path)
+    stats = "meta/stats.json" if version == "v3" else "meta/episodes_stats.jsonl"
+    for name in (stats, "images/x/0.png", "videos/old.mp4", "README.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("{}")
+    found = lines(root)
+    positions = "left out  features frame_index, episode_index, index: 3 features, positions"
+    positions += ", which episodes have anyway"
+    rates = "note      observation.images.front: its frame rate is declared as 30, that of the "
+    rates += "dataset is 10"
+    assert {line for line in found if line[:7] not in ("feature", "format ")} == {
+        "left out  frames.npz: 1 file, no reader",
+        "left out  x/*.png: 1 file, no reader",
+        "left out  videos/old.mp4: 1 file, no reader",
+        "left out  column torque of data/: 16 rows, not declared in meta/info.json",
+        f"left out  success in {text}: 3 episodes, no reader",
+        f"left out  {stats}: 1 file, computed anew",
+        positions,
+        "note      split val: '10%' is no range of episodes, and ignored",
+        rates,
+    }
+    chosen = inventory_of(open_source(root, without_video=True)).left_out
+    assert [each.pattern for each in chosen if "not selected" in each.reason] == [
+        f"feature {name}" for name in CAMERAS
     ]

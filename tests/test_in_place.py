@@ -85,12 +85,24 @@ def _change_rows(root: Path) -> None:
     _info(root, lambda value: value.update(note=7))
 
 
-def _drop_last(root: Path) -> dict[Path, bytes]:
-    """Without the last episode; the files as they were."""
-    before = {root / name: (root / name).read_bytes() for name in (_EPISODES, "meta/info.json")}
-    _table(root / _EPISODES, lambda t: [column.pop() for column in t.values()])
-    counts = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
-    _info(root, lambda value: value.update(counts))
+_TWO = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
+
+
+def _drop_episode(root: Path) -> None:
+    """Without the last episode, of 7 rows."""
+    for name, count in ((_EPISODES, 1), (_ROWS, 7)):
+        table = pq.read_table(root / name)
+        pq.write_table(table.slice(0, len(table) - count), root / name)
+    _info(root, lambda value: value.update(_TWO))
+
+
+def _unlist_episode(root: Path) -> dict[Path, bytes]:
+    """Of a dataset of v2.1, whose files do not change; those in `meta` as they were."""
+    paths = [root / f"meta/{name}" for name in ("episodes.jsonl", "info.json")]
+    before = {path: path.read_bytes() for path in paths}
+    lines = (root / "meta/episodes.jsonl").read_text().splitlines()
+    (root / "meta/episodes.jsonl").write_text("\n".join(lines[:-1]))
+    _info(root, lambda value: value.update(_TWO))
     return before
 
 
@@ -104,7 +116,7 @@ _CHANGES: dict[str, Callable[[Path], object]] = {
     "a text": lambda root: _table(
         root / "meta/tasks.parquet", lambda t: t.update(__index_level_0__=["other"])
     ),
-    "an episode": _drop_last,
+    "an episode": _drop_episode,
     "metadata": lambda root: _table(root / _EPISODES, lambda t: t.update(tasks=[["new"]] * 3)),
     "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.4, 0.0, 0.9]})),
     "the rate": lambda root: _info(root, lambda value: value.update(fps=20)),
@@ -148,8 +160,8 @@ def test_an_index_of_an_original_on_a_url_is_made_anew(
 
 
 def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
-    root = unpack(tmp_path, "lerobot_video_v3")
-    every = _drop_last(root)
+    root = unpack(tmp_path, "lerobot_video_v21")
+    every = _unlist_episode(root)
     with seqrecord.open(root) as one:
         _restore(every)
         with seqrecord.open(root) as other:
@@ -173,8 +185,8 @@ def test_a_state_of_another_index_of_the_same_original(
 ) -> None:
     """Indexed once more, by somebody else, where the same files lie at another place; and an
     index that has grown is as good as one that is made of all at once."""
-    root = unpack(tmp_path, "lerobot_video_v3")
-    every = _drop_last(root)
+    root = unpack(tmp_path, "lerobot_video_v21")
+    every = _unlist_episode(root)
     seqrecord.open(root).close()
     _restore(every)  # which grows
     copy = tmp_path / "copy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from tests.lerobot_data import episodes
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, unpack, with_video
 from tests.test_sources_lerobot import at, column, edit_info, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
-from tests.video_file_data import HEIGHT, WIDTH, hide_first, of_gops, pictures, write_video
+from tests.video_file_data import (
+    HAS_TABLES,
+    HEIGHT,
+    WIDTH,
+    hide_first,
+    of_gops,
+    pictures,
+    write_video,
+)
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, episodes()))
@@ -183,3 +192,27 @@ def test_video_that_is_kept_is_little_work(tmp_path: Path) -> None:
     videos = sum(schema[name].nbytes for name in CAMERAS)
     assert videos > 100 * KEPT_COST
     assert frame_work(schema) == schema.frame_nbytes - videos + videos // KEPT_COST
+
+
+@pytest.mark.parametrize("version", ["v3", "v21"])
+def test_frames_of_no_episode_are_counted(
+    tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = unpack_rows(tmp_path, version)
+    with_video(root, [*ROWS[:-1], ROWS[-1] + 4])
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        frames_of(open_source(root), 2)
+    count = 4 + sum(ROWS) if version == "v3" else 4 + ROWS[-1]
+    if HAS_TABLES:
+        assert f"4 of {count} frames are in no episode" in caplog.text
+
+
+def test_an_episode_that_begins_in_the_frames_of_another(tmp_path: Path) -> None:
+    root = unpack_rows(tmp_path)
+    with_video(root, ROWS)
+    change = column(f"videos/{VIDEO}/from_timestamp", at(1, 0.4))
+    rewrite(root / "meta/episodes/chunk-000/file-000.parquet", change)
+    with pytest.raises(SourceError, match="shares frames of its video with the next") as caught:
+        frames_of(open_source(root), 0)
+    assert (caught.value.episode, caught.value.feature) == ("episode_000000", VIDEO)
+    assert caught.value.got == "5 rows to 0.400 s"

@@ -108,7 +108,8 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
     `lidar/*.pcd`.
     """
     counts = Counter(_pattern(path, root) for path in paths)
-    return [LeftOut(pattern, count, reason) for pattern, count in counts.most_common()]
+    largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [LeftOut(pattern, count, reason) for pattern, count in largest]
 
 
 def _pattern(path: Path, root: Path) -> str:

@@ -17,7 +17,14 @@ from seqrecord.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
 from seqrecord.sources.files import is_file
-from seqrecord.sources.lerobot_counts import check_tasks, check_totals, limits_in_videos
+from seqrecord.sources.inventory import Account
+from seqrecord.sources.lerobot_account import account_of
+from seqrecord.sources.lerobot_counts import (
+    check_tasks,
+    check_totals,
+    frames_in_files,
+    limits_in_videos,
+)
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -114,6 +121,13 @@ class LeRobot(Originals):
                 if not depths:
                     yield block
 
+    def account(self) -> Account:
+        return account_of(
+            *(self.path, self._info, self._episodes.values(), self.schema()),
+            derived=_DERIVED,
+            numbered=self._numbered,
+        )
+
     def referring(self) -> LeRobot:
         """The same source, whose packets stay where they are."""
         return self if self.reference else replace(self, reference=True)
@@ -189,7 +203,8 @@ class LeRobot(Originals):
             if name in schema
         }
         columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
-        return EpisodeRows(self.path, columns, texts)
+        num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
+        return EpisodeRows(self.path, columns, texts, num_rows=num_rows)
 
     def _texts(self, column: str) -> dict[int, str]:
         texts = read_texts(self.path, self._info, column)
@@ -209,6 +224,7 @@ class LeRobot(Originals):
             name: LeRobotVideos(
                 *(self.path, known[name], schema[name], self.tolerance),
                 limits=limits_in_videos(episodes, self._info, name),
+                num_frames=frames_in_files(episodes, lambda each: each.videos[name].file),  # noqa: B023
                 reference=self.reference,
             )
             for name in schema
@@ -241,7 +257,7 @@ class LeRobot(Originals):
             return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
         except (SchemaError, TypeError, ValueError, SyntaxError) as error:
             raise SourceError(
-                f"a feature that cannot be stored: {error}"[:300],
+                f"a feature that cannot be stored; select others (--features): {error}"[:300],
                 file=str(path),
                 feature=feature.name[:100],
                 got=f"{feature.dtype} {list(feature.shape)}"[:100],

@@ -6,7 +6,8 @@ the totals and the places in videos anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,6 +39,18 @@ def check_tasks(root: Path, info: LeRobotInfo, num_tasks: int) -> None:
     """Raise `SourceError` if `info.json` declares more tasks than the table of tasks has."""
     if num_tasks < info.totals.get("total_tasks", 0):
         _check_total(root, info, "total_tasks", num_tasks, TASKS[info.version])
+
+
+def frames_in_files(
+    episodes: Collection[LeRobotEpisode], file_of: Callable[[LeRobotEpisode], str]
+) -> dict[str, int]:
+    """The rows or frames that episodes have in each file; empty if an episode cannot be listed."""
+    found = Counter[str]()
+    for each in episodes:
+        if each.error is not None:
+            return {}
+        found[file_of(each)] += each.length
+    return found
 
 
 def limits_in_videos(

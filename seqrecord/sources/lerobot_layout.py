@@ -27,11 +27,11 @@ INFO = "meta/info.json"
 
 EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
 TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
-_STATS, _EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
-_SUBTASKS = "meta/subtasks.parquet"
-_MODALITY = "meta/modality.json"  # GR00T's alone
+STATS, EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
+SUBTASKS = "meta/subtasks.parquet"
+MODALITY = "meta/modality.json"  # GR00T's alone
 _ANNOTATION = "annotation."
-_SUBTASK_INDEX = "subtask_index"
+SUBTASK_INDEX = "subtask_index"
 _TOTALS = ("total_episodes", "total_frames", "total_tasks")
 _MAX_INFO_BYTES = 16 << 20
 _MAX_LINES_BYTES = 1 << 30
@@ -42,7 +42,8 @@ _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 class LeRobotFeature:
     """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`.
 
-    `depth` is what is said of a video that holds depth in codes, which are no colours.
+    `depth` is what is said of a video that holds depth in codes, which are no colours, and
+    `video_fps` the frame rate that is declared of a video.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LeRobotFeature:
     shape: tuple[int, ...]
     names: Any
     depth: Mapping[str, Any] | None = None
+    video_fps: float | None = None
 
     def check_size(self, found: FeatureSpec, path: Path) -> None:
         """Raise `SourceError` for pictures in a file that are larger or smaller than declared.
@@ -194,6 +196,13 @@ def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
             yield _listed(row, info, path)
 
 
+def listed_columns(root: Path, info: LeRobotInfo) -> list[str]:
+    """Names of values that the list has of each episode, as its first table or line has them."""
+    place = episode_tables(root, info)[0]
+    with located(SourceError, file=str(place)):
+        return ParquetTable(place).names if info.version == 3 else [*next(_rows(place), ())]
+
+
 def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
     """Features of text whose columns have numbers of the texts: by name of the feature the column.
 
@@ -201,23 +210,23 @@ def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
     https://github.com/NVIDIA/Isaac-GR00T (getting_started/LeRobot_compatible_data_schema.md).
     """
     columns = {} if "task" in info.features else {"task": "task_index"}
-    if _SUBTASK_INDEX in info.features and "subtask" not in info.features:
-        columns |= {"subtask": _SUBTASK_INDEX} if is_file(root / _SUBTASKS) else {}
+    if SUBTASK_INDEX in info.features and "subtask" not in info.features:
+        columns |= {"subtask": SUBTASK_INDEX} if is_file(root / SUBTASKS) else {}
     annotations = [
         name
         for name, each in info.features.items()
         if name.startswith(_ANNOTATION) and "int" in each.dtype
     ]
-    if annotations and is_file(root / _MODALITY):
+    if annotations and is_file(root / MODALITY):
         columns |= {name: name for name in annotations}
     return columns
 
 
 def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     """The texts by their numbers in one of `number_columns`."""
-    text = "subtask" if column == _SUBTASK_INDEX else "task"
+    text = "subtask" if column == SUBTASK_INDEX else "task"
     number = f"{text}_index"
-    place = root / (_SUBTASKS if column == _SUBTASK_INDEX else TASKS[info.version])
+    place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])
     with located(SourceError, file=str(place)):
         texts = {}
         for row in _rows(place):
@@ -231,10 +240,10 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
 
 def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, Any]]]:
     """The file of statistics by feature, and those in it: of all, or in v2.1 of each episode."""
-    if info.version == 2 and is_file(by_episode := root / _EPISODES_STATS):
+    if info.version == 2 and is_file(by_episode := root / EPISODES_STATS):
         rows = (row.get("stats") for row in _rows(by_episode))
         return by_episode, (row for row in rows if isinstance(row, dict))
-    return root / _STATS, iter([_object(read_bytes(root / _STATS, _MAX_LINES_BYTES))])
+    return root / STATS, iter([_object(read_bytes(root / STATS, _MAX_LINES_BYTES))])
 
 
 class ParquetTable:
@@ -390,7 +399,8 @@ def _features(value: object) -> dict[str, LeRobotFeature]:
         ):
             raise _wrong(f"features.{name}"[:100], "an object of dtype and shape", each)
         features[name] = LeRobotFeature(
-            name, each["dtype"], tuple(shape), each.get("names"), _depth(each)
+            *(name, each["dtype"], tuple(shape), each.get("names"), _depth(each)),
+            video_fps=_video_fps(each),
         )
     return features
 
@@ -405,6 +415,15 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
             or any(str(key).startswith("video.depth") for key in known)
         ):
             return known
+    return None
+
+
+def _video_fps(feature: Mapping[str, Any]) -> float | None:
+    """The frame rate in a feature's `info`."""
+    for known in (feature.get("info"), feature.get("video_info")):
+        rate = known.get("video.fps") if isinstance(known, dict) else None
+        if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e6:
+            return float(rate)
     return None
 
 

@@ -227,7 +227,8 @@ class SequenceSource(ScannedSource):
             files[each.pattern] += each.count
         total = counted(len(folders), "sequence")
         left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
-        left_out += [LeftOut(name, count, "no reader") for name, count in files.most_common()]
+        largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
+        left_out += [LeftOut(name, count, "no reader") for name, count in largest]
         left_out += [
             LeftOut(
                 f"feature {name}", count, "not selected by features=", "sequences", is_data=False
