@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import seqrecord
 from seqrecord.format.inventory import LeftOut
 from seqrecord.sources import inventory_of, open_source
 from seqrecord.sources.tum import Tum
+from seqrecord.writing.dataset_source import DatasetSource
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.source_faults import encoded
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
+from tests.video_file_data import pictures, write_video
 
 
 def lines(path: Path, **options: object) -> list[str]:
@@ -151,3 +156,59 @@ def test_lerobot(tmp_path: Path, version: str) -> None:
     assert [each.pattern for each in chosen if "not selected" in each.reason] == [
         f"feature {name}" for name in CAMERAS
     ]
+
+
+def with_audio(path: Path) -> None:
+    """A video of 3 frames, with sound."""
+    with av.open(str(path), "w") as file:
+        picture: Any = file.add_stream("libx264", rate=10)
+        picture.width = picture.height = 32
+        picture.pix_fmt = "yuv420p"
+        sound: Any = file.add_stream("aac", rate=8000)
+        for number in range(3):
+            frame = av.VideoFrame.from_ndarray(np.full((32, 32, 3), number, np.uint8))
+            frame.pts = number
+            file.mux(picture.encode(frame))
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        silence.sample_rate, silence.pts = 8000, 0
+        file.mux(sound.encode(silence))
+        file.mux(picture.encode())
+        file.mux(sound.encode())
+
+
+def test_videos(tmp_path: Path) -> None:
+    for number in range(2):
+        path = tmp_path / f"{number}/front.mp4"
+        path.parent.mkdir()
+        with_audio(path)
+        path.with_suffix(".srt").write_text("1")
+        path.with_suffix(".json").write_text("{}")
+        write_video(path.with_name("wrist.mkv"), pictures(3))
+    assert lines(tmp_path)[:1] == ["format    videos: 4 files *.mkv, *.mp4"]
+    assert [line for line in lines(tmp_path) if "left out" in line] == [
+        "left out  audio in *.mkv, *.mp4: 2 streams, no reader",
+        "left out  front.json: 2 files, no reader",
+        "left out  front.srt: 2 files, no reader",
+    ]
+    chosen = lines(tmp_path, by_folder=True, features=["front"])
+    assert "feature   front  uint8 [32, 32, 3]  image  from */front.*" in chosen
+    assert "left out  wrist.*: 2 files, not selected by features=" in chosen
+    assert "1 stream, no reader" in lines(tmp_path / "0/front.mp4")[3]
+
+
+def test_a_dataset_as_a_source(tmp_path: Path) -> None:
+    write_tum(tmp_path / "freiburg1_a")
+    (tmp_path / "freiburg1_a/scan.pcd").write_text("x")
+    seqrecord.convert(open_source(tmp_path / "freiburg1_a"), tmp_path / "one", workers=1)
+    source = open_source(tmp_path / "one", features=["image", "pose"])
+    report = seqrecord.convert(source, tmp_path / "two", workers=1, strict=True)
+    shown = report.inventory.lines()
+    assert shown[0] == "format    seqrecord: manifest.json of a dataset of 1 episode"
+    assert "feature   pose  float64 [7]  pose, m  from feature pose" in shown
+    assert "left out  feature depth: 1 feature, not selected by features=" in shown
+    assert "left out  scan.pcd: 1 file, no reader, when tum was packed" in shown
+    assert any(line.startswith("note      packed before from tum: 1 sequence") for line in shown)
+    with seqrecord.open(tmp_path / "two").renamed({"pose": "camera"}) as dataset:
+        found = DatasetSource(dataset).account()
+    assert found.places == {"image": "feature image", "camera": "feature pose"}
+    assert not [each for each in found.left_out if each.count == 1 and each.is_data]

@@ -62,11 +62,18 @@ def _below(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Path]]:
             return
         folder, depth = waiting.popleft()
         names = dict(islice(list_folder(folder), _MOST_OF_FOLDER))
-        if names.get("meta") and is_file(folder / _LEROBOT_INFO):
-            yield "lerobot", folder
-        elif not only_lerobot and "manifest.json" in names and names.get("index"):
-            yield "seqrecord", folder
-        elif not only_lerobot and names.get("data") and is_directory(folder / _ZARR_ENDS):
-            yield "zarr", folder
+        format_ = None if depth == 0 else _format_of(folder, names)
+        if format_ == "lerobot" or (format_ is not None and not only_lerobot):
+            yield format_, folder
         elif depth < _MOST_BELOW:
             waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+
+
+def _format_of(folder: Path, names: dict[str, bool]) -> str | None:
+    if names.get("meta") and is_file(folder / _LEROBOT_INFO):
+        return "lerobot"
+    if "manifest.json" in names and names.get("index"):
+        return "seqrecord"
+    if names.get("data") and is_directory(folder / _ZARR_ENDS):
+        return "zarr"
+    return None

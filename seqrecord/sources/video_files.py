@@ -164,6 +164,10 @@ class VideoFile:
                     return entries
         return ()
 
+    def other_streams(self) -> list[str]:
+        """The kinds of the file's other streams: "audio", "subtitle", "data", "video", …"""
+        return [each.type or "data" for each in self._file.streams if each is not self._stream]
+
     @property
     def nbytes(self) -> int:
         """How long the file is."""
