@@ -24,7 +24,7 @@ from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 from tests.video_file_data import pictures, write_video
 
 
-def lines(path: Path, **options: object) -> list[str]:
+def lines(path: Path, **options: Any) -> list[str]:
     return inventory_of(open_source(path, **options)).lines()
 
 

@@ -183,7 +183,7 @@ def test_missing_shards_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     for name in (*present, "t/20240131.tar", "t/20250131.tar"):
         write_tar(tmp_path / name, {"0.png": image()})
     with caplog.at_level(logging.WARNING, "seqrecord"):
-        notes = open_source(tmp_path).account().notes
+        notes = WebDataset(tmp_path).account().notes
     assert notes == (
         "2 shards missing: s-000002.tar, s-000003.tar",
         "2 shards missing: x-00000-of-00003.tar, x-00002-of-00003.tar",

@@ -8,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.files import is_directory, is_file, list_folder
+from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.text import counted
 
 _LEROBOT_INFO = "meta/info.json"
+_MAX_INFO_BYTES = 16 << 20
 _LEROBOT_PARTS = ("data", "images", "meta", "videos")
 _ZARR_ENDS = "meta/episode_ends"
 _MOST_ABOVE = 5  # folders from an image of LeRobot to its dataset
@@ -30,7 +31,7 @@ def check_nested(path: Path, *, only_lerobot: bool) -> None:
     """
     for above in islice(path.parents, _MOST_ABOVE):
         part = path.relative_to(above).parts[0]
-        if part in _LEROBOT_PARTS and is_file(above / _LEROBOT_INFO):
+        if part in _LEROBOT_PARTS and _is_lerobot(above):
             raise NestedError(
                 f"a part of a LeRobot dataset: name the dataset, as `seqrecord write --src {above}`"
                 "; --format NAME reads the part alone",
@@ -70,10 +71,15 @@ def _below(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Path]]:
 
 
 def _format_of(folder: Path, names: dict[str, bool]) -> str | None:
-    if names.get("meta") and is_file(folder / _LEROBOT_INFO):
+    if names.get("meta") and _is_lerobot(folder):
         return "lerobot"
     if "manifest.json" in names and names.get("index"):
         return "seqrecord"
     if names.get("data") and is_directory(folder / _ZARR_ENDS):
         return "zarr"
     return None
+
+
+def _is_lerobot(folder: Path) -> bool:
+    info = folder / _LEROBOT_INFO
+    return is_file(info) and b'"codebase_version"' in read_bytes(info, _MAX_INFO_BYTES)

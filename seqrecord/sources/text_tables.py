@@ -40,7 +40,7 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
     rows = []
     for number, line in lines:
         words = line.split(";") if has_semicolons else line.split()
-        for word in map(str.strip, words):
+        for word in map(str.strip, words) if "," in line else ():
             if _DECIMAL_COMMA.fullmatch(word):
                 raise SourceError(
                     f"a number with a decimal comma in line {number}; write decimal points, as "

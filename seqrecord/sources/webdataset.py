@@ -130,9 +130,9 @@ class WebDataset(NumberedFrames, ScannedSource):
                         specs = list(self._specs(one, path))
                         found.episodes.append(self._info(place, one, pattern, skipped))
                         found.specs += specs
-                        for name, each in one.fields.items():
-                            found.counts[name] += each.count
-                            found.places[name] = f"*.tar/*.{split_name(each.first.name)[2]}"
+                        for name, values in one.fields.items():
+                            found.counts[name] += values.count
+                            found.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
                         found.offered |= dict.fromkeys(one.fields)
                         are_named |= pattern is None
                     found.unread += skipped
@@ -248,7 +248,8 @@ class WebDataset(NumberedFrames, ScannedSource):
         pattern = next((split_name(each)[1] for each in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] = set()
-        folder = time = None
+        folder: str | None = None
+        time: float | None = None
         for index, sample in enumerate(_samples(stream, path, info.metadata["offset"])):
             if folder is None and self._place(path, sample.folder, 0).key == info.key:
                 folder = sample.folder
