@@ -21,6 +21,7 @@ from seqrecord.writing.dataset_source import DatasetSource
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.source_faults import encoded
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
+from tests.test_source_contract import upload
 from tests.video_file_data import pictures, write_video
 
 
@@ -70,11 +71,14 @@ def test_euroc(tmp_path: Path) -> None:
         (leica / "data.csv").write_text("#timestamp,x,y,z\n1,2,3,4")
         (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
     (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")
+    (tmp_path / "MH_02/mav0/cam1/sensor.yaml").unlink()
     found = lines(tmp_path)
     assert "left out  leica0/data.csv: 2 rows, no reader" in found
     assert "left out  body.yaml: 2 files, no reader" in found
     assert "note      2 images of cam1 without a frame" in found
     assert "note      imu0/data.csv is empty (1 of 2 sequences)" in found
+    unknown = "note      camera cam1 unknown: its sensor.yaml describes no pinhole"
+    assert f"{unknown} (1 of 2 sequences)" in found
     assert sum(line.startswith("left out") for line in found) == 2
     chosen = lines(tmp_path, features=["image_cam0", "pose"])
     assert "left out  feature imu: 2 sequences, not selected by features=" in chosen
@@ -212,3 +216,31 @@ def test_a_dataset_as_a_source(tmp_path: Path) -> None:
         found = DatasetSource(dataset).account()
     assert found.places == {"image": "feature image", "camera": "feature pose"}
     assert not [each for each in found.left_out if each.count == 1 and each.is_data]
+
+
+def _videos(root: Path) -> None:
+    root.mkdir()
+    write_video(root / "a.mp4", pictures(3))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_tum,
+        write_euroc,
+        lambda root: write_kitti(root, "00"),
+        lambda root: write_tar(root / "a.tar", {"0.png": encoded(np.zeros((2, 2), np.uint8))}),
+        lambda root: unpack(root, "lerobot_video_v3").rename(root / "x"),
+        _videos,
+    ],
+    ids=["tum", "euroc", "kitti", "webdataset", "lerobot", "videos"],
+)
+def test_an_original_on_a_url(tmp_path: Path, memory_url: str, write: Any) -> None:
+    """Its account is that of the same files on a disk."""
+    write(tmp_path / "x")
+    root = tmp_path / "x/x" if (tmp_path / "x/x").exists() else tmp_path / "x"
+    (root / "notes").mkdir()
+    (root / "notes/lidar.pcd").write_text("x")
+    found = inventory_of(open_source(upload(root, memory_url)))
+    assert found == inventory_of(open_source(root))
+    assert LeftOut("notes/lidar.pcd", 1, "no reader") in found.left_out

@@ -14,6 +14,7 @@ from seqrecord.sources.videos import Videos
 from tests.command_line import fail
 from tests.lerobot_video_data import unpack
 from tests.source_writers import write_buffer
+from tests.test_source_contract import upload
 from tests.tiny import write_tiny
 
 
@@ -27,6 +28,15 @@ def test_a_folder_above_two_lerobot_datasets(tmp_path: Path, version: str) -> No
         assert caught.value.got == "org/one, org/two"
         assert f"seqrecord write --src {tmp_path}/y/org/one" in caught.value.message
     assert "org/one, org/two" in fail("write", "--src", tmp_path / "y", "--dst", tmp_path / "r")
+
+
+def test_a_url_above_lerobot_datasets(tmp_path: Path, memory_url: str) -> None:
+    upload(unpack(tmp_path, "lerobot_video_v21"), f"{memory_url}/org/one")
+    for use in (open_source, seqrecord.open):
+        with pytest.raises(SourceError, match="a folder above 1 dataset") as caught:
+            use(memory_url)
+        assert caught.value.got == "org/one"
+        assert f"--src {memory_url}/org/one" in caught.value.message
 
 
 @pytest.mark.parametrize("part", ["videos", "videos/*", "videos/*/*", "data", "meta"])

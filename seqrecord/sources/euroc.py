@@ -123,10 +123,13 @@ class Euroc(SequenceSource):
                     len(times) - there
                 )
                 counts[f"images of {name} without a frame"] = len(by_time) - there
+            camera = None
             if said := sensor(name):
                 metadata["cameras"][name] = said
                 if camera := _pinhole(said):
                     metadata.setdefault("camera", {})[feature] = camera
+            if camera is None:
+                notes.append(f"camera {name} unknown: its sensor.yaml describes no pinhole")
         places["timestamp"] = f"{below}cam0/data.csv"
         columns["timestamp"] = Values(times, "timestamp", "ns")
         if is_file(table := mav / "imu0" / "data.csv"):
