@@ -224,7 +224,6 @@ class LeRobot(Originals):
             name: LeRobotVideos(
                 *(self.path, known[name], schema[name], self.tolerance),
                 limits=limits_in_videos(episodes, self._info, name),
-                num_frames=frames_in_files(episodes, lambda each: each.videos[name].file),  # noqa: B023
                 reference=self.reference,
             )
             for name in schema

@@ -10,6 +10,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import Schema
 from seqrecord.sources.files import is_file
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.lerobot_counts import frames_in_files
 from seqrecord.sources.lerobot_layout import (
     EPISODES,
     EPISODES_STATS,
@@ -25,8 +26,11 @@ from seqrecord.sources.lerobot_layout import (
     episode_tables,
     listed_columns,
 )
+from seqrecord.sources.remote import remote_files
+from seqrecord.sources.video_files import VideoFile
 from seqrecord.text import counted
 
+_MOST_REMOTE = 64  # files of a URL that are opened for the number of their frames
 _USED = {"episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index"}
 _USED_GROUPS = ("data/", "videos/", "meta/", "stats/")
 
@@ -40,7 +44,8 @@ def account_of(
     derived: Collection[str],
     numbered: Mapping[str, str],
 ) -> Account:
-    """Reads names of files, and the columns of the first tables of rows and of episodes.
+    """Reads names of files, the columns of the first tables of rows and of episodes, and the tables
+    of videos; those of a URL only if they are few.
 
     `derived` are columns of positions, `numbered` the columns of numbers of texts by feature.
     """
@@ -83,8 +88,25 @@ def account_of(
         for name in listed_columns(root, info)
         if name not in _USED and not name.startswith(_USED_GROUPS)
     ]
+    notes = _notes(info)
+    for name in info.videos:
+        if name in schema:
+            places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
+            if remote_files(root) is not None and len(places) > _MOST_REMOTE:
+                notes.append(f"{name}: frames in no episode are not counted in {len(places)} files")
+            elif extra := _extra_frames(root, places):
+                left_out.append(LeftOut(f"frames of {name}", extra, "in no episode", "frames"))
     reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
-    return Account(reason, _places(schema, info, numbered), tuple(left_out), tuple(_notes(info)))
+    return Account(reason, _places(schema, info, numbered), tuple(left_out), tuple(notes))
+
+
+def _extra_frames(root: Path, listed: Mapping[str, int]) -> int:
+    """Frames of videos beyond those that episodes have in each file, as far as tables say it."""
+    extra = 0
+    for place, count in listed.items():
+        with suppress(SourceError), VideoFile(root / place) as file:  # refused when it is read
+            extra += max(0, (file.known_count() or 0) - count)
+    return extra
 
 
 def _columns(root: Path, episodes: Collection[LeRobotEpisode]) -> list[str]:

@@ -6,7 +6,6 @@ keeps the scale in the feature's `info`. Formulas are those of its `datasets/dep
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -32,8 +31,6 @@ from seqrecord.sources.video_streams import (
 )
 from seqrecord.sources.video_tables import PacketTable, read_references, read_table
 
-_logger = logging.getLogger("seqrecord")
-
 NUM_CODES = 4096
 
 _PIXELS = "gray12le"
@@ -44,8 +41,7 @@ class LeRobotVideos:
     """One feature's videos.
 
     The file that was opened last stays open: the next episode is mostly in it too. `limits` are
-    the seconds in its file before which an episode ends, by its key, and `num_frames` the frames
-    that episodes have in each file; a warning counts the others.
+    the seconds in its file before which an episode ends, by its key.
     """
 
     def __init__(
@@ -56,11 +52,10 @@ class LeRobotVideos:
         tolerance: float,
         *,
         limits: Mapping[str, float],
-        num_frames: Mapping[str, int],
         reference: bool = False,
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
-        self._limits, self._num_frames, self._reference = limits, num_frames, reference
+        self._limits, self._reference = limits, reference
         self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None
@@ -107,10 +102,6 @@ class LeRobotVideos:
                 self._file = None
             self._file, self._opened_last = VideoFile(self._root / place.file), place.file
             self._table = read_table(self._file) if self._reference else None
-            there, listed = self._file.known_count(), self._num_frames.get(place.file)
-            if there is not None and listed is not None and there > listed:
-                text = "%s: %d of %d frames are in no episode, and are not packed"
-                _logger.warning(text, self._file.path, there - listed, there)
         self._check(self._file)
         return self._file, place.begin
 
