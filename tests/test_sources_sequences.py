@@ -33,6 +33,8 @@ def test_tum(tmp_path: Path) -> None:
         "rgb_without_depth": 2,
         "depth_without_rgb": 1,
         "frames_without_pose": 1,
+        "accelerometer_before_first_frame": 5,
+        "accelerometer_after_last_frame": 14,
     }
     assert [str(spec) for spec in source.schema().values()] == [
         "image: uint8 [6, 8, 3]",

@@ -92,7 +92,6 @@ class Euroc(SequenceSource):
         below = "" if mav == folder else "mav0/"
         places: dict[str, str] = {}
         files: list[Path] = []
-        counts: dict[str, int] = {}
         notes: list[str] = []
         columns: dict[str, Column] = {}
         metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
@@ -119,10 +118,6 @@ class Euroc(SequenceSource):
             if name != "cam0":
                 metadata[f"frames_without_{name}"] = len(times) - there
                 metadata[f"{name}_without_frame"] = len(by_time) - there
-                counts[f"frames without an image of {name} with their timestamp"] = (
-                    len(times) - there
-                )
-                counts[f"images of {name} without a frame"] = len(by_time) - there
             camera = None
             if said := sensor(name):
                 metadata["cameras"][name] = said
@@ -147,7 +142,6 @@ class Euroc(SequenceSource):
                     columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
                     metadata["imu_before_first_frame"] = before
                     metadata["imu_after_last_frame"] = after
-                    counts["rows of imu0 before the first or after the last frame"] = before + after
                 else:
                     notes.append("imu0/data.csv is empty")
         for name in _TRUTHS:
@@ -163,15 +157,12 @@ class Euroc(SequenceSource):
                     if truth:
                         columns |= truth
                         metadata["frames_without_pose"] = without
-                        counts["frames without a pose at most 10 ms away"] = without
                     else:
                         notes.append(f"{name}/data.csv is empty")
                 break
         rate = metadata["cameras"].get("cam0", {}).get("rate_hz")
         fps = rate if rate is not None and 0 < rate < 1e6 else None
-        return SequenceFrames(
-            *(len(times), columns, places, files, metadata), fps=fps, counts=counts, notes=notes
-        )
+        return SequenceFrames(*(len(times), columns, places, files, metadata), fps=fps, notes=notes)
 
 
 FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, takes_urls=True)

@@ -48,7 +48,8 @@ def check_nested(path: Path, *, only_lerobot: bool) -> None:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise NestedError(
             f"a folder above {counted(len(found), 'dataset')} ({formats}): name one, as "
-            f"`seqrecord write --src {found[0][1]}`, and join them by `seqrecord merge`",
+            f"`seqrecord write --src {found[0][1]}`, and join them by `seqrecord merge`; --format "
+            "NAME reads the files as they are",
             file=str(path),
             expected="one dataset",
             got=", ".join(names[:_SHOWN]) + more,

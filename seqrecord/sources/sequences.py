@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from seqrecord.sources.originals import (
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.text_tables import count_rows
 from seqrecord.text import counted
+
+_WITHOUT_PARTNER = re.compile("_(without|before|after)_")
 
 
 class Column(Protocol):
@@ -103,7 +106,8 @@ class SequenceFrames:
         columns: each selected feature's column.
         places: where each feature, also one that is not selected, lies below the sequence's folder.
         files: the files that were read, and the images that lists name.
-        counts: numbers of rows and images without a partner, by their description.
+        metadata: that of the episode; `X_without_Y`, `X_before_Y` and `X_after_Y` are numbers of
+            rows and images without a partner, which the inventory sums.
         notes: assumptions, and what the inventory says of empty tables.
     """
 
@@ -113,7 +117,6 @@ class SequenceFrames:
     files: Collection[Path]
     metadata: dict[str, Any] = field(default_factory=dict)
     fps: float | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -209,7 +212,8 @@ class SequenceSource(ScannedSource):
             with suppress(SourceError):
                 sequence = self.open(folder)
                 places |= sequence.places
-                counts.update(sequence.counts)
+                said = sequence.metadata.items()
+                counts.update({name: n for name, n in said if _WITHOUT_PARTNER.search(name)})
                 notes.update(sequence.notes)
                 unselected.update(name for name in sequence.places if not self.wants(name))
                 hidden = [sequence.places[name] for name in unselected if name in sequence.places]
@@ -235,7 +239,7 @@ class SequenceSource(ScannedSource):
             )
             for name, count in unselected.items()
         ]
-        said = [f"{count:,} {text}" for text, count in counts.items() if count]
+        said = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
         said += [f"{note} ({count} of {total})" for note, count in notes.items()]
         return Account(f"{total}: {self.expected}", places, tuple(left_out), tuple(said))
 

@@ -73,7 +73,6 @@ class Tum(SequenceSource):
         places = {"image": "rgb/*", "timestamp": "rgb.txt"}
         known, note = _calibration(folder)
         notes = [note]
-        counts: dict[str, int] = {}
         columns: dict[str, Column] = {}
         metadata: dict[str, Any] = {"dataset": "TUM RGB-D", **known}
         kept = np.arange(len(times))
@@ -92,10 +91,6 @@ class Tum(SequenceSource):
             notes.append("unit of depth assumed: 1/5000 m")
             metadata["rgb_without_depth"] = len(times) - len(kept)
             metadata["depth_without_rgb"] = len(depth_times) - len(kept)
-            counts |= {
-                f"images of rgb.txt without a depth image {_NEAR}": len(times) - len(kept),
-                f"images of depth.txt without a colour image {_NEAR}": len(depth_times) - len(kept),
-            }
         times = times[kept]
         columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
         columns["timestamp"] = Values(times, "timestamp", "s")
@@ -112,7 +107,6 @@ class Tum(SequenceSource):
                 found[frames], there[frames] = poses[rows], True
                 columns["pose"] = Values(found, "pose", "m", there)
                 metadata["frames_without_pose"] = len(times) - len(frames)
-                counts[f"frames without a pose {_NEAR}"] = len(times) - len(frames)
             else:
                 notes.append("groundtruth.txt is empty")
         if is_file(accelerometer):
@@ -122,17 +116,16 @@ class Tum(SequenceSource):
             stamps, values = timed_values(accelerometer, (3,))
             if len(stamps):
                 samples, bounds = np.column_stack([stamps, values]), sample_bounds(times, stamps)
-                inside = int(bounds[-1] - bounds[0])
+                before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
+                inside = len(stamps) - before - after
                 during = "within the time"
                 check_matches(accelerometer, inside, stamps, times, during, "s", "accelerometer")
                 columns["accelerometer"] = Values(samples, "imu", bounds=bounds)
-                outside = "rows of accelerometer.txt before the first or after the last frame"
-                counts[outside] = len(stamps) - inside
+                metadata["accelerometer_before_first_frame"] = before
+                metadata["accelerometer_after_last_frame"] = after
             else:
                 notes.append("accelerometer.txt is empty")
-        return SequenceFrames(
-            len(times), columns, places, files, metadata, counts=counts, notes=notes
-        )
+        return SequenceFrames(len(times), columns, places, files, metadata, notes=notes)
 
 
 def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
