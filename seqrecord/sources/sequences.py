@@ -212,8 +212,8 @@ class SequenceSource(ScannedSource):
             with suppress(SourceError):
                 sequence = self.open(folder)
                 places |= sequence.places
-                said = sequence.metadata.items()
-                counts.update({name: n for name, n in said if _WITHOUT_PARTNER.search(name)})
+                facts = sequence.metadata.items()
+                counts.update({name: n for name, n in facts if _WITHOUT_PARTNER.search(name)})
                 notes.update(sequence.notes)
                 unselected.update(name for name in sequence.places if not self.wants(name))
                 hidden = [sequence.places[name] for name in unselected if name in sequence.places]
