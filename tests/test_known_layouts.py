@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seqrecord.errors import SourceError
 from seqrecord.sources import Folders, TartanAir, inventory_of, open_source
 from tests.source_faults import check_frames
 from tests.source_writers import write_euroc, write_kitti, write_tum
-from tests.test_source_contract import golden
 from tests.trees import make_frames, write_junk, write_v1, write_v2
 
 
@@ -238,20 +236,3 @@ def test_imu_that_fits_no_frames_is_listed(tmp_path: Path) -> None:
         ("imu/acc.npy", 1),
         ("imu/gyro.npy", 1),
     }
-
-
-# --- originals in folders below ----------------------------------------------------------------
-
-
-def test_a_lerobot_dataset_in_a_folder_below_is_named(tmp_path: Path) -> None:
-    """Or else `videos` or `folders` would take its files for recordings of their own."""
-    place = tmp_path / "copies" / "pusht"
-    golden(place, "lerobot_video_v3")
-    save(tmp_path / "copies" / "other" / "rgb" / "0.png", np.zeros((4, 5, 3), U1))
-    with pytest.raises(SourceError, match="format lerobot in a folder below") as caught:
-        open_source(tmp_path)
-    assert caught.value.expected == f"--src {place}"
-    assert len(open_source(place).episodes()) > 1
-    assert isinstance(open_source(tmp_path, format="folders"), Folders)
-    (place / "meta" / "info.json").write_text("{}")
-    assert type(open_source(tmp_path / "copies", format="folders")) is Folders

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from seqrecord.schema import Block, Frame, Schema
@@ -128,8 +127,6 @@ class SourceFormat:
         is_fallback: whether it is tried only where no other format fits.
         takes_urls: whether it reads files by `seqrecord.sources.files` alone, so that the path may
             be one that stands for a URL.
-        find_below: finds originals deeper in a tree that `exists()` refuses. Fallbacks would take
-            their files for something else.
     """
 
     name: str
@@ -139,7 +136,6 @@ class SourceFormat:
     takes_files: bool = False
     is_fallback: bool = False
     takes_urls: bool = False
-    find_below: Callable[[Path], Path | None] | None = None
 
 
 def blocks_of(source: Source, info: EpisodeInfo) -> Iterator[Block]:

@@ -13,6 +13,7 @@ from typing import Any
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
 from seqrecord.sources.files import find_original, is_file, list_folder
+from seqrecord.sources.nested import check_nested
 from seqrecord.sources.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
@@ -129,7 +130,7 @@ class _Opening:
         formats = [*map(_built_in, BUILT_IN), *self._added()]
         for is_fallback in (False, True):
             if is_fallback:
-                self._check_below(formats)
+                check_nested(self.path, only_lerobot=True)
             candidates = [each for each in formats if each.is_fallback == is_fallback]
             found = [(each, source) for each in candidates if (source := self._try(each))]
             if len(found) > 1:
@@ -143,26 +144,13 @@ class _Opening:
             for each, source in found:
                 self._check_options(each)
                 return source
+        check_nested(self.path, only_lerobot=False)
         raise SourceError(
             "nothing here that can be packed",
             file=str(self.path),
             expected=f"one of these formats: {'; '.join(self.tried)}",
             got=_contents(self.path),
         )
-
-    def _check_below(self, formats: Sequence[SourceFormat]) -> None:
-        """Raises `SourceError` for an original deeper in the tree, which a fallback would not read
-        as such."""
-        for each in formats:
-            if each.find_below is None or is_file(self.path):
-                continue
-            if (found := each.find_below(self.path)) is not None:
-                raise SourceError(
-                    f"originals of the format {each.name} in a folder below: pass that folder, or "
-                    "choose another format by --format NAME, or format=",
-                    file=str(self.path),
-                    expected=f"--src {found}",
-                )
 
     def _try(self, wanted: SourceFormat) -> FoundSource | None:
         """The source, if there is one of this format."""
