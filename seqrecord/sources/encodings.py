@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,23 @@ _LABELS = frozenset(
 )
 _NORMALS = frozenset(("normal", "normals"))
 
-_SEVEN_SCENES: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("frame-{:06d}.color", ".png"): {"kind": "image"},
-    ("frame-{:06d}.depth", ".png"): {"kind": "depth", "unit": "mm"},
-    ("frame-{:06d}.pose", ".txt"): {"kind": "pose", "unit": "m"},
+_MEANINGS: Mapping[str, Mapping[str, str]] = {
+    "frame-{:06d}.color.png": {"kind": "image"},
+    "frame-{:06d}.depth.png": {"kind": "depth", "unit": "mm"},
+    "frame-{:06d}.pose.txt": {"kind": "pose", "unit": "m"},
+    ".flo": {"kind": "flow", "unit": "px"},
+    ".dpt": {"kind": "depth"},
 }
-"""Meanings of 7-Scenes' files, by pattern and ending.
+"""Kind and unit by ending, and by the pattern of 7-Scenes' names.
 
 https://www.microsoft.com/en-us/research/project/rgb-d-dataset-7-scenes/
 """
 
 
-def known_meaning(pattern: str | None, ending: str) -> Mapping[str, str]:
-    """Kind and unit of files whose names are those of 7-Scenes; empty for all others."""
-    return _SEVEN_SCENES.get((pattern or "", ending), {})
+def known_meaning(pattern: str | None, first: str) -> Mapping[str, str]:
+    """Kind and unit of files of one frame, of which `first` is one; empty if unknown."""
+    ending = Path(first).suffix.lower()
+    return _MEANINGS.get(ending) or _MEANINGS.get(f"{pattern}{ending}", {})
 
 
 def encoding_note(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:

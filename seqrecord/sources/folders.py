@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,12 @@ from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory, read_bytes
 from seqrecord.sources.folders_account import LookedAt, account_of, encoding_notes, gap_notes
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
-from seqrecord.sources.folders_rows import RowFiles, Rows, find_camera, find_rows
+from seqrecord.sources.folders_rows import RowFiles, find_camera, find_rows
 from seqrecord.sources.folders_tree import (
     METADATA,
     EpisodeFolder,
     FeatureFolder,
+    ending_of,
     files_like,
     find_episodes,
     is_text_name,
@@ -208,8 +209,6 @@ class Folders(NumberedFrames):
                     spec, codec = (
                         self._as_exported(episode, described[name])
                         if episode.is_exported
-                        else _from_row_file(episode, name, rows[name])
-                        if name in rows
                         else self._from_first_file(episode, name)
                     )
                 except SourceError as error:
@@ -273,33 +272,33 @@ class Folders(NumberedFrames):
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
         """The feature as the header of this episode's first file declares it."""
-        folder = episode.folders.get(name)
-        told = known_meaning(folder.pattern, Path(folder.first).suffix) if folder else {}
-        if folder is not None:
-            path = episode.path / folder.folder / folder.first
-        else:
+        codec: _Codec = ()
+        told: Mapping[str, str] = {}
+        shape: Sequence[int | None]
+        if (rows := self._rows_of(episode).features.get(name)) is not None:
+            path, dtype, shape = episode.path / rows.file, rows.dtype, rows.shape
+        elif (folder := episode.folders.get(name)) is None:
             path = episode.path / episode.arrays[name]
-        if folder is not None and path.suffix.lower() in IMAGE_ENDINGS:
-            image = image_header(path)
-            if image.dtype == np.uint16 and len(image.shape) == 3:
-                load_imagecodecs(path)
-            codec = passthrough_codec(image, folder.endings)
+            header = array_header(path)
+            check_time_axis(header.shape, path)
+            dtype, shape = header.dtype, header.shape[1:]
+        else:
+            path = episode.path / folder.folder / folder.first
+            told = known_meaning(folder.pattern, folder.first)
+            if ending_of(path.name) in IMAGE_ENDINGS:
+                image = image_header(path)
+                if image.dtype == np.uint16 and len(image.shape) == 3:
+                    load_imagecodecs(path)
+                dtype, shape = image.dtype, image.shape
+                codec = passthrough_codec(image, folder.endings)
+            elif is_text_name(path.name):
+                dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
+            else:
+                header = array_header(path, folder.member)
+                dtype, shape = header.dtype, header.shape
             if self.reference:
                 codec = self._referable(path, folder)
-            return feature_spec(name, image.dtype, image.shape, path, **told), codec
-        if folder is not None and is_text_name(path.name):
-            shape = frames_shape(path.parent, files_like(path.parent, folder.first))
-            if shape is None:
-                raise SourceError("text that is not numbers in all frames", file=str(path.parent))
-            return feature_spec(name, np.dtype("<f8"), shape, path, **told), ()
-        header = array_header(path, None if folder is None else folder.member)
-        shape = header.shape
-        if folder is None:
-            check_time_axis(shape, path)
-            shape = shape[1:]
-        said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
-        codec = self._referable(path, folder) if self.reference and folder else ()
-        return feature_spec(name, header.dtype, shape, path, **said), codec
+        return feature_spec(name, dtype, shape, path, **told), codec
 
     def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
         return referable_codec(read_bytes(path), folder.endings)
@@ -403,7 +402,3 @@ FORMAT = SourceFormat(
 
 _Codec: TypeAlias = tuple[CodecConfig, ...]
 """The codec that keeps a feature's images encoded; empty if they cannot be kept."""
-
-
-def _from_row_file(episode: EpisodeFolder, name: str, rows: Rows) -> tuple[FeatureSpec, _Codec]:
-    return feature_spec(name, rows.dtype, rows.shape, episode.path / rows.file), ()

@@ -16,7 +16,7 @@ from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
 from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
 from seqrecord.sources.images import IMAGE_ENDINGS, IMAGE_FORMATS
-from seqrecord.sources.number_files import TEXT_ENDINGS, frames_shape
+from seqrecord.sources.number_files import TEXT_ENDINGS, is_numeric
 from seqrecord.sources.originals import check_depth
 from seqrecord.sources.specs import feature_name
 
@@ -131,7 +131,7 @@ def look(folder: Path) -> Listing[FrameFiles]:
     for words, files in files_by_feature(texts).items():
         if files.num_frames == 1 and all(each.num_frames > 1 for each in groups.values()):
             rows.append(files.first)
-        elif frames_shape(folder, [*files.names.values()]) is not None:
+        elif is_numeric([folder / name for name in files.names.values()]):
             (numeric if words in groups or not groups else groups)[words] = files
     return Listing(
         *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(cameras)),
@@ -185,16 +185,17 @@ def name_features(
     for name in [name for name in found if is_text[name] and name not in sparse]:
         if 2 * found[name].files.num_frames < max(counts, default=0):
             feature = found.pop(name)
-            names = files_like(path / feature.folder, feature.files.first)
-            rows += [f"{feature.folder}/{file}".lstrip("/") for file in names]
+            every = files_like(path / feature.folder / feature.files.first)
+            rows += [file.relative_to(path).as_posix() for file in every]
     return found, rows
 
 
-def files_like(folder: Path, first: str) -> list[str]:
+def files_like(first: Path) -> list[Path]:
     """The text files of the feature whose first frame's file is this one."""
-    listed = look(folder)
+    listed = look(first.parent)
     groups = (*listed.groups.values(), *listed.texts.values())
-    return next(([*files.names.values()] for files in groups if files.first == first), [first])
+    names = next((each.names.values() for each in groups if each.first == first.name), ())
+    return [first.parent / name for name in names] or [first]
 
 
 def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolder]:

@@ -106,24 +106,33 @@ def count_rows(path: Path) -> int:
     return len(lines)
 
 
-def frames_shape(folder: Path, files: Sequence[str]) -> tuple[int | None, ...] | None:
+def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
     """The shape of the numbers in text files of one frame each, from some of them.
 
     [R, C], [C] of one row, or [] of one number; [None, C] if the number of rows varies, which may
-    be 0. `None` for files that are no numbers, or of different numbers of columns.
+    be 0. Raises `SourceError` for files that are no numbers, or of different numbers of columns.
     """
-    shapes: set[tuple[int, ...]] = set()
-    for file in dict.fromkeys(files[i * (len(files) - 1) // _SAMPLES] for i in range(_SAMPLES + 1)):
-        try:
-            shapes.add(
-                (0,) if is_blank(folder / file) else read_numbers(folder / file).matrix().shape
-            )
-        except SourceError:
-            return None
-    if len(shapes) == 1:
-        return next(iter(shapes)) if shapes != {(0,)} else None
+    places = dict.fromkeys(i * (len(files) - 1) // _SAMPLES for i in range(_SAMPLES + 1))
+    shapes = {_frame_shape(files[place]) for place in places}
+    if len(shapes) == 1 and shapes != {(0,)}:
+        return shapes.pop()
     columns = {shape[-1] if shape else 1 for shape in shapes} - {0}
-    return (None, columns.pop()) if len(columns) == 1 else None
+    if len(columns) != 1:
+        raise _no_numbers(files[0], f"{sorted(columns)} columns in files of one feature")
+    return None, columns.pop()
+
+
+def is_numeric(files: Sequence[Path]) -> bool:
+    """Whether files of one frame each are numbers, to judge by some of them."""
+    try:
+        frames_shape(files)
+    except SourceError:
+        return False
+    return True
+
+
+def _frame_shape(path: Path) -> tuple[int, ...]:
+    return (0,) if is_blank(path) else read_numbers(path).matrix().shape
 
 
 def is_blank(path: Path) -> bool:
