@@ -206,6 +206,7 @@ REFUSED = {
     "one byte more": (".pgm", b"P5\n2 2\n7\n\0\0\0\0\0"),
     "no size": (".pgm", b"P5\n0 2\n7\n"),
     "a huge size": (".pgm", b"P5\n99999999 99999999\n7\n\0"),
+    "blanks without end": (".pgm", b"P5" + b" " * 5000 + b"x"),
     "another kind": (".ppm", b"P7\nWIDTH 2\n"),
     "4 bits": (".tif", bits_of_4(Path())),
     "half floats": (".tif", tiff(values("f2", 4, 4), "<")),

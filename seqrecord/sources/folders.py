@@ -155,6 +155,8 @@ class Folders(NumberedFrames):
                     num_frames = self._num_frames(episode)
                     taken = {*episode.folders, *episode.arrays}
                     found = find_rows(episode.path, episode.rows, taken, num_frames)
+            for name, rows in found.features.items():
+                found.features[name] = replace(rows, values=None)
             self._rows[episode.path] = found
         return self._rows[episode.path]
 

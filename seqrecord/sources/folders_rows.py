@@ -86,11 +86,7 @@ def find_rows(
 
 
 def _add_table(found: RowFiles, taken: Collection[str], file: str, table: NumberTable) -> None:
-    try:
-        parts = table.columns()
-    except SourceError as error:
-        found.reasons[file] = error.message
-        return
+    parts = table.columns()
     stem = Path(file).with_suffix("").as_posix()
     for part, values in parts.items():
         rows = Rows(file, values.dtype, values.shape[1:], None, values)
@@ -146,8 +142,8 @@ def _table(path: Path, num_frames: int) -> NumberTable | str:
         table = read_numbers(path)
     except SourceError as error:
         return f"{error.message}: {error.got}" if error.got else error.message
-    if len(table.rows) != num_frames:
-        return _rows_for(len(table.rows), num_frames)
+    if len(table.values) != num_frames:
+        return _rows_for(len(table.values), num_frames)
     return table
 
 

@@ -24,7 +24,7 @@ NETPBM_MAGIC = tuple(f"P{kind}".encode() for kind in range(1, 7))
 NETPBM_HEADER_BYTES = 4096
 """Maximum size of a header with its comments."""
 
-_GAP = rb"(?:\s+|#[^\n]*\n)+"
+_GAP = rb"(?:\s|#[^\n]*\n)+"
 _SIZE = re.compile(rb"P[1-6]" + _GAP + rb"(\d{1,9})" + _GAP + rb"(\d{1,9})")
 _MOST = re.compile(_GAP + rb"(\d{1,6})")
 _COMMENT = re.compile(rb"#[^\n]*")

@@ -7,7 +7,7 @@ columns. Lines of comments begin with `#`, `%` or `//`; one line of column names
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,71 +28,83 @@ _SAMPLES = 4
 _COMMENTS = ("#", "%", "//")
 _SEPARATORS = (",", ";", None)
 _LARGEST = 1 << 53  # integers up to here are exact in float64
-_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class NumberTable:
-    """Words of a file's rows, each of as many columns, and the columns' names where it has some."""
+    """A file's rows as float64 [T, columns], and the columns' names where it has some.
+
+    `exact` are the integers of columns that float64 cannot represent, such as times in nanoseconds.
+    """
 
     path: Path
-    names: tuple[str, ...]
-    rows: Sequence[Sequence[str]]
+    names: Sequence[str]
+    values: npt.NDArray[np.float64]
+    exact: Mapping[int, npt.NDArray[np.int64]]
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Values by the name of a part: float64 [T] or [T, columns], whose part is "".
 
-        Integers that float64 cannot represent, such as times in nanoseconds, are a part of their
-        own for each column: int64 [T]. If the file has one column, its part is "".
+        Exact columns are a part of their own each: int64 [T]. If the file has one column, its part
+        is "".
         """
-        exact = [
-            place for place, column in enumerate(zip(*self.rows, strict=True)) if _is_large(column)
-        ]
-        width = len(self.rows[0])
+        width = self.values.shape[1]
         parts: dict[str, npt.NDArray[Any]] = {}
-        for place in exact:
+        for place, values in self.exact.items():
             name = self.names[place] if self.names else "timestamp" if place == 0 else f"c{place}"
-            try:
-                values = np.array([int(row[place]) for row in self.rows], np.int64)
-            except OverflowError as error:
-                raise SourceError("a number that is too large", file=str(self.path)) from error
             parts["" if width == 1 else name] = values
-        others = [place for place in range(width) if place not in exact]
+        others = [place for place in range(width) if place not in self.exact]
         if others:
-            found = np.array([[float(row[place]) for place in others] for row in self.rows])
-            parts[""] = found[:, 0] if width == 1 else found
+            parts[""] = self.values[:, 0] if width == 1 else self.values[:, others]
         return parts
 
     def matrix(self) -> npt.NDArray[np.float64]:
         """All numbers: float64 [R, C], [C] of one row, and a scalar of one number."""
-        if any(map(_is_large, self.rows)):
+        if self.exact:
             raise SourceError("integers that float64 cannot represent", file=str(self.path))
-        values = np.array([[float(word) for word in row] for row in self.rows])
-        return values if len(values) > 1 else values[0] if values.size > 1 else values[0, 0]
+        values = self.values
+        found: npt.NDArray[np.float64] = values if len(values) > 1 else values.squeeze()
+        return found
 
 
 def read_numbers(path: Path) -> NumberTable:
     """The file's rows; raises `SourceError` for text that is no table of numbers."""
     try:
-        text = read_bytes(path, MAX_BYTES).decode("utf-8-sig")
+        lines = _lines(read_bytes(path, MAX_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _no_numbers(path, f"byte {error.start} is no UTF-8") from error
-    lines = _lines(text)
-    if not lines:
-        raise _no_numbers(path, "no rows")
-    problem = ""
+    problem = "" if lines else "no rows"
     for separator in _SEPARATORS:
-        table = [_split(line, separator) for line in lines]
-        names: tuple[str, ...] = ()
-        if len(table) > 1 and not _are_numbers(table[0]) and len(table[0]) == len(table[1]):
-            names, table = tuple(table[0]), table[1:]
-        bad = next((row for row in table if not _are_numbers(row)), None)
-        if bad is None and len({*map(len, table)}) == 1:
-            return NumberTable(path, names, table)
-        if bad is None:
+        first = [_split(line, separator) for line in lines[:2]]
+        has_names = len(first) > 1 and not _are_numbers(first[0]) and len({*map(len, first)}) == 1
+        rows = lines[has_names:]
+        bad = next((line for line in rows if not _are_numbers(_split(line, separator))), None)
+        if bad is not None:
+            problem = problem or repr(bad[:80])
+        elif len(widths := {len(_split(line, separator)) for line in rows}) == 1:
+            numbers = (float(word) for line in rows for word in _split(line, separator))
+            values = np.fromiter(numbers, np.float64).reshape(len(rows), widths.pop())
+            exact = _exact_columns(rows, separator, values, path)
+            return NumberTable(path, first[0] if has_names else (), values, exact)
+        elif rows:
             problem = "rows of different numbers of columns"
-        problem = problem or repr(" ".join(bad or ())[:80])
     raise _no_numbers(path, problem)
+
+
+def _exact_columns(
+    rows: Sequence[str], separator: str | None, values: npt.NDArray[np.float64], path: Path
+) -> dict[int, npt.NDArray[np.int64]]:
+    """The integers of columns with some that float64 cannot represent."""
+    exact: dict[int, npt.NDArray[np.int64]] = {}
+    for place in np.flatnonzero((np.abs(values) > _LARGEST).any(axis=0)).tolist():
+        words = [_split(line, separator)[place] for line in rows]
+        if all(map(_INTEGER.fullmatch, words)):
+            try:
+                exact[place] = np.array([int(word) for word in words], np.int64)
+            except OverflowError as error:
+                raise SourceError("a number that is too large", file=str(path)) from error
+    return exact
 
 
 def count_rows(path: Path) -> int:
@@ -157,13 +169,6 @@ def _are_numbers(words: Sequence[str]) -> bool:
     except ValueError:
         return False
     return not any("_" in word for word in words)
-
-
-def _is_large(words: Sequence[str]) -> bool:
-    """Whether all words are integers, of which one is not exact in float64."""
-    if not any(len(word) > 15 for word in words) or not all(map(_INTEGER.fullmatch, words)):
-        return False
-    return any(abs(int(word)) > _LARGEST for word in words)
 
 
 def _no_numbers(path: Path, got: str) -> SourceError:
