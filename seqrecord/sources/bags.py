@@ -377,7 +377,7 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
     """
     is_mcap = path.suffix == ".mcap"
     metadata = path.with_name(METADATA)
-    if not is_file(path):
+    if not is_file(path) and not path.exists() and is_file(metadata):
         raise SourceError(
             f"a file that {METADATA} lists is missing; `ros2 bag reindex` writes metadata of the "
             "files that are there",
@@ -399,6 +399,8 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
             return
         import sqlite3  # a Python may be built without it
 
+        if not is_file(path):
+            raise FileNotFoundError(path)
         _check_database(path)
         with on_disk(path) as local:
             url = f"file:{quote(str(local))}?mode=ro&immutable=1"

@@ -137,7 +137,7 @@ class Mcap(Originals):
         types: dict[str, Topic] = {}
         for recording in self._recordings.values():
             with suppress(SourceError):  # `frames` says what is wrong
-                counts.update(self._times[recording.key])
+                counts.update(self._times.get(recording.key, {}))
                 types |= recording.topics
         for topic, count in sorted(counts.items()):
             if topic in self._topics:

@@ -14,6 +14,7 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
 from seqrecord.sources.file_types import file_type
 from seqrecord.sources.files import find_original, is_file, list_folder
+from seqrecord.sources.nested import check_nested
 from seqrecord.sources.originals import first_files
 from seqrecord.sources.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
@@ -131,6 +132,8 @@ class _Opening:
     def find(self) -> Source:
         formats = [*map(_built_in, BUILT_IN), *self._added()]
         for is_fallback in (False, True):
+            if is_fallback:
+                check_nested(self.path, only_lerobot=True)
             candidates = [each for each in formats if each.is_fallback == is_fallback]
             found = [(each, source) for each in candidates if (source := self._try(each))]
             if len(found) > 1:
@@ -144,6 +147,7 @@ class _Opening:
             for each, source in found:
                 self._check_options(each)
                 return source
+        check_nested(self.path, only_lerobot=False)
         raise SourceError(
             "nothing here that can be packed",
             file=str(self.path),
