@@ -197,6 +197,17 @@ def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
     return is_directory(root) and any(fits(set(names)) for _, names in _first_entries(root))
 
 
+def first_files(root: Path, most: int) -> list[Path]:
+    """At most so many files among the first entries of the tree below a folder."""
+    files = (
+        folder / name
+        for folder, names in _first_entries(root)
+        for name, is_folder in names.items()
+        if not is_folder
+    )
+    return sorted(islice(files, most))
+
+
 def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
     """All folders from `root` down whose names of files and folders fit, in the order of paths.
 
