@@ -272,6 +272,20 @@ def test_files_that_are_of_another_recording(tmp_path: Path, names: list[str], s
     assert names[0] in str(error.expected)
 
 
+def test_a_copy_among_features_in_one_folder(tmp_path: Path) -> None:
+    """It breaks its own episode, and no other one."""
+    for run in "ab":
+        names = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
+        images(tmp_path / run, names)
+    images(tmp_path / "a", ["1_rgb (1).png"])
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["a", "b"]
+    assert len(frames(source, 1)) == 3
+    with pytest.raises(SourceError, match="differ by more than a number") as caught:
+        frames(source)
+    assert caught.value.got == "1_rgb (1).png"
+
+
 def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> None:
     """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
     images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])

@@ -124,11 +124,20 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
         if len(by_texts) > 1:
             found = (words_of.setdefault(name.numbers, words) for name in names if name.numbers)
             are_several |= any(other != words for other in found)
-    if are_several and all(map(_WORD.fullmatch, by_words)):
-        by_words = {w: [n for n in by_words[w] if n.numbers] for w in sorted(by_words)}
+    odd = [
+        name for words, names in by_words.items() if not _WORD.fullmatch(words) for name in names
+    ]
+    words_of_features = filter(_WORD.fullmatch, sorted(by_words))
+    valid = {words: [n for n in by_words[words] if n.numbers] for words in words_of_features}
+    if are_several and any(valid.values()):
+        by_words = valid
     elif len(by_words) > 1:
-        by_words = {"": [name for names in by_words.values() for name in names]}
-    return {words: _in_order(names) for words, names in by_words.items() if names}
+        by_words, odd = {"": [name for names in by_words.values() for name in names]}, []
+    found = {words: _in_order(names) for words, names in by_words.items() if names}
+    if are_several and odd:
+        words, files = next(iter(found.items()))
+        found[words] = replace(files, unlike=(min(odd).file, files.first))
+    return found
 
 
 def frame_files(files: Iterable[str]) -> FrameFiles:
