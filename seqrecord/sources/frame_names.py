@@ -133,11 +133,11 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
         by_words = valid
     elif len(by_words) > 1:
         by_words, odd = {"": [name for names in by_words.values() for name in names]}, []
-    found = {words: _in_order(names) for words, names in by_words.items() if names}
+    ordered = {words: _in_order(names) for words, names in by_words.items() if names}
     if are_several and odd:
-        words, files = next(iter(found.items()))
-        found[words] = replace(files, unlike=(min(odd).file, files.first))
-    return found
+        words, one = next(iter(ordered.items()))
+        ordered[words] = replace(one, unlike=(min(odd).file, one.first))
+    return ordered
 
 
 def frame_files(files: Iterable[str]) -> FrameFiles:
