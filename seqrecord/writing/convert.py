@@ -19,6 +19,7 @@ from seqrecord.errors import (
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.meanings import check_meanings
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
@@ -42,6 +43,7 @@ from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
+    Described,
     check_codecs,
     check_fps,
     check_passthrough,
@@ -69,6 +71,8 @@ def convert(
     destination: StorageLike,
     *,
     codecs: Codecs | None = None,
+    kinds: Mapping[str, str | None] | None = None,
+    units: Mapping[str, str | None] | None = None,
     fps: float | None = None,
     mode: WriteMode = "create",
     workers: int | None = None,
@@ -97,6 +101,8 @@ def convert(
 
     Args:
         source: where the episodes come from.
+        kinds, units: kinds and units by feature, instead of those of the source:
+            `kinds={"seg": "segmentation"}`, `units={"depth": "mm"}`.
         fps: frames a second of the episodes of which the source does not know it.
         mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
@@ -116,9 +122,10 @@ def convert(
             is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.
 
-    Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
-    does not fit, and `ConflictError` if another writer has committed meanwhile; then the episodes
-    stay there for `mode="resume"`.
+    Raises `SchemaError` for a kind or a unit of a feature that the source does not have, and for
+    one that does not exist. Raises `SourceError` for a broken original, `DestinationError` for a
+    destination that `mode` does not fit, and `ConflictError` if another writer has committed
+    meanwhile; then the episodes stay there for `mode="resume"`.
     """
     check_mode(mode)
     fps = check_fps(fps)
@@ -131,6 +138,7 @@ def convert(
             raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
     schema = source.schema()
+    described = check_meanings(schema, kinds, units)
     episodes = source.episodes()
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
     if fps is not None:
@@ -143,12 +151,12 @@ def convert(
             if hasattr(source, "stored"):
                 dataset = cast("StoredSource", source)
                 known = dataset.statistics
-                schema = _schema_of(dataset, schema, codecs, target.schema)
+                schema = _schema_of(dataset, schema, codecs, target.schema, described)
                 source = dataset.fitted(schema)
                 work = frame_work(source.schema())
             else:
                 work = frame_work(schema, reference=reference)
-                kept, schema = schema, stored_schema(schema, codecs, target.schema)
+                kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
                 check_passthrough(kept, schema)
             externals = _put_lists(target.storage, source) if reference else {}
             todo = _todo(target, episodes)
@@ -201,16 +209,23 @@ def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
 
 
 def _schema_of(
-    dataset: StoredSource, schema: Schema, codecs: Codecs | None, there: Schema | None
+    dataset: StoredSource,
+    schema: Schema,
+    codecs: Codecs | None,
+    there: Schema | None,
+    described: Described,
 ) -> Schema:
     """The schema to write a dataset's `schema` under: its own codecs where nothing else is asked
     for, and then its groups."""
     if there is not None or isinstance(codecs, str):
-        return stored_schema(schema, codecs, there)
+        return stored_schema(schema, codecs, there, described)
     own = {name: spec.codec for name, spec in dataset.stored.items()}
     if codecs is not None:
-        return stored_schema(schema, {**own, **codecs}, None)
-    groups = {name: {"group": spec.group} for name, spec in dataset.stored.items()}
+        return stored_schema(schema, {**own, **codecs}, None, described)
+    groups = {
+        name: {**described.get(name, {}), "group": spec.group}
+        for name, spec in dataset.stored.items()
+    }
     return stored_schema(schema, own, None, groups)
 
 

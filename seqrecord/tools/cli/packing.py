@@ -22,6 +22,8 @@ from seqrecord.tools.cli.arguments import (
     ByteSize,
     common,
     feature_names,
+    meanings,
+    parse_by_feature,
     parse_codecs,
     parse_map,
     parse_options,
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     metavar="NAME=VALUE",
     help="For the format, if it takes more options; can be repeated.",
 )
+@meanings
 @click.option("--keep-encoded", is_flag=True, help="Store PNG and JPEG images as they are.")
 @click.option(
     "--skip-bad-episodes",
@@ -135,6 +138,8 @@ def write(
     difficulty: str | None,
     places: tuple[str, ...],
     source_options: tuple[str, ...],
+    kinds: tuple[str, ...],
+    units: tuple[str, ...],
     keep_encoded: bool,
     statistics: str,
     quiet: bool,
@@ -185,6 +190,8 @@ def write(
                 source,
                 destination,
                 codecs=chosen,
+                kinds=parse_by_feature(kinds, "KIND"),
+                units=parse_by_feature(units, "UNIT"),
                 mode=mode,
                 statistics=statistics != "none",
                 progress=show,
@@ -224,6 +231,7 @@ def write(
     "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
 )
 @feature_names("Names of the features to index.")
+@meanings
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @common
 def index(
@@ -232,6 +240,8 @@ def index(
     append: bool,
     checksums: bool,
     features: list[str] | None,
+    kinds: tuple[str, ...],
+    units: tuple[str, ...],
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -245,8 +255,10 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features:
-            raise click.UsageError("--append, --checksums and --features need --dst")
+        if append or checksums or features or kinds or units:
+            raise click.UsageError(
+                "--append, --checksums, --features, --kind and --unit need --dst"
+            )
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -265,6 +277,8 @@ def index(
             dst,
             append=append,
             checksums=checksums,
+            kinds=parse_by_feature(kinds, "KIND"),
+            units=parse_by_feature(units, "UNIT"),
             progress=lambda at: bar.show(at.frames, at.total_frames, ""),
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
