@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.depth import bound
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipFrames, ClipUse
 from seqrecord.clips.grids import numbered
@@ -116,7 +117,7 @@ class ClipSelection:
             )
 
     def _select(self, options: ClipOptions) -> None:
-        self.frame_transform = options.frame_transform
+        self.frame_transform = bound(options.frame_transform, self.dataset.features)
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._last: tuple[tuple[int, int], ClipTable] | None = None  # see `clips_in`
         rotates = isinstance(options, LoaderOptions) and options.rotate_phase
@@ -143,6 +144,7 @@ class ClipSelection:
             )
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
+        functions = tuple(bound(function, self.dataset.features) for function in functions)
         wanted = (*metadata, "camera") if cameras else metadata
         self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts)
         if options.has_drawn_steps:
