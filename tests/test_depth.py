@@ -19,10 +19,13 @@ from seqrecord import (
     HorizontalFlip,
     RandomCrop,
     SeqRecordDataset,
+    SeqRecordMix,
     SeqRecordPipe,
+    SeqRecordStream,
     SeqRecordWriter,
     edit,
 )
+from seqrecord.errors import SchemaError
 from tests.command_line import run
 
 
@@ -177,3 +180,124 @@ def test_statistics_are_of_metres(tmp_path: Path) -> None:
     with seqrecord.open(path) as found:
         statistics = found.compute_statistics(frame_transform=DepthToMeters("depth"))
     assert statistics["depth"].min.tolist() == [2.0]
+
+
+# ---- mixes
+
+
+def mix(paths: Mapping[str, Path], options: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    sources = {
+        name: SeqRecordStream(path, clip_len=2, **(options or {}).get(name, {}))
+        for name, path in paths.items()
+    }
+    return SeqRecordMix(sources, batch_size=4, **more)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> dict[str, Path]:
+    """2 metres each, in one dtype and two units."""
+    return {
+        "a": write(tmp_path / "a", np.full((8, 10), 2000, np.float32), "mm"),
+        "b": write(tmp_path / "b", np.full((8, 10), 2, np.float32), "m"),
+    }
+
+
+@pytest.mark.parametrize("alternate", [None, True])
+def test_a_mix_refuses_other_units(two: dict[str, Path], alternate: bool | None) -> None:
+    with pytest.raises(ClipError, match="feature of other unit") as caught:
+        mix(two, alternate=alternate)
+    error = caught.value
+    assert (error.feature, error.got) == ("depth", "a: mm; b: m")
+    assert "DepthToMeters('depth')" in str(error.expected)
+    command = str(error.expected).partition("`seqrecord ")[2].partition("`")[0]
+    run(*command.split())
+    mix(two, alternate=alternate)
+
+
+def test_a_mix_of_depth_in_metres(two: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    convert = {"frame_transform": DepthToMeters("depth")}
+    batch = next(iter(mix(two, {"a": convert})))
+    assert batch["depth"].dtype == torch.float32
+    assert batch["depth"].max() < 10
+    assert {*batch["dataset"]} == {"a", "b"}
+    next(iter(mix(two, {"a": {"clip_transform": DepthToMeters("depth")}})))
+    mix(two, {"a": convert, "b": convert})
+    assert not caplog.records
+    run("edit", "describe", two["b"], "--unit", "depth=cm")
+    with pytest.raises(ClipError, match="other unit") as caught:
+        mix(two, {"a": convert})
+    assert caught.value.got == "a: m; b: cm"
+
+
+def halved(frame: dict[str, Any]) -> dict[str, Any]:
+    return {**frame, "depth": frame["depth"] / np.float32(2)}
+
+
+def in_place(frame: dict[str, Any]) -> dict[str, Any]:
+    frame["depth"] *= np.float32(0.001)
+    return frame
+
+
+def brighter(frame: dict[str, Any], _: Any = None) -> dict[str, Any]:
+    return {**frame, "image": frame["image"] + np.uint8(1)}
+
+
+def copied(frame: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(value) for name, value in frame.items()}
+
+
+@pytest.mark.parametrize("transform", [halved, in_place])
+def test_what_a_transform_changes_is_exempt(two: dict[str, Path], transform: Any) -> None:
+    mix(two, {"a": {"frame_transform": transform}})
+
+
+@pytest.mark.parametrize("transform", [brighter, copied])
+@pytest.mark.parametrize("where", ["frame_transform", "clip_transform"])
+def test_what_a_transform_passes_on_is_not(
+    two: dict[str, Path], transform: Any, where: str
+) -> None:
+    step = (lambda clip, _: transform(clip)) if where == "clip_transform" else transform
+    with pytest.raises(ClipError, match="other unit"):
+        mix(two, {"a": {where: step}})
+
+
+def test_a_mix_of_an_unknown_unit_warns_once(
+    two: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    edit.describe_features(two["a"], units={"depth": None})
+    for _ in range(2):
+        mix(two)
+    [record] = caplog.records
+    assert "a: unknown; b: m" in record.getMessage()
+    assert f"seqrecord edit describe {two['a']} --unit depth=m" in record.getMessage()
+    edit.describe_features(two["b"], units={"depth": None})
+    mix(two)
+    assert len(caplog.records) == 1
+
+
+def test_a_mix_refuses_other_kinds(two: dict[str, Path]) -> None:
+    edit.describe_features(two["a"], kinds={"depth": "disparity"}, units={"depth": "m"})
+    with pytest.raises(ClipError, match="feature of other kind") as caught:
+        mix(two)
+    assert caught.value.got == "a: disparity; b: depth"
+    mix(two, {"a": {"rename": {"depth": "disparity"}}})
+    mix(two, {"a": {"features": ["image"]}})
+
+
+def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
+    depth = np.full((8, 10), 2000, np.uint16)
+    one, other = write(tmp_path / "a", depth), write(tmp_path / "b", depth, "1/1000 m")
+    next(iter(mix({"a": one, "b": other})))
+    edit.rename_episodes(other, {"e": "f"})
+    with pytest.raises(SchemaError, match="one schema; this packs them"):
+        edit.merge_datasets([one, other], tmp_path / "c")
+    edit.describe_features(other, units={"depth": "cm"})
+    with pytest.raises(SchemaError, match="feature of other unit; `seqrecord edit describe`"):
+        edit.merge_datasets([one, other], tmp_path / "c")
+
+
+def test_a_mix_of_mixes_compares_all_datasets(two: dict[str, Path]) -> None:
+    inner = mix({"x": two["a"]})
+    with pytest.raises(ClipError, match="other unit") as caught:
+        SeqRecordMix({"in": inner, "b": SeqRecordStream(two["b"], clip_len=2)}, batch_size=2)
+    assert caught.value.got == "in/x: mm; b: m"

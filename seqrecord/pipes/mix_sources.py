@@ -4,8 +4,9 @@ epochs of a source follow each other."""
 from __future__ import annotations
 
 import hashlib
+import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
@@ -19,7 +20,9 @@ from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
+from seqrecord.meanings import differences
 from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
@@ -90,6 +93,47 @@ class Features:
     def missing_arrays(self) -> dict[str, tuple[int, ...]]:
         """Those of `missing` that are arrays, not texts or bytes."""
         return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
+
+
+def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSelection]) -> None:
+    """Raise `ClipError` for a feature of another kind or unit in one source than in another.
+
+    A warning says where only some of them know it. Features that functions of the user make or
+    change are exempt, and so are texts.
+    """
+    for name in features:
+        found = {s: one.meaning(name) for s, one in sources.items() if name in one.made}
+        specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
+        for what in ("kind", "unit"):
+            told = {source: getattr(spec, what) for source, spec in specs.items()}
+            sure = next((source for source, text in told.items() if text is not None), None)
+            for source in specs if sure is not None else ():
+                is_known = differences(specs[sure], specs[source]).get(what)
+                if is_known is None:
+                    continue
+                dataset = sources[source].dataset
+                given = f"{dataset.contents.stored_name(name)}={told[sure]}"
+                command = f"seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}"
+                got = "; ".join(f"{source}: {text or 'unknown'}" for source, text in told.items())
+                if is_known:
+                    raise _conflict(name, what, command, got)
+                say_once(
+                    f"a mix has feature {name} of a {what} that is unknown in a source: {got}; if "
+                    f"it is {told[sure]}: `{command}`"
+                )
+
+
+def _conflict(name: str, what: str, command: str, got: str) -> ClipError:
+    remedy = "rename the feature of a source (rename=)"
+    if what == "unit":
+        remedy = "convert the feature in the frame_transform or clip_transform of a source (depth "
+        remedy += f"by DepthToMeters({name!r}))"
+    return ClipError(
+        f"the sources of a mix have a feature of other {what}",
+        feature=name,
+        expected=f"one {what}: {remedy}; or correct a wrong one: `{command}`",
+        got=got,
+    )
 
 
 def _agree(found: Sequence[tuple[ArraySpec, int, bool]]) -> bool:
