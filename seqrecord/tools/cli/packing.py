@@ -39,6 +39,8 @@ from seqrecord.writing.stored_statistics import add_statistics
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
 
+_INVENTORY_LINES = 10
+
 
 @click.command()
 @click.option(
@@ -101,6 +103,11 @@ if TYPE_CHECKING:
     "--skip-bad-episodes",
     is_flag=True,
     help="Leave out episodes with broken originals; they are listed at the end.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail if the originals have possible data that is not packed: see the inventory.",
 )
 @click.option(
     "--chunk-frames",
@@ -232,6 +239,7 @@ def write(
 )
 @feature_names("Names of the features to index.")
 @meanings
+@click.option("--strict", is_flag=True, help="Fail if SRC has possible data that is left out.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @common
 def index(
@@ -242,6 +250,7 @@ def index(
     features: list[str] | None,
     kinds: tuple[str, ...],
     units: tuple[str, ...],
+    strict: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -255,10 +264,9 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features or kinds or units:
-            raise click.UsageError(
-                "--append, --checksums, --features, --kind and --unit need --dst"
-            )
+        if append or checksums or features or kinds or units or strict:
+            options = "--append, --checksums, --features, --kind, --unit and --strict"
+            raise click.UsageError(f"{options} need --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -279,6 +287,7 @@ def index(
             checksums=checksums,
             kinds=parse_by_feature(kinds, "KIND"),
             units=parse_by_feature(units, "UNIT"),
+            strict=strict,
             progress=lambda at: bar.show(at.frames, at.total_frames, ""),
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
@@ -288,6 +297,7 @@ def index(
             f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
             f"{took}; it refers to {parse_location(src).shown}"
         )
+        _print_inventory(report)
 
 
 def _default_destination(src: str) -> str:
@@ -319,10 +329,16 @@ def _print_written(
             f"{counted(frames, 'frame')} in {took}{there}"
         )
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
+        _print_inventory(report)
     if report.bad:
         click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:
             click.echo(f"  {bad.key}: {one_line(bad.error)}", err=True)
+
+
+def _print_inventory(report: ConvertReport) -> None:
+    for line in report.inventory.lines(_INVENTORY_LINES):
+        click.echo(f"  {line}")
 
 
 @click.command()
