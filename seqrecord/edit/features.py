@@ -43,6 +43,7 @@ from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id
+from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -136,6 +137,8 @@ def add_feature(
             for episode in episodes.values():
                 _add(files, parts[episode.uid], episode, name, values)
             files.close()
+            if files.irregular:
+                _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
         except BaseException:
             files.abort()
             raise

@@ -319,14 +319,19 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     """What parts of an episode have in common, with this number of frames.
 
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
+    It has no fps if one has none: by then, its timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    episode = replace(parts[0], num_frames=num_frames, metadata=metadata, lags=())
-    same = {replace(part, num_frames=num_frames, metadata=metadata, lags=()) for part in parts}
+    said = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
+    rates = {part.fps for part in parts}
+    if None in rates and len(rates) == 2:
+        said["fps"] = None
+    episode = replace(parts[0], **said)
+    same = {replace(part, **said) for part in parts}
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode

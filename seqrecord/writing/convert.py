@@ -47,6 +47,7 @@ from seqrecord.writing.convert_jobs import (
 )
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
+from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
@@ -374,6 +375,10 @@ def _report(
     if every := (*unlisted, *bad):
         skipped = LeftOut("bad episodes", len(every), "skip_bad_episodes", "episodes", False)
         inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+    if irregular := [episode for job in jobs for episode in job.irregular]:
+        note = irregular_note(irregular)
+        _logger.warning("%s: %s", target.storage.url, note)
+        inventory = replace(inventory, notes=(*inventory.notes, note))
     keys = {*target.finished, *written}
     return ConvertReport(
         manifest=target.commit(keys, statistics, splits, inventory, check),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
+from seqrecord.writing.rates import Irregular, RateCheck
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.video_group import VideoGroup
@@ -69,6 +71,8 @@ class RecordFileWriter(RecordFiles):
         watched = self._statistics.names - self._referred
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
+        self._rate = RateCheck(schema)
+        self.irregular: list[Irregular] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
 
     def begin(
@@ -92,6 +96,7 @@ class RecordFileWriter(RecordFiles):
             group.begin(chunk_frames)
         for lags in self._lags.values():
             lags.begin()
+        self._rate.begin(episode)
         self._statistics.begin(episode.key)
         for name in self._referred:
             self._statistics.leave_out(name)
@@ -153,6 +158,7 @@ class RecordFileWriter(RecordFiles):
             if name in columns:
                 times = np.asarray(columns[name][rows.start : rows.stop])
                 lags.add(times.reshape(len(rows)), numbers)
+        self._rate.add(columns, rows, number)
         self._num_frames += len(rows)
         if watched := [name for name in self._watched if name in columns]:
             for row in rows:
@@ -181,6 +187,18 @@ class RecordFileWriter(RecordFiles):
         self._statistics.leave_out(name)
         self._write_chunks(group)
 
+    def check_times(self, times: npt.NDArray[np.float64]) -> None:
+        """Compare the episode's fps with the timestamps of its frames, in seconds; of an original
+        of which no feature has them."""
+        self._rate.add_seconds(times)
+
+    def _check_rate(self) -> None:
+        """Leave out an fps that timestamps contradict."""
+        assert self._episode is not None
+        if self._episode.fps is not None and (found := self._rate.contradiction()) is not None:
+            self._episode = replace(self._episode, fps=None)
+            self.irregular.append(found)
+
     def check_even(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
         assert self._episode is not None
@@ -202,6 +220,7 @@ class RecordFileWriter(RecordFiles):
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
+        self._check_rate()
         self.flush_part(self._num_frames, self._lags_so_far())
         self._statistics.keep()
 
@@ -215,6 +234,7 @@ class RecordFileWriter(RecordFiles):
             for group in self._groups:
                 group.settle()
                 self._write_chunks(group, rest=True)
+        self._check_rate()
         self.end_part(self._num_frames, self._lags_so_far())
         self._statistics.keep()
 

@@ -257,7 +257,8 @@ class RecordFiles:
         if commit is not None and commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            self._file.complete(num_frames, metadata, lags, note=self._has_notes)
+            fps = self._episode.fps
+            self._file.complete(num_frames, fps, metadata, lags, note=self._has_notes)
 
     @property
     def _is_free(self) -> bool:
@@ -379,7 +380,13 @@ class OpenFile:
         )
 
     def complete(
-        self, num_frames: int, metadata: str, lags: EpisodeLags, *, note: bool = True
+        self,
+        num_frames: int,
+        fps: float | None,
+        metadata: str,
+        lags: EpisodeLags,
+        *,
+        note: bool = True,
     ) -> None:
         """What is here of the last episode is whole, or ends it: it has so many frames so far.
 
@@ -387,7 +394,8 @@ class OpenFile:
         other than there, so do those of the call before.
         """
         before = self._episodes[-1]
-        episode = replace(before, num_frames=num_frames, metadata=metadata, lags=lags)
+        said = {"num_frames": num_frames, "fps": fps, "metadata": metadata, "lags": lags}
+        episode = replace(before, **said)
         self._episodes[-1] = episode
         if (mark := self._mark()) != self._noted:
             self._before, self._noted = self._noted, mark
