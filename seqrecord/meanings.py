@@ -123,6 +123,8 @@ def check_meanings(
     and, with `fits`, for a kind that the feature's dtype and shape rule out.
     """
     described: dict[str, dict[str, str | None]] = {}
+    given: Any  # a user may give anything
+    name: Any
     for what, given in (("kind", kinds), ("unit", units)):
         if given is None:
             continue

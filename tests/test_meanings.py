@@ -31,7 +31,8 @@ SIDE = 12
 
 def mask() -> npt.NDArray[np.uint8]:
     """Three colours in a pattern that no factor of a resize fits."""
-    return COLOURS[np.add.outer(np.arange(SIDE), np.arange(SIDE)) % 3]
+    found: npt.NDArray[np.uint8] = COLOURS[np.add.outer(np.arange(SIDE), np.arange(SIDE)) % 3]
+    return found
 
 
 def colours(pixels: Any) -> int:
@@ -51,7 +52,7 @@ def tree(root: Path, **features: npt.NDArray[Any]) -> Path:
     return root
 
 
-def dataset(path: Path, said: dict[str, Any] | None = None, **features: Any) -> Path:
+def dataset(path: Path, said: Any = None, **features: Any) -> Path:
     """A dataset of one episode of four equal frames."""
     with SeqRecordWriter(path, features=said, codecs="raw") as writer, writer.episode("e") as e:
         for _ in range(4):

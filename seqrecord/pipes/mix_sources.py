@@ -31,6 +31,7 @@ from seqrecord.sampling import Clips, Part
 from seqrecord.sampling.elastic import Session
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
+from seqrecord.schema import FeatureSpec
 
 _GIVEN = ("rank", "world_size", "device")  # to each source
 _OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
@@ -102,12 +103,13 @@ def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSele
     change are exempt, and so are texts.
     """
     for name in features:
-        found = {s: one.meaning(name) for s, one in sources.items() if name in one.made}
+        found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
         specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
         for what in ("kind", "unit"):
             told = {source: getattr(spec, what) for source, spec in specs.items()}
-            sure = next((source for source, text in told.items() if text is not None), None)
-            for source in specs if sure is not None else ():
+            known = [source for source, text in told.items() if text is not None]
+            for source in specs if known else ():
+                sure = known[0]
                 is_known = differences(specs[sure], specs[source]).get(what)
                 if is_known is None:
                     continue
@@ -121,6 +123,18 @@ def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSele
                     f"a mix has feature {name} of a {what} that is unknown in a source: {got}; if "
                     f"it is {told[sure]}: `{command}`"
                 )
+
+
+def _meaning(selection: ClipSelection, name: str) -> FeatureSpec | None:
+    """A feature of clips with its kind and unit; `None` if a function of the user makes or changes
+    it, unless that says its unit, as `DepthToMeters` does."""
+    spec, functions = selection.dataset.features.get(name), selection.draws.functions
+    called = () if functions is None else functions.functions
+    for one in reversed((selection.frame_transform, *called)):
+        if spec is not None and name in (units := getattr(one, "units", {})):
+            return replace(spec, unit=units[name])
+    is_kept = selection.frame_transform is None or name in selection.unchanged
+    return spec if is_kept and (functions is None or name in functions.unchanged) else None
 
 
 def _conflict(name: str, what: str, command: str, got: str) -> ClipError:

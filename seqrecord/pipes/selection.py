@@ -47,7 +47,6 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
-from seqrecord.schema import FeatureSpec
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import counted, repr_of
 from seqrecord.units import format_size, parse_size
@@ -86,6 +85,7 @@ class ClipSelection:
         windows: which frames clips have of `arrays`.
         steps: how far apart these are, where that is drawn.
         arrays: of each feature of a frame, after `frame_transform` or padding.
+        unchanged: the features that `frame_transform` leaves as they are.
         nested: those of them that come as nested tensors.
         squeezed: those of them that come without an axis of frames.
         draws: what `clip_transform` makes of clips.
@@ -102,7 +102,7 @@ class ClipSelection:
     squeezed: frozenset[str] = frozenset()
     metadata: tuple[str, ...] = ()
     times_without_frame = 0
-    _unchanged: frozenset[str] = frozenset()  # features that `frame_transform` leaves as they are
+    unchanged: frozenset[str] = frozenset()
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
@@ -188,17 +188,6 @@ class ClipSelection:
         self.made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
         self.lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
         check_tensors(self.made)
-
-    def meaning(self, name: str) -> FeatureSpec | None:
-        """A feature of clips with its kind and unit; `None` if a function of the user makes or
-        changes it, unless that says its unit, as `DepthToMeters` does."""
-        spec, functions = self.dataset.features.get(name), self.draws.functions
-        called = () if functions is None else functions.functions
-        for one in reversed((self.frame_transform, *called)):
-            if spec is not None and name in (units := getattr(one, "units", {})):
-                return replace(spec, unit=units[name])
-        is_kept = self.frame_transform is None or name in self._unchanged
-        return spec if is_kept and (functions is None or name in functions.unchanged) else None
 
     def columns(
         self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: Drawn
@@ -468,7 +457,7 @@ class ClipSelection:
         place = stored.find(next(iter(stored.windows)), episode, start).frames[:, 0]
         frame = int(stored.stored(episode, place)[1][0])
         place_of = self.dataset, key, frame
-        arrays, self._unchanged = transformed_arrays(transform, *place_of, self.stored)
+        arrays, self.unchanged = transformed_arrays(transform, *place_of, self.stored)
         return arrays, frozenset()
 
     def _check_names(self, metadata: Sequence[str], reserved: Sequence[str]) -> None:

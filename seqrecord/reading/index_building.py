@@ -326,7 +326,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    said = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
+    said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
     rates = {part.fps for part in parts}
     if None in rates and len(rates) == 2:
         said["fps"] = None

@@ -154,7 +154,7 @@ def convert(
             raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
     schema = source.schema()
-    described = check_meanings(schema, kinds, units)
+    described: Mapping[str, Any] = check_meanings(schema, kinds, units)
     episodes = source.episodes()
     inventory = inventory_of(source)
     features = (replace(each, **described.get(each.name, {})) for each in inventory.features)

@@ -67,9 +67,10 @@ class RateCheck:
 
     def add(self, columns: Mapping[str, Any], rows: range, first: int) -> None:
         """The features of the next frames, those in these rows, from frame `first` on."""
-        if self._episode is None or self._found is not None or self._feature not in columns:
+        column = columns.get(self._feature or "")
+        if self._episode is None or self._found is not None or column is None:
             return
-        times = np.asarray(columns[self._feature][rows.start : rows.stop]).reshape(len(rows))
+        times = np.asarray(column[rows.start : rows.stop]).reshape(len(rows))
         whole = np.int64 if times.dtype.kind in "iu" else np.float64
         self._pending.append((times.astype(whole), first + np.arange(len(rows))))
         self._num_pending += len(rows)

@@ -257,8 +257,9 @@ class RecordFiles:
         if commit is not None and commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            fps = self._episode.fps
-            self._file.complete(num_frames, fps, metadata, lags, note=self._has_notes)
+            said: dict[str, Any] = {"metadata": metadata, "lags": lags}
+            part = replace(self._episode, num_frames=num_frames, **said)
+            self._file.complete(part, note=self._has_notes)
 
     @property
     def _is_free(self) -> bool:
@@ -379,24 +380,13 @@ class OpenFile:
             or len(self._episodes) * self._values >= FULL_FOOTER_EPISODES * _VALUES
         )
 
-    def complete(
-        self,
-        num_frames: int,
-        fps: float | None,
-        metadata: str,
-        lags: EpisodeLags,
-        *,
-        note: bool = True,
-    ) -> None:
+    def complete(self, episode: EpisodePart, *, note: bool = True) -> None:
         """What is here of the last episode is whole, or ends it: it has so many frames so far.
 
         Its chunks since the last such call go into a note. Where there are none and the metadata is
         other than there, so do those of the call before.
         """
-        before = self._episodes[-1]
-        said = {"num_frames": num_frames, "fps": fps, "metadata": metadata, "lags": lags}
-        episode = replace(before, **said)
-        self._episodes[-1] = episode
+        before, self._episodes[-1] = self._episodes[-1], episode
         if (mark := self._mark()) != self._noted:
             self._before, self._noted = self._noted, mark
         elif episode == before:

@@ -91,9 +91,9 @@ def stored_schema(
             if what == "unit" and wanted and said and same_unit(wanted, said):
                 continue
             if wanted not in (None, said) and (said is not None or what in told):
-                given = f"{what}s={{{spec.name!r}: {said!r}}}"
+                keeping = f"{what}s={{{spec.name!r}: {said!r}}}"
                 raise SchemaError(
-                    f"the dataset has another {what}; leave it out to keep that, or pass {given} "
+                    f"the dataset has another {what}; leave it out to keep that, or pass {keeping} "
                     f"to convert (--{what} {spec.name}={said or ''}); `seqrecord edit describe` "
                     "changes the dataset",
                     feature=spec.name,
