@@ -348,7 +348,8 @@ def test_coloured_masks_keep_their_colours(tmp_path: Path, name: str) -> None:
 # ---- obeyed
 
 
-def test_resize_scales_disparity_by_the_width(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_resize_scales_disparity_by_the_width(tmp_path: Path, device: str | None) -> None:
     said = {"disp16": {"kind": "disparity"}, "d": {"kind": "disparity"}}
     values = {
         "disparity": np.full((8, 10), 3.0, np.float32),
@@ -357,17 +358,18 @@ def test_resize_scales_disparity_by_the_width(tmp_path: Path) -> None:
         "depth": np.full((8, 10), 3.0, np.float32),
     }
     path = dataset(tmp_path / "a", said, **values)
-    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0))
+    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
     assert {*batch["disparity"].unique().tolist()} == {6.0}
     assert {*np.unique(batch["disp16"]).tolist()} == {65_535}  # the greatest there is
     assert {*batch["d"].unique().tolist()} == {6.0}
     assert {*batch["depth"].unique().tolist()} == {3.0}
 
 
-def test_flips_negate_x_of_normals(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_flips_negate_x_of_normals(tmp_path: Path, device: str | None) -> None:
     values = np.tile(np.array([0.5, 0.25, -1.0], np.float32), (8, 10, 1))
     path = dataset(tmp_path / "a", {"n": {"kind": "normals"}}, n=values, normal=values)
-    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0))
+    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
     for name in ("n", "normal"):
         assert np.unique(batch[name].reshape(-1, 3), axis=0).tolist() == [[-0.5, 0.25, -1.0]]
     batch = batch_of(path, Resize((4, 20)))

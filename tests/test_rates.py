@@ -342,6 +342,20 @@ def test_timestamps_without_a_unit(tmp_path: Path, unit: str, fps: float | None)
     assert clips[3]["a"].tolist() == [4]
 
 
+def test_a_unit_that_is_given_later_counts(tmp_path: Path) -> None:
+    """The fps was stored when nothing contradicted it."""
+    times = {"e": [1000 * time for time in moved(7, 0.9)], "f": [1000 * time for time in regular()]}
+    path = write(tmp_path / "a", times, None, "i8")
+    assert rates(path) == [FPS, FPS]
+    edit.describe_features(path, units={"timestamp": "ms"})
+    windows = {"a": Seconds([0.1], tolerance=0.01)}
+    assert SeqRecordDataset(path, windows=windows, episodes=["f"], pad="edge")[3]["a"] == 4
+    clips = SeqRecordDataset(path, windows=windows, episodes=["e"], pad="edge")
+    assert clips[5]["a"] == 6
+    with pytest.raises(ClipError, match="near enough"):
+        clips[6]  # the next frame is 0.2 s later
+
+
 def test_plausible_seconds_need_no_unit(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"e": regular(), "one": [7.0]}, None, fps=None)
     clips = SeqRecordDataset(path, windows={"a": Seconds([0.1])}, pad="edge")

@@ -58,9 +58,9 @@ def is_unit_of_time(unit: str | None) -> bool:
     return unit is None or size_in(unit, "s") is not None
 
 
-def is_plausible(step: float) -> bool:
+def is_plausible(step: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Whether frames can be so many seconds apart, of timestamps of unknown unit."""
-    return _LEAST_STEP <= step <= _MOST_STEP
+    return np.asarray((np.asarray(step) >= _LEAST_STEP) & (np.asarray(step) <= _MOST_STEP))
 
 
 def num_lags(num_frames: int) -> int:
@@ -218,6 +218,19 @@ class EpisodeLags:
         means = (self.least[rows, feature] + self.most[rows, feature]) / 2
         count = np.maximum((~np.isnan(means)).sum(axis=1) - 1, 0)
         found: Reals = means[np.arange(len(rows)), count] / (1 << count)
+        return found
+
+    def contradict(
+        self, rows: npt.NDArray[np.int64], feature: int, steps: Reals
+    ) -> npt.NDArray[np.bool_]:
+        """Whether the timestamps of these episodes cannot be within a quarter of a step of those of
+        frames so far apart, float64 [n] in the feature's unit; bool [n]."""
+        frames = 1 << np.arange(self.least.shape[2])
+        off = [
+            np.abs(lags[rows, feature] / steps[:, None] - frames)
+            for lags in (self.least, self.most)
+        ]
+        found: npt.NDArray[np.bool_] = (np.fmax(*off) > 0.5 * (1 + 1e-6)).any(axis=1)
         return found
 
     def frames_within(

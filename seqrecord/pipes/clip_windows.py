@@ -25,6 +25,7 @@ from seqrecord.clips.frames import (
 from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.clips.windows import Latest, Seconds
 from seqrecord.errors import ClipError
+from seqrecord.format.index import Index
 from seqrecord.format.lags import (
     EpisodeLags,
     clock_of,
@@ -236,10 +237,11 @@ def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> di
     """
     index = dataset.contents.index
     windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.by is None]
-    lacking = selected[index.fps[selected] == 0]
-    if not windows or not len(lacking):
+    clock = clock_of(index.schema)
+    lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
+    if not len(lacking):
         return dict(asked)
-    clock, episode = clock_of(index.schema), index.key(int(lacking[0]))
+    episode = index.key(int(lacking[0]))
     if clock is None:
         several = with_lags(index.schema)
         raise ClipError(
@@ -265,6 +267,20 @@ def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> di
         f"fps: Seconds use the timestamps of feature {clock} ({unit})"
     )
     return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}
+
+
+def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
+    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
+    the unit; bool [n]."""
+    fps = index.fps[selected]
+    if clock is None or index.lags is None:
+        return fps == 0
+    place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+    with np.errstate(divide="ignore"):
+        found = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+    if size is None:
+        found &= is_plausible(index.lags.mean_steps(selected, place))
+    return found | (fps == 0)
 
 
 def _by_rate(

@@ -86,7 +86,7 @@ class RateCheck:
     def contradiction(self) -> Irregular | None:
         """The first frame so far whose timestamp contradicts the fps."""
         self._look()
-        is_known = self._size is not None or is_plausible(self._step)
+        is_known = self._size is not None or bool(is_plausible(self._step))
         return self._found if is_known else None
 
     def _look(self) -> None:
