@@ -21,7 +21,7 @@ from seqrecord import (
     SeqRecordWriter,
     edit,
 )
-from seqrecord.errors import FormatError, SchemaError
+from seqrecord.errors import ConflictError, FormatError, SchemaError
 from seqrecord.meanings import parse_unit, partner_of, same_unit, size_in
 from tests.command_line import fail, run
 
@@ -188,6 +188,17 @@ def test_wrong_uses(tmp_path: Path) -> None:
         edit.describe_features(records)
 
 
+def test_edit_add_refuses_what_does_not_exist(tmp_path: Path) -> None:
+    records = dataset(tmp_path / "a", x=np.ones(3))
+    np.savez(tmp_path / "more.npz", e=np.ones((4, 2)))
+    add = ("edit", "add", records, "y", "--files", tmp_path / "more.npz")
+    assert "unknown kind" in fail(*add, "--kind", "pos")
+    assert "unknown unit" in fail(*add, "--unit", "metres")
+    assert [*specs(records)] == ["x"]
+    run(*add, "--kind", "pose", "--unit", "m")
+    assert specs(records)["y"] == ("pose", "m")
+
+
 def test_append_keeps_kinds_and_units(tmp_path: Path) -> None:
     """Others are refused, and the error names the argument that keeps those of the dataset."""
     source = tree(tmp_path / "tree", mask=mask(), depth=np.ones((4, 5), np.uint16))
@@ -243,6 +254,20 @@ def test_edit_describe(tmp_path: Path) -> None:
     assert edit.describe_features(path, kinds={"depth": "depth"}) == []
     with seqrecord.open(path) as found:
         assert found.episodes["e"][0]["depth"][0, 0] == 2000
+
+
+def test_a_writer_that_began_before_the_edit(tmp_path: Path) -> None:
+    """A resume takes its episodes, with the kinds and units of the dataset."""
+    path = dataset(tmp_path / "a", d=np.ones((3, 4), np.uint16))
+    writer = SeqRecordWriter(path, mode="append")
+    with writer.episode("f") as episode:
+        episode.append({"d": np.ones((3, 4), np.uint16)})
+    edit.describe_features(path, units={"d": "mm"})
+    with pytest.raises(ConflictError):
+        writer.close()
+    with SeqRecordWriter(path, mode="resume") as resumed:
+        assert resumed.finished_keys == {"e", "f"}
+    check_survives(path, {"d": (None, "mm")})
 
 
 def test_a_merge_takes_what_was_edited(tmp_path: Path) -> None:

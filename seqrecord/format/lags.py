@@ -215,22 +215,22 @@ class EpisodeLags:
 
     def mean_steps(self, rows: npt.NDArray[np.int64], feature: int) -> Reals:
         """About how far apart the frames of these episodes are, float64 [n]; NaN if unknown."""
-        means = (self.least[rows, feature] + self.most[rows, feature]) / 2
-        count = np.maximum((~np.isnan(means)).sum(axis=1) - 1, 0)
-        found: Reals = means[np.arange(len(rows)), count] / (1 << count)
-        return found
+        last = np.zeros(len(rows), np.int64)
+        for place in range(1, self.least.shape[2]):
+            last[~np.isnan(self.least[rows, feature, place])] = place
+        found: Reals = self.least[rows, feature, last] + self.most[rows, feature, last]
+        return found / (2 << last)
 
     def contradict(
         self, rows: npt.NDArray[np.int64], feature: int, steps: Reals
     ) -> npt.NDArray[np.bool_]:
         """Whether the timestamps of these episodes cannot be within a quarter of a step of those of
         frames so far apart, float64 [n] in the feature's unit; bool [n]."""
-        frames = 1 << np.arange(self.least.shape[2])
-        off = [
-            np.abs(lags[rows, feature] / steps[:, None] - frames)
-            for lags in (self.least, self.most)
-        ]
-        found: npt.NDArray[np.bool_] = (np.fmax(*off) > 0.5 * (1 + 1e-6)).any(axis=1)
+        found = np.zeros(len(rows), np.bool_)
+        for place in range(self.least.shape[2]):
+            for lags in (self.least, self.most):
+                off = np.abs(lags[rows, feature, place] / steps - (1 << place))
+                found |= off > 0.5 * (1 + 1e-6)
         return found
 
     def frames_within(

@@ -273,14 +273,15 @@ def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.ND
     """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
     the unit; bool [n]."""
     fps = index.fps[selected]
-    if clock is None or index.lags is None:
-        return fps == 0
-    place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
-    with np.errstate(divide="ignore"):
-        found = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
-    if size is None:
-        found &= is_plausible(index.lags.mean_steps(selected, place))
-    return found | (fps == 0)
+    found: npt.NDArray[np.bool_] = fps == 0
+    if clock is not None and index.lags is not None:
+        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+        with np.errstate(divide="ignore"):
+            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+        if size is None:
+            others &= is_plausible(index.lags.mean_steps(selected, place))
+        found |= others
+    return found
 
 
 def _by_rate(
