@@ -214,6 +214,24 @@ def test_append_keeps_kinds_and_units(tmp_path: Path) -> None:
         assert [*found.episodes] == ["episode", "other"]
 
 
+def test_append_tells_of_units_that_are_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tree(tmp_path / "tree", depth=np.ones((4, 5), np.uint16), range=np.ones((4, 5), "f4"))
+    seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", units={"depth": "mm"})
+    assert not caplog.records
+    (source / "episode").rename(source / "other")
+    report = seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", mode="append")
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "depth: unit unknown in the source, mm in the dataset" in said
+    assert [note for note in report.inventory.notes if note in said]
+    caplog.clear()
+    (source / "other").rename(source / "third")
+    options: dict[str, Any] = {"units": {"depth": "1/1000 m"}, "mode": "append"}
+    seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", **options)
+    assert not caplog.records
+
+
 # ---- changed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -169,6 +169,7 @@ def convert(
         target = Destination(open_storage(destination, storage_options), mode)
         try:
             known: Statistics | None = None
+            original = schema
             if hasattr(source, "stored"):
                 dataset = cast("StoredSource", source)
                 known = dataset.statistics
@@ -179,6 +180,9 @@ def convert(
                 work = frame_work(schema, reference=reference)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
                 check_passthrough(kept, schema)
+            for note in _unknown_units(original, described, target.schema):
+                _logger.warning("%s: %s", target.storage.url, note)
+                inventory = replace(inventory, notes=(*inventory.notes, note))
             externals = _put_lists(target.storage, source) if reference else {}
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
@@ -207,6 +211,19 @@ def convert(
             return _report(target, episodes, todo, written, unlisted, known, inventory, check)
         finally:
             target.release()
+
+
+def _unknown_units(
+    original: Schema, described: Mapping[str, Any], there: Schema | None
+) -> Iterator[str]:
+    """Lines about units that the source or the dataset that is appended to does not know."""
+    for name, known in there.active.items() if there is not None else ():
+        unit = described.get(name, {}).get("unit", original[name].unit)
+        if (unit is None) != (known.unit is None):
+            yield (
+                f"feature {name}: unit {unit or 'unknown'} in the source, "
+                f"{known.unit or 'unknown'} in the dataset, which keeps that"
+            )
 
 
 def _refuse(inventory: Inventory) -> None:
