@@ -319,7 +319,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     """What parts of an episode have in common, with this number of frames.
 
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
-    It has no fps if one has none: by then, its timestamps contradicted it.
+    It has no fps if a part that tells `num_frames` has none: its timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]
@@ -327,11 +327,11 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
     said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
-    rates = {part.fps for part in parts}
-    if None in rates and len(rates) == 2:
-        said["fps"] = None
-    episode = replace(parts[0], **said)
-    same = {replace(part, **said) for part in parts}
+    drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
+    fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
+    each = zip(parts, drops, strict=True)
+    same = {replace(part, **said, fps=fps if drop else part.fps) for part, drop in each}
+    episode = replace(parts[0], **said, fps=None if any(drops) else fps)
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -192,12 +191,13 @@ class RecordFileWriter(RecordFiles):
         of which no feature has them."""
         self._rate.add_seconds(times)
 
-    def _check_rate(self) -> None:
-        """Leave out an fps that timestamps contradict."""
-        assert self._episode is not None
-        if self._episode.fps is not None and (found := self._rate.contradiction()) is not None:
-            self._episode = replace(self._episode, fps=None)
+    def _is_regular(self) -> bool:
+        """Whether no timestamp of the episode so far contradicts its fps."""
+        if (found := self._rate.contradiction()) is None:
+            return True
+        if found not in self.irregular[-1:]:  # it was flushed before
             self.irregular.append(found)
+        return False
 
     def check_even(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
@@ -220,8 +220,7 @@ class RecordFileWriter(RecordFiles):
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
-        self._check_rate()
-        self.flush_part(self._num_frames, self._lags_so_far())
+        self.flush_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def end(self) -> None:
@@ -234,8 +233,7 @@ class RecordFileWriter(RecordFiles):
             for group in self._groups:
                 group.settle()
                 self._write_chunks(group, rest=True)
-        self._check_rate()
-        self.end_part(self._num_frames, self._lags_so_far())
+        self.end_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def drop(self) -> bool:

@@ -159,7 +159,9 @@ def parse_by_feature(values: Sequence[str], what: str) -> dict[str, str] | None:
         if not equals or not name:
             raise click.BadParameter(f"not FEATURE={what}: {value!r}")
         if name in found:
-            raise click.BadParameter(f"two {what.lower()}s for {name}")
+            raise click.BadParameter(
+                f"two {'place' if what == 'PATH' else what.lower()}s for {name}"
+            )
         found[name] = text
     return found or None
 
