@@ -23,6 +23,7 @@ from seqrecord import (
 )
 from seqrecord.errors import ConflictError, FormatError, SchemaError
 from seqrecord.meanings import parse_unit, partner_of, same_unit, size_in
+from tests.bags import image, write_mcap
 from tests.command_line import fail, run
 
 COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
@@ -373,6 +374,46 @@ def test_folders_infer_kinds_from_names(tmp_path: Path) -> None:
         "action": "action",
         "qpos": "state",
         "frame_number": "frame_number",
+    }
+
+
+def test_topics_of_images_infer_kinds(tmp_path: Path) -> None:
+    """Depth of 16 bits is in millimetres and depth of floats in metres, as ROS has it (REP 118)."""
+    pictures = {
+        "depth": (np.ones((4, 5), np.uint16), "16UC1"),
+        "far.depth": (np.ones((4, 5), np.float32), "32FC1"),
+        "seg": (mask(), "rgb8"),
+        "color": (mask(), "rgb8"),
+        "thermal": (np.ones((4, 5), np.uint16), "16UC1"),
+    }
+    messages = [("/" + n.replace(".", "/"), 10**18, image(*each)) for n, each in pictures.items()]
+    write_mcap(tmp_path / "run.mcap", messages)
+    source = seqrecord.open_source(tmp_path, clock="/color")
+    found = {spec.name: (spec.kind, spec.unit) for spec in source.schema().values()}
+    assert found == {
+        "depth": ("depth", "mm"),
+        "far.depth": ("depth", "m"),
+        "seg": ("segmentation", None),
+        "color": ("image", None),
+        "thermal": ("image", None),
+        "log_time": ("timestamp", "ns"),
+    }
+
+
+def test_embedded_images_infer_kinds(tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File(tmp_path / "e.hdf5", "w") as file:
+        for name in ("rgb", "mask"):
+            file[f"observations/images/{name}"] = np.stack([mask()] * 3)
+        file["action"] = np.zeros((3, 7))
+    source = seqrecord.open_source(
+        tmp_path,
+        map={"a_mask": "/observations/images/mask", "rgb": "/observations/images/rgb"},
+    )
+    assert {spec.name: spec.kind for spec in source.schema().values()} == {
+        "a_mask": "mask",
+        "rgb": "image",
     }
 
 
