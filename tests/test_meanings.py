@@ -379,7 +379,7 @@ def test_folders_infer_kinds_from_names(tmp_path: Path) -> None:
 
 def test_topics_of_images_infer_kinds(tmp_path: Path) -> None:
     """Depth of 16 bits is in millimetres and depth of floats in metres, as ROS has it (REP 118)."""
-    pictures = {
+    pictures: dict[str, tuple[Any, str]] = {
         "depth": (np.ones((4, 5), np.uint16), "16UC1"),
         "far.depth": (np.ones((4, 5), np.float32), "32FC1"),
         "seg": (mask(), "rgb8"),
