@@ -3,7 +3,7 @@ is within a quarter of a step of `i / fps`, counted from the first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,13 @@ def irregular_note(found: Sequence[Irregular]) -> str:
 
 
 class RateCheck:
-    """Checks one episode after the other, whose timestamps it sees in order."""
+    """Checks one episode after the other, whose timestamps it sees in order: those of `feature`."""
 
     def __init__(self, schema: Schema) -> None:
-        self._feature = clock_of(schema)
-        unit = None if self._feature is None else schema[self._feature].unit
+        self.feature = clock_of(schema)
+        unit = None if self.feature is None else schema[self.feature].unit
         self._size = size_in(unit, "s")
-        self._clock = f"{self._feature} in {unit or 's, as its unit is unknown'}"
+        self._clock = f"{self.feature} in {unit or 's, as its unit is unknown'}"
         self._episode: EpisodePart | None = None
 
     def begin(self, episode: EpisodePart) -> None:
@@ -65,21 +65,17 @@ class RateCheck:
         self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
 
-    def add(self, columns: Mapping[str, Any], rows: range, first: int) -> None:
-        """The features of the next frames, those in these rows, from frame `first` on."""
-        column = columns.get(self._feature or "")
-        if self._episode is None or self._found is not None or column is None:
-            return
-        times = np.asarray(column[rows.start : rows.stop]).reshape(len(rows))
-        whole = np.int64 if times.dtype.kind in "iu" else np.float64
-        self._pending.append((times.astype(whole), first + np.arange(len(rows))))
-        self._num_pending += len(rows)
-        if self._num_pending >= _PENDING:
-            self._look()
+    def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
+        """The timestamps of the next frames, a real dtype [n], and their numbers, int64 [n]."""
+        if self._episode is not None and self._found is None:
+            self._pending.append((times.copy(), numbers))
+            self._num_pending += len(numbers)
+            if self._num_pending >= _PENDING:
+                self._look()
 
     def add_seconds(self, times: npt.NDArray[np.float64]) -> None:
         """The timestamps of all frames, where no feature has them."""
-        if self._episode is not None and self._feature is None:
+        if self._episode is not None and self.feature is None:
             self._size, self._clock = 1.0, "timestamps of the original"
             self._pending = [(times, np.arange(len(times)))]
 
@@ -94,6 +90,7 @@ class RateCheck:
         if self._episode is None or self._found is not None or not pending:
             return
         times, numbers = map(np.concatenate, zip(*pending, strict=True))
+        times = times.astype(np.int64 if times.dtype.kind in "iu" else np.float64)
         if self._first is None:
             self._first = times[0], int(numbers[0])
         time, number = self._first

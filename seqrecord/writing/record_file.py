@@ -155,9 +155,10 @@ class RecordFileWriter(RecordFiles):
         numbers = number + np.arange(len(rows))
         for name, lags in self._lags.items():
             if name in columns:
-                times = np.asarray(columns[name][rows.start : rows.stop])
-                lags.add(times.reshape(len(rows)), numbers)
-        self._rate.add(columns, rows, number)
+                times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
+                lags.add(times, numbers)
+                if name == self._rate.feature:
+                    self._rate.add(times, numbers)
         self._num_frames += len(rows)
         if watched := [name for name in self._watched if name in columns]:
             for row in rows:
