@@ -31,6 +31,7 @@ from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
+from seqrecord.sources.file_types import explained
 from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
@@ -153,10 +154,11 @@ def convert(
         if not hasattr(source, "referring"):
             raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
-    schema = source.schema()
+    with explained():
+        schema = source.schema()
+        episodes = source.episodes()
+        inventory = inventory_of(source)
     described: Mapping[str, Any] = check_meanings(schema, kinds, units)
-    episodes = source.episodes()
-    inventory = inventory_of(source)
     features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
     inventory = replace(inventory, features=tuple(features))
     if strict and inventory.left_out_data:
