@@ -17,7 +17,7 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
-from seqrecord.sources.encodings import known_meaning
+from seqrecord.sources.encodings import kind_of_values, known_meaning
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory, read_bytes
 from seqrecord.sources.folders_account import LookedAt, account_of, encoding_notes, gap_notes
@@ -300,7 +300,8 @@ class Folders(NumberedFrames):
                 dtype, shape = header.dtype, header.shape
             if self.reference:
                 codec = self._referable(path, folder)
-        return feature_spec(name, dtype, shape, path, **told), codec
+        meaning = {"kind": kind_of_values(name, dtype, shape), **told}
+        return feature_spec(name, dtype, shape, path, **meaning), codec
 
     def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
         return referable_codec(read_bytes(path), folder.endings)
