@@ -106,8 +106,8 @@ U1, U2 = np.uint8, np.uint16
 ENCODED: dict[str, tuple[str, str, Any, str]] = {
     "depth of four bytes": ("depth", "000000.png", np.zeros((4, 5, 4), U1), "float32"),
     "depth by file name": ("front", "000000_lcam_front_depth.png", np.zeros((4, 5, 4), U1), "BGRA"),
-    "depth of 16 bits": ("depth", "0.png", np.zeros((4, 5), U2), "unknown unit: mm"),
-    "depth in a TIFF": ("depth", "0.tiff", np.zeros((4, 5), U2), "unknown unit"),
+    "depth of 16 bits": ("depth", "0.png", np.zeros((4, 5), U2), "without a unit in the files: mm"),
+    "depth in a TIFF": ("depth", "0.tiff", np.zeros((4, 5), U2), "without a unit"),
     "depth of three bytes": ("depth_cam", "0.png", np.zeros((4, 5, 3), U1), "CARLA"),
     "depth of one byte": ("depth", "0.png", np.zeros((4, 5), U1), "display"),
     "disparity": ("disp_occ_0", "0.png", np.zeros((4, 5), U2), "256 a pixel as in KITTI"),

@@ -18,8 +18,8 @@ _CODES: Mapping[tuple[str, str, int], str] = {
     ("depth", "u1", 4): "4 x uint8, perhaps the bytes of float32 as in TartanAir V2 (order BGRA)",
     ("depth", "u1", 3): "3 x uint8 depth, perhaps 24 bits as in CARLA, or colours for display",
     ("depth", "u1", 1): "uint8 depth, perhaps scaled for display",
-    ("depth", "u2", 1): "uint16 depth of unknown unit: mm (ScanNet, 7-Scenes), cm (Virtual KITTI), "
-    "1/256 m (KITTI) or 1/5000 m (TUM); name it by --unit",
+    ("depth", "u2", 1): "uint16 depth without a unit in the files: mm (ScanNet, 7-Scenes), cm "
+    "(Virtual KITTI), 1/256 m (KITTI) or 1/5000 m (TUM)? Set it by --unit",
     ("depth", "u2", 3): "3 x uint16 depth of an unknown encoding",
     ("disparity", "u1", 4): "4 x uint8 disparity, perhaps the bytes of float32",
     ("disparity", "u1", 3): "3 x uint8 disparity, perhaps 4 R + G/64 + B/16384 as in Sintel, or "

@@ -21,6 +21,7 @@ from seqrecord.sources.folders_tree import (
 from seqrecord.sources.frame_names import FRAME_NAME, FRAME_NUMBER, number_of
 from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.text import counted
 
 _SHOWN = 5  # episodes with gaps
 _DIGITS = re.compile(r"\d+")
@@ -50,7 +51,7 @@ def account_of(
         for name in each.features:
             places.setdefault(name, _place(root, each, name))
     example = next(iter(sorted(found[0].features - {FRAME_NUMBER})), "")
-    reason = f"{len(found)} episode folders, such as {_key(root, first)} with {places[example]}"
+    reason = f"{counted(len(found), 'episode folder')}, such as {_key(root, first)} with {places[example]}"
     offered = sorted({name for each in found for name in each.features} - {*features})
     left_out = [
         *_reasons(root, [(each.episode, each.rows.reasons) for each in found]),

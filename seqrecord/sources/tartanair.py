@@ -118,7 +118,8 @@ class TartanAir(Originals):
         versions = sorted({t.layout.version for t in found if t.layout})
         first = next(trajectory for trajectory in found if trajectory.layout)
         files = next((files.folder for files in first.pixels if has_frames(first, files)), "")
-        reason = f"{len(found)} trajectories of TartanAir {' and '.join(versions)}, such as "
+        noun = "trajectory" if len(found) == 1 else "trajectories"
+        reason = f"{len(found)} {noun} of TartanAir {' and '.join(versions)}, such as "
         offered = {spec.name: place for layout in LAYOUTS for spec, place in _places(layout)}
         _, _, every = replace(self, cameras=CAMERAS)._everything()
         left_out = [
