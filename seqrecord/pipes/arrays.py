@@ -26,7 +26,7 @@ from seqrecord.reading.frames import (
     ArraySpec,
     FrameTransform,
     add_place,
-    apply_transform,
+    first_frame,
     mask_name,
 )
 from seqrecord.schema import FeatureSpec, Schema
@@ -59,13 +59,14 @@ def transformed_arrays(
     An error of the function names the episode, by its key, and the frame. Raises `ClipError` for a
     text that is not under the name of a stored one.
     """
-    values = dict(dataset.episodes[key][frame])
+    values = dataset.episodes[key][frame]
     try:
+        made = first_frame(transform, values)
         return {
             name: text_spec("frame_transform", name, value, stored)
             if isinstance(value, (str, bytes))
             else ArraySpec(value.dtype, value.shape)
-            for name, value in apply_transform(transform, values).items()
+            for name, value in made.items()
         }
     except Exception as error:
         add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
