@@ -171,7 +171,8 @@ def put_version(
     those that the writer has written before, and those that this writes.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Raises as `commit` does, with the message `refused` where another writer came
+    have them open. Statistics that the base has and the new version lacks are named in the log.
+    Raises as `commit` does, with the message `refused` where another writer came
     first.
     """
     storage = own.storage
@@ -201,9 +202,17 @@ def put_version(
         removed=tuple(dict.fromkeys((*removed, *version.removed))),
     )
     try:
-        return commit(own, base, manifest)
+        done = commit(own, base, manifest)
     except ConflictError as error:
         raise ConflictError(refused, file=storage.url) from error
+    if base.manifest is not None and base.manifest.statistics is not None and not done.statistics:
+        _logger.warning(
+            "%s: statistics removed because the episodes changed (%s before, %s now); run "
+            "`seqrecord stats`",
+            *(storage.url, counted(base.manifest.num_frames, "frame")),
+            counted(done.num_frames, "frame"),
+        )
+    return done
 
 
 def reindex(
