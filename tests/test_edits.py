@@ -105,10 +105,8 @@ def test_statistics_never_become_stale_in_silence(
     caplog.clear()
     merge_datasets([one, two], tmp_path / "merged")
     assert f"1 of 2 datasets lack them, as {two}" in caplog.text
-    done = CliRunner().invoke(main, ["edit", "delete", str(one), "e1"])
-    assert done.exit_code == 0
-    assert "statistics removed" in done.output
-    assert "seqrecord stats" in done.output
+    assert CliRunner().invoke(main, ["edit", "delete", str(one), "e1"]).exit_code == 0
+    assert "one: statistics removed" in caplog.text
 
 
 def test_delete(tmp_path: Path) -> None:
