@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any, get_args
 from seqrecord.errors import DestinationError, FrameError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.processes.threads import start
 from seqrecord.schema import Frame, Schema
 from seqrecord.storage import StorageLike
@@ -135,6 +137,7 @@ class SeqRecordRecorder:
             )
             start(self._thread)
             undo.pop_all()
+        self._exclusive = Exclusive("recorder", writer.url)
         self._writer = writer
         self._described = features
         self._schema = writer.schema  # from the first frame on
@@ -143,9 +146,10 @@ class SeqRecordRecorder:
         self._recorded = self._discarded = 0
         self._is_closed = False
         # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
-        self._finalizer = weakref.finalize(self, _abandon, queue)
+        self._finalizer = weakref.finalize(self, _abandon, queue, os.getpid())
         self._finalizer.atexit = False
 
+    @exclusive
     def episode(
         self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
     ) -> RecordingEpisode:
@@ -169,6 +173,7 @@ class SeqRecordRecorder:
 
     def stats(self) -> RecorderStats:
         """What has been done so far. May be called from any thread, at any time."""
+        self._exclusive.check_process()
         return RecorderStats(
             recorded_frames=self._recorded,
             written_frames=self._work.written_frames,
@@ -177,6 +182,7 @@ class SeqRecordRecorder:
             **vars(self._queue.stats),
         )
 
+    @exclusive
     def close(self) -> Manifest:
         """Write what waits, and commit the dataset. An episode that is open ends here.
 
@@ -193,6 +199,7 @@ class SeqRecordRecorder:
             self._stop()
         return self._writer.close()
 
+    @exclusive
     def abort(self) -> None:
         """Stop without a commit, and forget what waits; what was flushed stays for a resume."""
         if not self._is_closed:
@@ -200,10 +207,11 @@ class SeqRecordRecorder:
             self._stop()
 
     def __enter__(self) -> SeqRecordRecorder:
+        self._exclusive.check_process()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._is_closed:
+        if self._is_closed or (error is not None and not self._exclusive.is_own):
             return
         if error is None:
             self.close()
@@ -238,7 +246,9 @@ class RecordingEpisode:
         self.key = key
         self.num_frames = 0  # that were recorded
         self._recorder = recorder
+        self._exclusive = recorder._exclusive
 
+    @exclusive
     def append(self, frame: Frame) -> bool:
         """Record a frame: it is copied, and waits to be written. Whether it was not dropped.
 
@@ -259,6 +269,7 @@ class RecordingEpisode:
         self.num_frames += 1
         return True
 
+    @exclusive
     def close(self, *, wait: bool = True) -> None:
         """End the episode. With `wait`, it is safe from a kill when this returns.
 
@@ -275,6 +286,7 @@ class RecordingEpisode:
             if wait:
                 recorder._wait_for(task)
 
+    @exclusive
     def discard(self, *, wait: bool = False) -> None:
         """Throw the episode away: the take failed. Its key may be recorded again.
 
@@ -294,10 +306,12 @@ class RecordingEpisode:
             recorder._wait_for(task)
 
     def __enter__(self) -> RecordingEpisode:
+        self._exclusive.check_process()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close()
+        if error is None or self._exclusive.is_own:
+            self.close()
 
     def _check_current(self) -> SeqRecordRecorder:
         self._recorder._check_open(self.key)
@@ -306,7 +320,9 @@ class RecordingEpisode:
         return self._recorder
 
 
-def _abandon(queue: FrameQueue) -> None:
+def _abandon(queue: FrameQueue, pid: int) -> None:
+    if pid != os.getpid():
+        return  # a fork has neither the thread nor, perhaps, the queue's lock
     queue.fail(DestinationError("the recorder was not closed"))
     queue.close()
 
