@@ -36,7 +36,7 @@ from seqrecord.sources.images import (
 )
 from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
-from seqrecord.sources.specs import chosen_names, feature_spec, widened
+from seqrecord.sources.specs import chosen_names, feature_spec, kind_of, widened
 
 
 @dataclass(frozen=True)
@@ -285,13 +285,16 @@ def _from_first_file(
         if image.dtype == np.uint16 and len(image.shape) == 3:
             load_imagecodecs(path)
         codec = _referable(path, folder) if reference else passthrough_codec(image, folder.endings)
-        return feature_spec(name, image.dtype, image.shape, path), codec
+        kind = kind_of(name, image.dtype, image.shape)
+        return feature_spec(name, image.dtype, image.shape, path, kind=kind), codec
     header = array_header(path)
     shape = header.shape
     if folder is None:
         check_time_axis(shape, path)
         shape = shape[1:]
-    said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
+    said: dict[str, Any] = {"kind": kind_of(name, header.dtype, shape)}
+    if path.suffix.lower() == ".flo":
+        said = {"kind": "flow", "unit": "px"}
     codec = _referable(path, folder) if reference and folder else ()
     return feature_spec(name, header.dtype, shape, path, **said), codec
 

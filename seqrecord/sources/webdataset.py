@@ -239,9 +239,7 @@ class WebDataset(NumberedFrames, ScannedSource):
         spec = embedded_spec(
             name, one.data, path, keep_encoded=self.keep_encoded, endings=one.endings
         )
-        if codec is not None:
-            spec = replace(spec, codec=codec)
-        return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
+        return spec if codec is None else replace(spec, codec=codec)
 
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
         schema, files = self.schema(), info.metadata.get("files", {})
