@@ -20,7 +20,7 @@ from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.processes.threads import start
 from seqrecord.schema import Block, Frame, Schema
-from seqrecord.storage import StorageLike
+from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
@@ -79,7 +79,7 @@ class SeqRecordRecorder:
     takes less than comes, or where video cannot be encoded as fast.
 
     Args:
-        destination: local path or URL of the dataset.
+        destination: a folder of a local disk; `seqrecord merge FOLDER -o URL` uploads it later.
         schema: the features; by default those of the first frame.
         fps: frames a second of the episodes that say nothing of it.
         queue_size: bytes, or text such as "1GiB", of frames that wait in memory.
@@ -92,8 +92,8 @@ class SeqRecordRecorder:
         flush_seconds: how often what was recorded is made safe from a kill; each flush ends a
             chunk, so that fewer frames than usual are in one.
 
-    Raises what `SeqRecordWriter` raises, and `DestinationError` for a size or an interval that is
-    none.
+    Raises what `SeqRecordWriter` raises, and `DestinationError` for a URL, and for a size or an
+    interval that is none.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class SeqRecordRecorder:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         limit = _check_arguments(queue_size, when_full, flush_seconds)
+        _check_local(destination)
         writer = SeqRecordWriter(
             destination,
             schema=schema,
@@ -332,6 +333,23 @@ def _abandon(queue: FrameQueue, pid: int) -> None:
         return  # a fork has neither the thread nor, perhaps, the queue's lock
     queue.fail(DestinationError("the recorder was not closed"))
     queue.close()
+
+
+def _check_local(destination: StorageLike) -> None:
+    """`DestinationError` for a URL: what a recorder flushes must outlive a kill and an outage."""
+    if isinstance(destination, Storage):
+        shown, is_local = destination.url, "://" not in destination.url
+    else:
+        where = parse_location(destination)
+        shown, is_local = where.shown, where.protocol == "file"
+    if not is_local:
+        raise DestinationError(
+            "a recorder writes to a local disk; record there, and upload the dataset with "
+            f"`seqrecord merge FOLDER -o {shown}`",
+            file=shown,
+            expected="a local folder",
+            got="a URL",
+        )
 
 
 def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float) -> int:

@@ -52,8 +52,9 @@ class SeqRecordWriter:
     (a full disk, for example), the failing call raises the error; from then on this writer raises
     `DestinationError` and commits nothing.
 
-    A writer belongs to one process, and to one of its threads at a time: a call in a forked process,
-    and one that overlaps a call of another thread, raise `DestinationError` and change nothing.
+    A writer belongs to one process, and to one of its threads at a time: a call in a forked
+    process, and one that overlaps a call of another thread, raise `DestinationError` and change
+    nothing.
 
     Several writers may write to one destination at the same time, and none touches the files of
     another. The first to commit succeeds; the others raise `ConflictError` when they end, and their
@@ -231,6 +232,7 @@ class SeqRecordWriter:
                 self._episode.abort()
             if self._files is not None:
                 self._files.leave()
+                self._destination.remove_unused()
         finally:
             self._release()
 
