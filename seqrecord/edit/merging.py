@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import shlex
@@ -25,9 +26,11 @@ from seqrecord.errors import (
     SchemaError,
 )
 from seqrecord.format.footer import RECORDS
+from seqrecord.format.inventory import read_inventories
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key
+from seqrecord.meanings import differences
 from seqrecord.reading.metadata import read_footer, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
@@ -48,6 +51,8 @@ from seqrecord.writing.edit_files import edit_path, next_number, put_edits
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
 from seqrecord.writing.stored_schema import is_passthrough
 from seqrecord.writing.stored_statistics import merged, stored_statistics
+
+_logger = logging.getLogger("seqrecord")
 
 _SHOWN = 500  # characters of what differs
 _COPY_BYTES = 8 << 20
@@ -160,7 +165,14 @@ def _read(
         known.append(stored_statistics(storage, parts[-1].manifest))
     _check(parts, prefixes)
     _check_schemas([(p.storage.url, p.manifest.schema) for p in parts], made.url, prefixes)
-    return parts, merged(known)
+    together = merged(known)
+    lacking = [part.storage.url for part, of in zip(parts, known, strict=True) if of is None]
+    if 0 < len(lacking) < len(parts):
+        _logger.warning(
+            "%s: statistics not stored: %d of %d datasets lack them, as %s; run `seqrecord stats`",
+            *(made.url, len(lacking), len(parts), lacking[0]),
+        )
+    return parts, together
 
 
 def _report(parts: Sequence[Opened], made: Storage, link: bool) -> MergeReport:
@@ -266,6 +278,7 @@ def _write(
         left_out=tuple(uid for manifest in manifests for uid in manifest.left_out),
         splits=tuple(dict.fromkeys(name for manifest in manifests for name in manifest.splits)),
         statistics=None,
+        inventory=None,
         edits=tuple(edits),
     )
     sizes = {file.path: file.size for file in record_files}
@@ -273,7 +286,13 @@ def _write(
     _check_there(made, record_files)
     # Of these nothing is needed where the commit is refused; the note is, while record files stay.
     with SmallFiles(made, own.writer) as tables:
-        put_version(tables, base, version, statistics)
+        inventories = [
+            each
+            for part in parts
+            if (listed := part.manifest.inventory) is not None
+            for each in read_inventories(part.storage, listed)
+        ]
+        put_version(tables, base, version, statistics, inventories=inventories)
 
 
 def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:
@@ -447,11 +466,13 @@ def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> I
             continue
         facts = _facts(ours[name]), _facts(theirs[name])
         why = [what for what in facts[0] if facts[0][what] != facts[1][what]]
+        known = differences(ours[name], theirs[name])
         for what in why:
             got, want = (each[what] for each in facts)
-            if what in ("values", "kind", "unit") and None not in (got, want):
+            if what == "values" or known.get(what):
+                remedy = "; `seqrecord edit describe` corrects a wrong one" if what in known else ""
                 raise SchemaError(
-                    f"datasets cannot be merged: they have a feature of other {what}",
+                    f"datasets cannot be merged: they have a feature of other {what}{remedy}",
                     file=url,
                     feature=name,
                     expected=f"{want}, as in {wanted_url}",

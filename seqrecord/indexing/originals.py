@@ -42,6 +42,7 @@ from seqrecord.format.references import (
 from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
 from seqrecord.sources.files import LinkLoopError
+from seqrecord.sources.nested import NestedError
 from seqrecord.sources.references import MOST_COPIED
 from seqrecord.sources.registry import OptionError, open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
@@ -52,6 +53,8 @@ from seqrecord.writing.convert_jobs import Progress
 
 _logger = logging.getLogger("seqrecord")
 
+_LOGGED_LINES = 10  # of the inventory
+
 
 def index_source(
     source: Source,
@@ -60,14 +63,17 @@ def index_source(
     progress: Callable[[Progress], None] | None = None,
     append: bool = False,
     checksums: bool = False,
+    strict: bool = False,
     workers: int | None = None,
+    kinds: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Make a dataset of a source whose video, or files, stay where they are; other features are
     copied.
 
-    `workers` are processes, as for `convert`. Raises `SourceError` for a source that cannot be
-    referred to, and as `convert` does.
+    `workers`, `kinds` and `units` are as for `convert`. Raises `SourceError` for a source that
+    cannot be referred to, and as `convert` does.
     """
     if hasattr(source, "referring"):
         source = source.referring()
@@ -76,9 +82,12 @@ def index_source(
         source,
         destination,
         reference=True,
+        kinds=kinds,
+        units=units,
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
         mode="append" if append else "create",
         checksums=checksums,
+        strict=strict,
         workers=workers,
         progress=progress,
         storage_options=storage_options,
@@ -121,7 +130,7 @@ def _source_at(
 ) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options, **options)
-    except (LinkLoopError, OptionError):  # the first may hide an original, the second names one
+    except (LinkLoopError, OptionError, NestedError):  # they may hide originals, or name one
         raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None
@@ -132,8 +141,8 @@ def _source_at(
         return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
-            "no dataset, but originals that may be read in place through an index; make one, and "
-            "open that: `seqrecord index SRC -o DST`",
+            "no dataset, but originals: pack them (`seqrecord write --src SRC`), or index them "
+            "where they are (`seqrecord index SRC -o DST`), and open the result",
             file=location.url if isinstance(location, Storage) else parse_location(location).shown,
         )
     return None
@@ -268,4 +277,10 @@ class _Indexed:
                 bar.total = progress.total_frames
                 bar.update(progress.frames - bar.n)
 
-            index_source(*(self.source, folder), progress=show, append=append, workers=self.workers)
+            report = index_source(
+                *(self.source, folder), progress=show, append=append, workers=self.workers
+            )
+        found = report.inventory
+        level = logging.WARNING if found.left_out_data else logging.INFO
+        for line in found.lines(_LOGGED_LINES):
+            _logger.log(level, "%s: %s", self.shown, line)

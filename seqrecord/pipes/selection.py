@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.depth import bound
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipFrames, ClipUse
 from seqrecord.clips.grids import numbered
@@ -84,6 +85,7 @@ class ClipSelection:
         windows: which frames clips have of `arrays`.
         steps: how far apart these are, where that is drawn.
         arrays: of each feature of a frame, after `frame_transform` or padding.
+        unchanged: the features that `frame_transform` leaves as they are.
         nested: those of them that come as nested tensors.
         squeezed: those of them that come without an axis of frames.
         draws: what `clip_transform` makes of clips.
@@ -100,6 +102,7 @@ class ClipSelection:
     squeezed: frozenset[str] = frozenset()
     metadata: tuple[str, ...] = ()
     times_without_frame = 0
+    unchanged: frozenset[str] = frozenset()
 
     def __init__(
         self, location: DatasetLike, options: ClipOptions, *, is_smallest: bool = False
@@ -119,7 +122,7 @@ class ClipSelection:
             )
 
     def _select(self, options: ClipOptions) -> None:
-        self.frame_transform = options.frame_transform
+        self.frame_transform = bound(options.frame_transform, self.dataset.features)
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._last: tuple[tuple[int, int], ClipTable] | None = None  # see `clips_in`
         rotates = isinstance(options, LoaderOptions) and options.rotate_phase
@@ -146,6 +149,7 @@ class ClipSelection:
             )
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
+        functions = tuple(bound(function, self.dataset.features) for function in functions)
         wanted = (*metadata, "camera") if cameras else metadata
         self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts)
         if options.has_drawn_steps:
@@ -455,20 +459,25 @@ class ClipSelection:
         key, stored = self._facts.of(episode)[0].key, self.windows.stored
         place = stored.find(next(iter(stored.windows)), episode, start).frames[:, 0]
         frame = int(stored.stored(episode, place)[1][0])
-        return transformed_arrays(transform, self.dataset, key, frame, self.stored), frozenset()
+        place_of = self.dataset, key, frame
+        arrays, self.unchanged = transformed_arrays(transform, *place_of, self.stored)
+        return arrays, frozenset()
 
     def _check_names(self, metadata: Sequence[str], reserved: Sequence[str]) -> None:
         """Raise `ClipError` where two things of a batch have one name, and for metadata that no
         selected episode has."""
         taken = (*self.told, *reserved)
         if wrong := [name for name in self.made if name in taken]:
+            names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
             raise ClipError(
-                "a feature has the name of what clips tell of themselves", got=", ".join(wrong)
+                "a feature has the name of a batch's extra column; give it another name: "
+                f"rename={{{names}}}",
+                got=", ".join(wrong),
             )
         del self.told  # without the metadata
         if twice := [name for name in metadata if name in self.made or name in taken]:
             raise ClipError(
-                "a feature, or what clips tell of themselves, has the name of this metadata",
+                "a feature, or a batch's extra column, has the name of this metadata",
                 expected="names that are not in clips yet",
                 got=", ".join(twice),
             )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.depth import bound
 from seqrecord.clips.grids import followed
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
@@ -24,6 +25,7 @@ from seqrecord.reading.frames import (
     apply_transform,
     check_arrays,
 )
+from seqrecord.reading.trials import check_signature
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -61,6 +63,7 @@ def compute_statistics(
     rows = dataset.find_episodes(episodes, split)
     total = int(dataset.contents.index.num_frames[rows].sum(dtype=np.int64))
     step = 1 if max_frames is None else max(1, total // max_frames)
+    frame_transform = bound(frame_transform, dataset.features)
     if frame_transform is None:
         columns = [_Column(dataset, (spec,), Schema([spec])) for spec in dataset.features.values()]
     else:
@@ -140,6 +143,7 @@ def _made_column(
     dataset: Dataset, rows: npt.NDArray[np.int64], transform: FrameTransform
 ) -> _Column:
     """The first frame that lacks nothing says what `frame_transform` makes."""
+    check_signature("frame_transform", transform, "frame")
     column = _Column(dataset, tuple(dataset.features.values()), dataset.features, transform)
     for key in dataset.contents.index.keys.take(rows).to_pylist():
         there = np.flatnonzero(column.present(episode := dataset.episodes[key]))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
+from seqrecord.meanings import PIXEL_KINDS
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
@@ -41,10 +42,12 @@ class EpisodeRows:
         schema: Mapping[str, FeatureSpec],
         texts: Mapping[str, NumberedTexts],
         *,
+        num_rows: Mapping[str, int] | None = None,
         batch_rows: int | None = None,
     ) -> None:
         self._root, self._schema, self._numbered = root, schema, texts
-        has_images = any(spec.kind == "image" for spec in schema.values())
+        self._num_rows = num_rows or {}  # by file, as `meta` has it
+        has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
         if batch_rows is None and all(s.is_fixed or name in texts for name, s in schema.items()):
             fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
@@ -78,7 +81,7 @@ class EpisodeRows:
         if episode.file not in self._episodes:
             path = self._root / episode.file
             with located(SourceError, file=str(path)):
-                self._episodes = {episode.file: _Episodes(path)}
+                self._episodes = {episode.file: _Episodes(path, self._num_rows.get(episode.file))}
         return self._episodes[episode.file]
 
     def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
@@ -89,7 +92,7 @@ class EpisodeRows:
                 columns[name] = _numbered_texts(batch, name, self._numbered[name])
             elif spec.value == "text":
                 columns[name] = _texts(batch.column(name), spec)
-            elif spec.kind == "image":
+            elif spec.kind in PIXEL_KINDS:
                 images[name] = batch.column(name)
             else:
                 columns[name] = array_of(batch.column(name), spec)
@@ -138,8 +141,9 @@ class EpisodeRows:
 class _Episodes:
     """Which rows of a file are of which episode, and their times."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, listed: int | None) -> None:
         self.path, self.table = path, ParquetTable(path)
+        _check_rows(self.table, listed)
         batches = list(self.table.batches(_ORDER))
         self._columns = [
             np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
@@ -181,6 +185,17 @@ class _Episodes:
                 got=count,
             )
         return begin, times
+
+
+def _check_rows(table: ParquetTable, listed: int | None) -> None:
+    """Raise `SourceError` for more rows than `meta` lists, before any is read; for fewer the
+    episode that lacks them is refused."""
+    if listed is not None and table.num_rows > listed:
+        raise SourceError(
+            "more rows than meta/episodes lists for this file",
+            expected=f"{listed} rows",
+            got=f"{table.num_rows} rows",
+        )
 
 
 def image_bytes(path: Path, name: str) -> bytes:

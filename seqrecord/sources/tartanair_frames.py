@@ -15,7 +15,8 @@ from seqrecord.format.references import ReferencedFile
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import read_array
 from seqrecord.sources.files import is_file, list_folder, read_bytes
-from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
+from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
+from seqrecord.sources.tartanair_tree import Trajectory
 from seqrecord.sources.text_tables import rows_of, table
 
 
@@ -133,14 +134,6 @@ class FrameLists:
         return 0, ""
 
 
-def has_frames(trajectory: Trajectory, files: PixelFiles) -> bool:
-    """Whether there is any file of this kind."""
-    if files.folder not in trajectory.entries:
-        return False
-    names = (name for name, _ in list_folder(trajectory.path / files.folder))
-    return any(map(files.pattern.fullmatch, names))
-
-
 def imu_counts(num_frames: int) -> tuple[int, int]:
     """How many rows an imu file may have.
 
@@ -245,4 +238,4 @@ def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any
 
 def _read_poses(path: Path) -> npt.NDArray[np.float64]:
     """Poses as float64 [T, 7]: metres, then a quaternion."""
-    return table(path, rows_of(path), 7, exact=True)
+    return table(path, rows_of(path), 7)

@@ -133,9 +133,13 @@ class VideoFile:
 
     def count(self) -> int:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
-        if entries := self._entries():
-            return sum(not entry.is_discard for entry in entries)
-        return len(self.ticks())
+        known = self.known_count()
+        return len(self.ticks()) if known is None else known
+
+    def known_count(self) -> int | None:
+        """How many frames are shown, if the tables of an MP4 say it."""
+        entries = self._entries()
+        return sum(not entry.is_discard for entry in entries) if entries else None
 
     def entries(self) -> Any:
         """What an MP4 says of its packets without them, and with the times of their frames: a list
@@ -159,6 +163,10 @@ class VideoFile:
                         )
                     return entries
         return ()
+
+    def other_streams(self) -> list[str]:
+        """The kinds of the file's other streams: "audio", "subtitle", "data", "video", …"""
+        return [each.type or "data" for each in self._file.streams if each is not self._stream]
 
     @property
     def nbytes(self) -> int:

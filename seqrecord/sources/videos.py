@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
@@ -15,12 +18,14 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 from seqrecord.sources.video_tables import read_references, read_table
+from seqrecord.text import counted
 
 _IMAGE = "image"
 _TIME = "timestamp"
@@ -65,6 +70,41 @@ class Videos(Originals):
             ticks, tick = file.ticks(), file.tick
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """When the frames of the first camera are shown, in seconds."""
+        first = next(iter(self._named(info.key).values()))
+        with located(SourceError, episode=info.key), VideoFile(first) as file:
+            return np.array(file.ticks()) * file.tick
+
+    def account(self) -> Account:
+        """Opens each file for the kinds of its streams."""
+        streams, endings = Counter[str](), Counter[str]()
+        for path in self._paths():
+            endings[path.suffix] += 1
+            with suppress(SourceError), VideoFile(path) as file:
+                streams.update(file.other_streams())
+        names = ", ".join(f"*{ending}" for ending in sorted(endings))
+        cameras = {name for files in self._files.values() for name in files}
+        places = {
+            name: names if name in (_IMAGE, _TIME) else f"*/{name}.*" for name in self.schema()
+        }
+        left_out = [
+            LeftOut(f"{kind} in {names}", n, "no reader", "streams")
+            for kind, n in sorted(streams.items())
+        ]
+        left_out += unread_files(self.path, _is_video)
+        left_out += [
+            LeftOut(
+                f"{name}.*",
+                sum(name in files for files in self._files.values()),
+                "not selected by features=",
+                is_data=False,
+            )
+            for name in sorted(cameras - {*self.schema()})
+        ]
+        count = counted(sum(endings.values()), "file")
+        return Account(f"{count} {names}", places, tuple(left_out))
 
     def referring(self) -> Videos:
         """The same source, whose packets stay where they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -15,6 +15,7 @@ from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFo
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, encode_inventories
 from seqrecord.format.manifest import (
     IndexFile,
     Manifest,
@@ -27,7 +28,7 @@ from seqrecord.reading.metadata import (
     all_edits,
     read_edits,
     read_file_id,
-    read_footers,
+    readable_footers,
     record_sizes,
 )
 from seqrecord.schema import Schema
@@ -65,6 +66,7 @@ class Version:
     splits: tuple[str, ...] = ()
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
+    inventory: IndexFile | None = None
     removed: tuple[str, ...] = ()  # record files that nobody may recover from now on
 
 
@@ -119,6 +121,7 @@ def rebuilt(
         built.splits,
         old.statistics if old and old.fingerprint == built.index.fingerprint() else None,
         edits,
+        old.inventory if old else None,
     )
 
 
@@ -141,7 +144,7 @@ def appended(
     """
     version = Version(
         *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
-        *(manifest.splits, manifest.statistics, manifest.edits),
+        *(manifest.splits, manifest.statistics, manifest.edits, manifest.inventory),
     )
     if not complete_episodes(list(footers.items()), manifest.schema):
         return version
@@ -162,16 +165,18 @@ def put_version(
     version: Version,
     statistics: Statistics | None = None,
     *,
+    inventories: Sequence[Inventory] = (),
     created_by: str = CREATED_BY,
     refused: str = _REFUSED,
 ) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
 
-    `statistics` take the place of those of `version`. `own` are the small files of this commit:
-    those that the writer has written before, and those that this writes.
+    `statistics` and `inventories` take the place of those of `version`. `own` are the small files
+    of this commit, written before or here.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Raises as `commit` does, with the message `refused` where another writer came
+    have them open. Statistics that the base has and the new version lacks are named in the log.
+    Raises as `commit` does, with the message `refused` where another writer came
     first.
     """
     storage = own.storage
@@ -181,6 +186,9 @@ def put_version(
     }
     if statistics is not None and (text := encode_statistics(statistics)) is not None:
         version = replace(version, statistics=own.put_index("statistics.json", text))
+    if inventories:
+        data = encode_inventories(inventories)
+        version = replace(version, inventory=own.put_index("inventory.json", data))
     left = base.files.keys() - {file.path for file in version.record_files}
     if left and (there := left & record_sizes(storage).keys()):
         put_retired_note(own, sorted(there))
@@ -196,14 +204,23 @@ def put_version(
         splits=version.splits,
         statistics=version.statistics,
         edits=version.edits,
+        inventory=version.inventory,
         next_ordinal=version.next_ordinal,
         left_out=version.left_out,
         removed=tuple(dict.fromkeys((*removed, *version.removed))),
     )
     try:
-        return commit(own, base, manifest)
+        done = commit(own, base, manifest)
     except ConflictError as error:
         raise ConflictError(refused, file=storage.url) from error
+    if base.manifest is not None and base.manifest.statistics is not None and not done.statistics:
+        _logger.warning(
+            "%s: statistics removed because the episodes changed (%s before, %s now); run "
+            "`seqrecord stats`",
+            *(storage.url, counted(base.manifest.num_frames, "frame")),
+            counted(done.num_frames, "frame"),
+        )
+    return done
 
 
 def reindex(
@@ -215,9 +232,10 @@ def reindex(
     """Rebuild index and manifest of a dataset from its record files alone.
 
     All complete episodes are in it, those of interrupted writers too, but not those that only a
-    merge which did not end has brought. Logs a warning if a record file of the manifest before,
-    where that can be read, is not there: the dataset is made without it; and, where it cannot be
-    read, one which names the edits that apply, since nothing tells which of them were committed.
+    merge which did not end has brought. A damaged record file stays as it is, and a warning names
+    it: episodes with frames in it are left out. Logs a warning if a record file of the manifest
+    before, where that can be read, is not there: the dataset is made without it; and, where it
+    cannot be read, one which names the edits that apply: nothing tells which were committed.
 
     Raises `ConflictError` where another writer commits meanwhile, and `DestinationError` where
     there is no manifest that can be read, and record files of a merge are there, and no others that
@@ -254,7 +272,17 @@ def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
         )
     for path in sizes:
         check_record_path(storage, path)
-    version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
+    footers, damaged = readable_footers(storage, sizes)
+    for error in damaged.values():
+        if not footers:
+            raise error
+        _logger.warning("record file left out, and the episodes with frames in it: %s", error)
+    sizes = {path: sizes[path] for path in footers}
+    if damaged:
+        kept = [f for f in base.manifest.record_files if f.path in sizes] if base.manifest else ()
+        if base.manifest is not None:
+            base = replace(base, manifest=replace(base.manifest, record_files=tuple(kept)))
+    version = rebuilt(storage, base, footers, sizes)
     if base.manifest is None and version.edits:
         _logger.warning(
             "%s: without a manifest nothing tells which edits were committed; %s: %s%s",

@@ -25,15 +25,19 @@ from seqrecord.errors import (
     SourceError,
     located,
 )
+from seqrecord.format.lags import clock_of
 from seqrecord.format.text import encode_metadata
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
+from seqrecord.sources.file_types import explained
+from seqrecord.sources.inventory import format_of
 from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
+from seqrecord.writing.rates import Irregular
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
@@ -54,7 +58,8 @@ class BadEpisode:
 
 @dataclass(frozen=True)
 class Written:
-    """What came of a job: the episodes that were left out, and statistics of the others.
+    """What came of a job: the episodes that were left out, statistics of the others, and those of
+    which timestamps contradict the fps.
 
     `frames` counts those of episodes that were left out, too, as far as they were read.
     """
@@ -62,6 +67,7 @@ class Written:
     frames: int
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
+    irregular: tuple[Irregular, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 fps=check_fps(info.fps),
             )
             try:
-                _write_frames(files, job, info, count)
+                with explained():
+                    _write_frames(files, job, info, count)
             except SourceError as error:
                 if not job.skip_bad_episodes:
                     others = (
@@ -154,10 +161,11 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                     )
                     if job.externals:
                         others = (
-                            "`seqrecord doctor` says all that is wrong with a LeRobot dataset; to "
-                            "read the other episodes where they lie, index them with convert(…, "
+                            "to read the other episodes in place, index them with convert(…, "
                             "reference=True, skip_bad_episodes=True), and open that"
                         )
+                    if format_of(job.source) == "lerobot":
+                        others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
                         f"{error.message}; {others}",
                         **error.facts(),
@@ -166,7 +174,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 bad.append(BadEpisode(info.key, str(error)))
             else:
                 files.end()
-    return Written(frames, tuple(bad), None if collector is None else collector.statistics())
+    statistics = None if collector is None else collector.statistics()
+    return Written(frames, tuple(bad), statistics, tuple(files.irregular))
 
 
 def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> Written:
@@ -212,6 +221,9 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
+    timestamps = getattr(job.source, "timestamps", None)
+    if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
+        files.check_times(timestamps(info))
     with _misfits():
         files.check_even()
 

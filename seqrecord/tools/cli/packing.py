@@ -22,6 +22,8 @@ from seqrecord.tools.cli.arguments import (
     ByteSize,
     common,
     feature_names,
+    meanings,
+    parse_by_feature,
     parse_codecs,
     parse_map,
     parse_options,
@@ -36,6 +38,8 @@ from seqrecord.writing.stored_statistics import add_statistics
 
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
+
+_INVENTORY_LINES = 10
 
 
 @click.command()
@@ -93,11 +97,17 @@ if TYPE_CHECKING:
     metavar="NAME=VALUE",
     help="For the format, if it takes more options; can be repeated.",
 )
+@meanings
 @click.option("--keep-encoded", is_flag=True, help="Store PNG and JPEG images as they are.")
 @click.option(
     "--skip-bad-episodes",
     is_flag=True,
     help="Leave out episodes with broken originals; they are listed at the end.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail if the originals have possible data that is not packed: see the inventory.",
 )
 @click.option(
     "--chunk-frames",
@@ -135,6 +145,8 @@ def write(
     difficulty: str | None,
     places: tuple[str, ...],
     source_options: tuple[str, ...],
+    kinds: tuple[str, ...],
+    units: tuple[str, ...],
     keep_encoded: bool,
     statistics: str,
     quiet: bool,
@@ -185,6 +197,8 @@ def write(
                 source,
                 destination,
                 codecs=chosen,
+                kinds=parse_by_feature(kinds, "KIND"),
+                units=parse_by_feature(units, "UNIT"),
                 mode=mode,
                 statistics=statistics != "none",
                 progress=show,
@@ -224,6 +238,8 @@ def write(
     "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
 )
 @feature_names("Names of the features to index.")
+@meanings
+@click.option("--strict", is_flag=True, help="Fail if SRC has possible data that is left out.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @common
 def index(
@@ -232,6 +248,9 @@ def index(
     append: bool,
     checksums: bool,
     features: list[str] | None,
+    kinds: tuple[str, ...],
+    units: tuple[str, ...],
+    strict: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -245,8 +264,9 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features:
-            raise click.UsageError("--append, --checksums and --features need --dst")
+        if append or checksums or features or kinds or units or strict:
+            options = "--append, --checksums, --features, --kind, --unit and --strict"
+            raise click.UsageError(f"{options} need --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -265,6 +285,9 @@ def index(
             dst,
             append=append,
             checksums=checksums,
+            kinds=parse_by_feature(kinds, "KIND"),
+            units=parse_by_feature(units, "UNIT"),
+            strict=strict,
             progress=lambda at: bar.show(at.frames, at.total_frames, ""),
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
@@ -274,6 +297,7 @@ def index(
             f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
             f"{took}; it refers to {parse_location(src).shown}"
         )
+        _print_inventory(report)
 
 
 def _default_destination(src: str) -> str:
@@ -305,10 +329,16 @@ def _print_written(
             f"{counted(frames, 'frame')} in {took}{there}"
         )
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
+        _print_inventory(report)
     if report.bad:
         click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:
             click.echo(f"  {bad.key}: {one_line(bad.error)}", err=True)
+
+
+def _print_inventory(report: ConvertReport) -> None:
+    for line in report.inventory.lines(_INVENTORY_LINES):
+        click.echo(f"  {line}")
 
 
 @click.command()
