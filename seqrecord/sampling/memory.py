@@ -262,14 +262,15 @@ class Demand:
         episodes of one length. A given `num_cursors` is kept. Where frames stay, cursors more that
         begin inside the shares of these cost nothing.
 
-        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the part, the
-        part is one round of a single cursor, if it fits.
+        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the part,
+        the part is one round of a single cursor, if it fits.
 
         Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
         `max_held` does, with room in `max_arena` bytes for all that the next round loads. The first
         round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
 
-        A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice. With `rotate_phase` all that holds for the clips of any
+        A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice.
+        With `rotate_phase` all that holds for the clips of any
         phase. `max_held` is at least `least_held`.
         """
         facts, settings, num_parts = self.facts, self.settings, self.num_parts
@@ -342,9 +343,9 @@ class Demand:
         )
         # A round of a whole part reads nothing twice, and has more episodes than too few cursors.
         block = facts.whole_block(num_parts)
-        if given is None and cursors < self._episodes_of_part and share <= buffer:
-            if self._by_cursor(block) <= max_held:
-                return _one_cursor(settings, block)
+        is_better = given is None and cursors < self._episodes_of_part and share <= buffer
+        if is_better and self._by_cursor(block) <= max_held:
+            return _one_cursor(settings, block)
         return chosen
 
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
