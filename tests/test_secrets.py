@@ -541,6 +541,7 @@ def test_a_url_without_a_scheme(text: str, caplog: pytest.LogCaptureFixture) -> 
 def test_names_of_folders_that_are_no_urls(name: str, tmp_path: Path) -> None:
     for text in (str(tmp_path / name), f"./{name}", *([] if "@b" in name else [name])):
         assert open_storage(text).url.endswith(name)
+    assert open_storage(tmp_path / name).url.endswith(name)
 
 
 @pytest.mark.parametrize(

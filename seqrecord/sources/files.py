@@ -147,8 +147,8 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
     where there is no file. Of a URL, at most 32 MiB are in memory at a time.
     """
     if (files := remote_files(path)) is None:
-        file = regular(path)
-        return with_descriptor(lambda: file.open("rb", buffering=-1 if buffered else 0))
+        local = regular(path)
+        return with_descriptor(lambda: local.open("rb", buffering=-1 if buffered else 0))
     file = files.open(path)
     return io.BufferedReader(file) if buffered else cast("BinaryIO", file)
 

@@ -43,7 +43,7 @@ _KNOWN = (
 )
 # Text that was meant as a URL: `http:/…`, `http:…`, `http//…`, `user:password@host`, `host?sig=…`.
 _BROKEN = re.compile(
-    rf"\s*(?:(?P<a>[a-z][a-z0-9+.-]+):[/\\]|(?P<b>{_KNOWN})(?::|[/\\]{{2}})|"
+    rf"\s*(?:(?P<a>[a-z][a-z0-9+.-]+):[/\\]|(?P<b>{_KNOWN})(?:[/\\]{{2}}|:(?=.*(?:@|[?&].*=)))|"
     rf"(?:(?P<c>[a-z][a-z0-9+.-]*)(?::|//)|(?P<d>{_KNOWN})/|//)?[^/\\@]*:[^/\\@]*[^@/]*@|"
     r".*[?&][\w%-]*(?:sig|signature|token|credential)=)",
     re.IGNORECASE,
@@ -190,7 +190,8 @@ def _text(path: str | os.PathLike[str], problem: str) -> str:
 def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
     """Raise `LocationError` for a URL that has lost a slash. Not shown: it may be signed."""
     places = [0] if isinstance(path, str) else [0, *(m.end() for m in re.finditer("/", text))]
-    if found := [match for at in places if (match := _BROKEN.match(text, at))]:
+    matches = ((at, match) for at in places if (match := _BROKEN.match(text, at)))
+    if found := [match for at, match in matches if not at or any(match.groups())]:
         scheme = next((word for each in found for word in each.groups() if word), "scheme").lower()
         raise LocationError(
             f"{'text' if isinstance(path, str) else 'a path object'} that looks like a URL with a "
