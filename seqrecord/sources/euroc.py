@@ -119,7 +119,7 @@ class Euroc(SequenceSource):
         return SequenceFrames(len(times), columns, metadata, fps)
 
 
-FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, takes_urls=True)
+FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, ("exif",), takes_urls=True)
 
 
 def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -> dict[str, Column]:

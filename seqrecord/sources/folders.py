@@ -16,7 +16,7 @@ from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.exported import ExportedFeature, read_description
-from seqrecord.sources.files import is_directory, read_bytes
+from seqrecord.sources.files import is_directory, list_folder, read_bytes
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_tree import (
     METADATA,
@@ -34,6 +34,7 @@ from seqrecord.sources.images import (
     passthrough_of_both,
     referable_codec,
 )
+from seqrecord.sources.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_spec, widened
@@ -101,7 +102,15 @@ class Folders(NumberedFrames):
                 sparse=self.sparse,
                 allow_gaps=self.allow_gaps,
                 reference=self.reference,
+                orientation=self._orientation(info.key),
             )
+
+    def _orientation(self, key: str) -> Orientation:
+        """Of an episode's images; cameras may be files beside it."""
+        folder = self._folder(key)
+        folders = {folder, folder.parent} if folder != self.path else {folder}
+        names = (name for each in folders for name, _ in list_folder(each))
+        return Orientation(self.exif, lambda: is_alone(self.schema(), names))
 
     def exists(self) -> bool:
         """Whether there is an episode below `root`."""
@@ -154,7 +163,7 @@ class Folders(NumberedFrames):
                     spec, codec = (
                         self._as_exported(episode, described[name])
                         if episode.is_exported
-                        else _from_first_file(episode, name, self.reference)
+                        else self._from_first_file(episode, name)
                     )
                 except SourceError as error:
                     error.located(episode=key, feature=name)
@@ -190,10 +199,39 @@ class Folders(NumberedFrames):
             return feature.spec, None
         path = episode.path / feature.path / folder.first
         if self.reference:
-            return feature.spec, _referable(path, folder)
+            return feature.spec, self._referable(path, folder)
         if not folder.all_images:
             return feature.spec, ()
-        return feature.spec, passthrough_codec(image_header(path), folder.endings)
+        header = image_header(path)
+        return feature.spec, passthrough_codec(header, folder.endings, exif=self.exif)
+
+    def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
+        """The feature as the header of this episode's first file declares it."""
+        folder = episode.folders.get(name)
+        if folder is not None:
+            path = episode.path / folder.folder / folder.first
+        else:
+            path = episode.path / episode.arrays[name]
+        if folder is not None and path.suffix.lower() in IMAGE_FORMATS:
+            image = image_header(path)
+            if image.dtype == np.uint16 and len(image.shape) == 3:
+                load_imagecodecs(path)
+            codec = passthrough_codec(image, folder.endings, exif=self.exif)
+            if self.reference:
+                codec = self._referable(path, folder)
+            shape = shape_of(image, self.exif, is_kept=self.keep_encoded and bool(codec))
+            return feature_spec(name, image.dtype, shape, path), codec
+        header = array_header(path)
+        shape = header.shape
+        if folder is None:
+            check_time_axis(shape, path)
+            shape = shape[1:]
+        said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
+        codec = self._referable(path, folder) if self.reference and folder else ()
+        return feature_spec(name, header.dtype, shape, path, **said), codec
+
+    def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
+        return referable_codec(read_bytes(path), folder.endings, path, self.exif)
 
     def _told(self) -> list[FeatureSpec]:
         """What frames have of their files' names, but for those of exported episodes."""
@@ -261,7 +299,7 @@ FORMAT = SourceFormat(
     "folders",
     "any EPISODE/FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or EPISODE/FEATURE.npy",
     Folders,
-    options=("sparse", "allow_gaps"),
+    options=("sparse", "allow_gaps", "exif"),
     is_fallback=True,
     takes_urls=True,
 )
@@ -269,32 +307,3 @@ FORMAT = SourceFormat(
 
 _Codec: TypeAlias = tuple[CodecConfig, ...]
 """The codec that keeps a feature's images encoded; empty if they cannot be kept."""
-
-
-def _from_first_file(
-    episode: EpisodeFolder, name: str, reference: bool
-) -> tuple[FeatureSpec, _Codec]:
-    """The feature as the header of this episode's first file declares it."""
-    folder = episode.folders.get(name)
-    if folder is not None:
-        path = episode.path / folder.folder / folder.first
-    else:
-        path = episode.path / episode.arrays[name]
-    if folder is not None and path.suffix.lower() in IMAGE_FORMATS:
-        image = image_header(path)
-        if image.dtype == np.uint16 and len(image.shape) == 3:
-            load_imagecodecs(path)
-        codec = _referable(path, folder) if reference else passthrough_codec(image, folder.endings)
-        return feature_spec(name, image.dtype, image.shape, path), codec
-    header = array_header(path)
-    shape = header.shape
-    if folder is None:
-        check_time_axis(shape, path)
-        shape = shape[1:]
-    said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
-    codec = _referable(path, folder) if reference and folder else ()
-    return feature_spec(name, header.dtype, shape, path, **said), codec
-
-
-def _referable(path: Path, folder: FeatureFolder) -> _Codec:
-    return referable_codec(read_bytes(path), folder.endings)

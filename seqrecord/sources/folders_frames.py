@@ -33,6 +33,7 @@ from seqrecord.sources.frame_names import (
     frame_files,
 )
 from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.orientation import Orientation
 from seqrecord.sources.specs import check_spec
 
 
@@ -43,6 +44,7 @@ def read_frames(
     sparse: Collection[str],
     allow_gaps: bool,
     reference: bool = False,
+    orientation: Orientation,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
 
@@ -77,7 +79,7 @@ def read_frames(
                     frame[name] = ReferencedFile(str(folder / files.names[key]))
                 else:
                     with located(SourceError, feature=name, frame=index):
-                        frame[name] = _read_frame(folder / files.names[key], spec)
+                        frame[name] = _read_frame(folder / files.names[key], spec, orientation)
             elif spec.kind in told:
                 frame[name] = told[spec.kind]
         yield frame
@@ -247,7 +249,7 @@ def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
     )
 
 
-def _read_frame(path: Path, spec: FeatureSpec) -> Any:
+def _read_frame(path: Path, spec: FeatureSpec, orientation: Orientation) -> Any:
     if spec.value != "array":
         data = read_bytes(path)
         if spec.value == "bytes":
@@ -265,4 +267,4 @@ def _read_frame(path: Path, spec: FeatureSpec) -> Any:
         array = read_array(path)
         check_spec(array.dtype, array.shape, spec, path)
         return array
-    return embedded_value(read_bytes(path), spec, path)
+    return embedded_value(read_bytes(path), spec, path, orientation)

@@ -78,7 +78,7 @@ class Kitti(SequenceSource):
         return SequenceFrames(len(times), columns, metadata)
 
 
-FORMAT = SourceFormat("kitti", Kitti.expected, Kitti, takes_urls=True)
+FORMAT = SourceFormat("kitti", Kitti.expected, Kitti, ("exif",), takes_urls=True)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
+from seqrecord.sources.orientation import UPRIGHT, Orientation
 from seqrecord.text import repr_of
 
 _ORDER = ("episode_index", "frame_index", "timestamp")
@@ -41,8 +42,10 @@ class EpisodeRows:
         schema: Mapping[str, FeatureSpec],
         texts: Mapping[str, NumberedTexts],
         *,
+        orientation: Orientation = UPRIGHT,
         batch_rows: int | None = None,
     ) -> None:
+        self._orientation = orientation
         self._root, self._schema, self._numbered = root, schema, texts
         has_images = any(spec.kind == "image" for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
@@ -104,7 +107,9 @@ class EpisodeRows:
                     frame[name] = others[name]
                     continue
                 with located(SourceError, feature=name, frame=first + row):
-                    frame[name] = embedded_value(_image(images[name], row), spec, path)
+                    frame[name] = embedded_value(
+                        _image(images[name], row), spec, path, self._orientation
+                    )
             yield Block.of(frame)
 
     def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:

@@ -113,4 +113,4 @@ def _calibration(folder: Path) -> dict[str, Any]:
     }
 
 
-FORMAT = SourceFormat("tum", Tum.expected, Tum, takes_urls=True)
+FORMAT = SourceFormat("tum", Tum.expected, Tum, ("exif",), takes_urls=True)

@@ -224,6 +224,13 @@ def write(
     "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
 )
 @feature_names("Names of the features to index.")
+@click.option(
+    "--source-option",
+    "source_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the format, as of `write`, with --dst; can be repeated.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @common
 def index(
@@ -232,6 +239,7 @@ def index(
     append: bool,
     checksums: bool,
     features: list[str] | None,
+    source_options: tuple[str, ...],
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -245,8 +253,8 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features:
-            raise click.UsageError("--append, --checksums and --features need --dst")
+        if append or checksums or features or source_options:
+            raise click.UsageError("--append, --checksums, --features and others need --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -257,7 +265,10 @@ def index(
         click.echo(str(folder))
         return
     source = open_source(
-        src, features=features, storage_options=storage_options if is_url(src) else None
+        src,
+        features=features,
+        storage_options=storage_options if is_url(src) else None,
+        **(parse_options(source_options) or {}),
     )
     with ProgressBar("frames", quiet=quiet) as bar:
         report = index_source(
