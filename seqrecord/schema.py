@@ -44,7 +44,13 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, frame: Frame) -> Block:
-        """One frame."""
+        """One frame; raises `SchemaError` for a feature without a value."""
+        for name, item in frame.items():
+            if item is None:
+                raise SchemaError(
+                    "None is not a value; leave the feature out of a frame that lacks it",
+                    feature=name,
+                )
         return cls(1, {name: (item,) for name, item in frame.items()})
 
     def frames(self) -> Iterator[Frame]:

@@ -648,6 +648,8 @@ _MANIFEST = [
     Case("split ../x", _manifest_with(splits=["../x"]), "splits"),
     Case("4097 splits", _manifest_with(splits=[f"s{i}" for i in range(4097)]), "splits"),
     Case("statistics path", _manifest_with(statistics=_small("records/x.json")), "bad path"),
+    Case("inventory path", _manifest_with(inventory=_small("index/x.arrow")), "bad path"),
+    Case("inventory null", _manifest_with(inventory=None), "a file in the manifest"),
     Case("edits path", _manifest_with(edits=[_small("x.json")]), "path"),
     Case(
         "two chunk tables",

@@ -289,7 +289,7 @@ def test_clean(dataset: Path) -> None:
     assert not left.exists()
     run("verify", dataset)
     assert "not a duration" in fail("clean", dataset, "--older-than", "week", code=2)
-    assert "no dataset there" in fail("clean", dataset.parent)
+    assert "no dataset here" in fail("clean", dataset.parent)
 
 
 def test_reindex(dataset: Path) -> None:

@@ -238,8 +238,8 @@ def test_an_error_names_the_clip(
         ({"x": np.array(["text"])}, "no tensor can hold"),
         ({"x": np.array([None])}, "no tensor can hold"),
         ({"x": [np.zeros(2), np.zeros(3)]}, "no array"),
-        ({"start": np.zeros(3)}, "tell of themselves"),
-        ({"crop": np.zeros(3)}, "tell of themselves"),
+        ({"start": np.zeros(3)}, "name of a batch's extra column"),
+        ({"crop": np.zeros(3)}, "name of a batch's extra column"),
     ],
 )
 @pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])

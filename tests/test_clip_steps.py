@@ -357,5 +357,5 @@ def test_a_feature_with_the_name_of_a_column(path: Path) -> None:
 
     settings: dict[str, Any] = {"clip_len": 4, "frame_transform": rename}
     assert "dilation" in next(iter(SeqRecordPipe(path, **settings)))
-    with pytest.raises(ClipError, match="tell of themselves"):
+    with pytest.raises(ClipError, match="name of a batch's extra column"):
         SeqRecordPipe(path, **settings, dilation=(1, 2))

@@ -492,5 +492,5 @@ def test_numbers_of_numpy() -> None:
 def test_a_feature_with_a_name_of_crops(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "r") as writer, writer.episode("a") as episode:
         episode.append({"crop": np.zeros((4, 4), np.uint8)})
-    with pytest.raises(ClipError, match="tell of themselves"):
+    with pytest.raises(ClipError, match="name of a batch's extra column"):
         SeqRecordPipe(tmp_path / "r", clip_len=1, clip_transform=RandomCrop(2))

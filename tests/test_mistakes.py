@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import seqrecord
 from seqrecord.errors import (
@@ -22,9 +23,12 @@ from seqrecord.errors import (
     FrameError,
     LocationError,
     SchemaError,
+    SourceError,
     StatisticsKeyError,
     StorageError,
 )
+from seqrecord.export import to_files
+from tests.command_line import fail, run
 from tests.numbered import add, lengths_of
 
 
@@ -74,7 +78,7 @@ def test_a_wrong_place(path: Path, tmp_path: Path) -> None:
     for place, why in [
         (record, "it is a file, and a dataset is a folder"),
         (path / "records", "the folder above it is one"),
-        (tmp_path / "empty", "`seqrecord write` makes a dataset of originals"),
+        (tmp_path / "empty", "`seqrecord write --src SRC` packs originals"),
     ]:
         with pytest.raises(seqrecord.NotFoundError, match=why) as caught:
             seqrecord.open(place)
@@ -311,3 +315,124 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DestinationError, match="it cannot be written: Permission denied; file: "):
         write(tmp_path)
+
+
+EDITS = (
+    ("edit", "delete", "{}", "x"),
+    ("split", "{}", "train=1"),
+    ("merge", "{}", "{}", "-o", "out"),
+    ("clean", "{}"),
+    ("edit", "drop", "{}", "image"),
+)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Originals of the format folders: two episodes of two images."""
+    root = tmp_path_factory.mktemp("originals")
+    for number in range(4):
+        folder = root / f"{number // 2}" / "image"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize("command", EDITS, ids=" ".join)
+def test_originals_are_not_edited(command: tuple[str, ...], originals: Path) -> None:
+    """The remedy is an index or a dataset of them, never the removal of the user's folder."""
+    message = fail(*(word.format(originals) for word in command))
+    assert f"file: {originals}" in message
+    assert "`seqrecord index SRC -o DST`" in message
+    assert "`seqrecord write --src SRC`" in message
+    assert "remove" not in message
+    assert len(list(originals.glob("*/image/*.png"))) == 4
+
+
+def test_clean_of_an_interrupted_write_names_resume(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "00000-x.seqrec").write_bytes(b"x")
+    message = fail("clean", tmp_path)
+    assert "--resume" in message
+    assert "remove" not in message
+
+
+@pytest.mark.parametrize("kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordDataset])
+def test_originals_in_place_of_a_dataset(kind: Any, originals: Path) -> None:
+    with pytest.raises(seqrecord.NotFoundError, match=r"write --src SRC.*seqrecord index"):
+        kind(originals, clip_len=1)
+
+
+def test_a_path_in_place_of_a_source(originals: Path, tmp_path: Path) -> None:
+    for wrong in (str(originals), originals):
+        with pytest.raises(SourceError, match=r"open_source\(path\)"):
+            seqrecord.convert(wrong, tmp_path / "records")  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match=r"schema, episodes, frames.*got: NoneType"):
+        seqrecord.convert(None, tmp_path / "records")  # type: ignore[arg-type]
+
+
+def test_frames_of_nothing(tmp_path: Path) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
+        with writer.episode("whole") as episode:
+            episode.append({"x": np.zeros(3)})
+        with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
+            writer.episode("a").append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
+        with (
+            pytest.raises(FrameError, match="without any feature; append a frame that has one"),
+            writer.episode("b") as episode,
+        ):
+            episode.append({})
+    with (
+        seqrecord.SeqRecordRecorder(tmp_path / "recorded") as recorder,
+        recorder.episode("a") as recorded,
+    ):
+        recorded.append({"image": np.zeros((2, 2)), "x": np.zeros(3)})
+        with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
+            recorded.append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
+    assert seqrecord.open(tmp_path / "recorded").num_frames == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "resume"])
+def test_an_episode_that_is_there_names_finished_keys(tmp_path: Path, mode: Any) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
+        episode.append({"x": np.zeros(3)})
+    with seqrecord.SeqRecordWriter(tmp_path / "records", mode=mode) as writer:
+        with pytest.raises(DestinationError, match=r"skip the keys in writer\.finished_keys"):
+            writer.episode("a")
+        assert "a" in writer.finished_keys
+
+
+@pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])
+def test_a_feature_with_the_name_of_a_column_names_rename(tmp_path: Path, name: str) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
+        episode.append({name: np.zeros((3, 3)), "image": np.zeros((8, 8, 3), np.uint8)})
+    crop = seqrecord.RandomCrop((4, 4)) if name in ("intrinsics", "crop") else None
+    with pytest.raises(seqrecord.ClipError, match=rf"rename=\{{'{name}': 'my_{name}'\}}"):
+        seqrecord.SeqRecordPipe(tmp_path / "records", clip_len=1, clip_transform=crop)
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "records", clip_len=1, clip_transform=crop, rename={name: f"my_{name}"}
+    )
+    assert f"my_{name}" in next(iter(pipe))
+
+
+def test_a_key_that_is_too_deep_to_export(tmp_path: Path) -> None:
+    key = "/".join("k" * 40)
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode(key) as episode:
+        episode.append({"x": np.zeros(3)})
+    with pytest.raises(DestinationError, match=r"too many levels.*seqrecord edit rename.*got: 40"):
+        to_files(tmp_path / "records", None, tmp_path / "out")
+
+
+def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"records-\xff")
+    with seqrecord.SeqRecordWriter(folder) as writer, writer.episode("a") as episode:
+        episode.append({"x": np.zeros(3)})
+    for command in (("info",), ("verify",), ("plan", "--clip-len", "1"), ("clean",), ("reindex",)):
+        assert "records-\\udcff" in run(command[0], folder, *command[1:]).stdout
+
+
+def test_originals_whose_path_is_not_utf_8(originals: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"tree-\xff")
+    shutil.copytree(originals, folder)
+    assert "whose path is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
+    run("write", "--src", folder, "--dst", tmp_path / "records", "--quiet")
+    assert seqrecord.open(tmp_path / "records").num_frames == 4

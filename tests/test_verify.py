@@ -182,11 +182,11 @@ def test_a_broken_index_does_not_hide_broken_pages(dataset: Path) -> None:
     for table in tables:
         _flip(table, table.stat().st_size // 2)
     report = verify(dataset, deep=True)
-    assert [problem.file for problem in report.problems[:3]] == [
+    assert [problem.file for problem in report.problems[:4]] == [
         str(next(t for t in tables if t.stem.endswith(name)))
-        for name in ("episodes", "chunks0", "gaps")
+        for name in ("episodes", "chunks0", "gaps", "statistics")
     ]
-    [page] = report.problems[3:]
+    [page] = report.problems[4:]
     assert (page.file, page.offset) == (str(file), start)
     assert report.num_chunks == 6
 
@@ -213,6 +213,21 @@ def test_nothing_to_go_by(dataset: Path) -> None:
     report = verify(dataset)
     assert len(report.problems) == 1 + 1 + 3  # manifest, no index, three footers
     assert report.num_chunks == 0
+
+
+def test_the_report_lists_the_checks_that_were_skipped(dataset: Path) -> None:
+    report = verify(dataset)
+    assert report.skipped == ("decoded frames; --deep decodes every frame",)
+    assert "not checked: decoded frames" in str(report)
+    assert verify(dataset, deep=True).skipped == ()
+
+
+def test_statistics_are_checked(dataset: Path) -> None:
+    [file] = (dataset / "index").glob("*-statistics.json")
+    data = file.read_bytes()
+    file.write_bytes(data[:-2] + b" \n")
+    [problem] = verify(dataset).problems
+    assert problem.file == str(file)
 
 
 def test_strays_are_notes(dataset: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.edit.changes import CopyProgress, read_existing
-from seqrecord.errors import ChecksumError, ConflictError, DestinationError, located
+from seqrecord.errors import ChecksumError, ConflictError, located
 from seqrecord.format.footer import RECORDS, EpisodePart, Footer
 from seqrecord.format.manifest import (
     EDITS,
@@ -40,7 +40,7 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import counted
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
-from seqrecord.writing.committing import Base, commit, read_base, read_dataset
+from seqrecord.writing.committing import Base, commit, read_dataset
 from seqrecord.writing.edit_files import gathered
 from seqrecord.writing.own_files import (
     RetiredFiles,
@@ -320,21 +320,15 @@ def clean(
     refused when it commits: so that no resume recovers what is being removed, the manifest is put
     anew first.
 
-    Raises `ValueError` for more versions than are kept, `DestinationError` where there is no
-    dataset, for then nothing tells what is in use, `ConflictError` if a writer commits at this
+    Raises `ValueError` for more versions than are kept, `NotFoundError` where there is no
+    dataset, `ConflictError` if a writer commits at this
     moment, and `CommitUnknownError` if nobody knows whether the manifest was put anew; then nothing
     is removed.
     """
     if not 0 <= keep_versions <= KEPT_VERSIONS:
         raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
     with closing(open_storage(location, storage_options)) as storage:
-        base = read_base(storage)
-        if (manifest := base.manifest) is None:
-            raise DestinationError(
-                "no dataset there, so nothing tells what is in use; finish it with resume "
-                "(--resume), or remove the folder",
-                file=storage.url,
-            )
+        base, manifest = read_dataset(storage)
         notes = retired_files(storage)
         items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
         sizes = record_sizes(storage)

@@ -25,6 +25,7 @@ from seqrecord.errors import (
     SchemaError,
 )
 from seqrecord.format.footer import RECORDS
+from seqrecord.format.inventory import read_inventories
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key
@@ -266,6 +267,7 @@ def _write(
         left_out=tuple(uid for manifest in manifests for uid in manifest.left_out),
         splits=tuple(dict.fromkeys(name for manifest in manifests for name in manifest.splits)),
         statistics=None,
+        inventory=None,
         edits=tuple(edits),
     )
     sizes = {file.path: file.size for file in record_files}
@@ -273,7 +275,13 @@ def _write(
     _check_there(made, record_files)
     # Of these nothing is needed where the commit is refused; the note is, while record files stay.
     with SmallFiles(made, own.writer) as tables:
-        put_version(tables, base, version, statistics)
+        inventories = [
+            each
+            for part in parts
+            if (listed := part.manifest.inventory) is not None
+            for each in read_inventories(part.storage, listed)
+        ]
+        put_version(tables, base, version, statistics, inventories=inventories)
 
 
 def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:

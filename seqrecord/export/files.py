@@ -219,13 +219,23 @@ def _make_folder(destination: Path, key: str) -> Path:
     """The episode's folder, empty; a key, or a link in its place, can't lead out of the root."""
     root = destination.resolve()
     names = check_key(key).split("/")
-    if len(names) >= MAX_DEPTH or any(is_junk(name) for name in names):
+    if len(names) >= MAX_DEPTH:
         raise DestinationError(
-            "an episode whose folder would not be found again: names that begin with a dot are "
-            "hidden",
+            "the episode's key has too many levels for a folder; give it a shorter one "
+            "(`seqrecord edit rename`)",
             file=str(root),
             episode=key,
-            expected=f"fewer than {MAX_DEPTH} names, none hidden, none of {', '.join(JUNK)}",
+            expected=f"fewer than {MAX_DEPTH} levels",
+            got=len(names),
+        )
+    if hidden := [name for name in names if is_junk(name)]:
+        raise DestinationError(
+            "the episode's folder would be hidden, and not found again; give it another key "
+            "(`seqrecord edit rename`)",
+            file=str(root),
+            episode=key,
+            expected=f"no name that begins with a dot, none of {', '.join(JUNK)}",
+            got=hidden[0],
         )
     folder = root.joinpath(*names)
     if not folder.resolve().is_relative_to(root) or folder.resolve() == root:

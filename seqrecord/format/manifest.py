@@ -91,7 +91,7 @@ class Manifest:
     `index` are its tables, by the names of `table_names`. `splits` are the names of the splits that
     the index numbers. `statistics` is a file of what the features' values are like, if there is
     one. `edits` are records of what was deleted and how episodes were split, in their order: their
-    effect is in the index.
+    effect is in the index. `inventory` is a file of inventories of the originals, if there is one.
 
     For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
     complete episodes in the record files that are not in the dataset, since another episode has
@@ -111,6 +111,7 @@ class Manifest:
     splits: tuple[str, ...] = ()
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
+    inventory: IndexFile | None = None
     next_ordinal: int = 0
     left_out: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -139,6 +140,7 @@ class Manifest:
             "splits": list(self.splits),
             "statistics": None if self.statistics is None else asdict(self.statistics),
             "edits": [asdict(file) for file in self.edits],
+            **({} if self.inventory is None else {"inventory": asdict(self.inventory)}),
             "left_out": list(self.left_out),
             "removed": list(self.removed),
             "commit": self.commit,
@@ -151,8 +153,8 @@ class Manifest:
     @property
     def small_files(self) -> tuple[IndexFile, ...]:
         """All files that are named but record files."""
-        statistics = () if self.statistics is None else (self.statistics,)
-        return (*self.index.values(), *statistics, *self.edits)
+        others = (each for each in (self.statistics, self.inventory) if each is not None)
+        return (*self.index.values(), *others, *self.edits)
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
@@ -168,12 +170,12 @@ class Manifest:
                 got=repr_of(version, 50),
             )
         _check_end(data)
-        found = JsonObject(value, _KEYS, "the manifest")
+        found = JsonObject(value, _KEYS, "the manifest", optional=("inventory",))
         try:
             schema = Schema.from_json(value["schema"])
         except SchemaError as error:
             raise FormatError(f"the manifest's schema is not allowed: {error}") from error
-        statistics = value["statistics"]
+        statistics, inventory = value["statistics"], value.get("inventory")
         manifest = cls(
             schema=schema,
             record_files=tuple(map(_record_file, found.list("record_files", 1, MAX_RECORD_FILES))),
@@ -185,6 +187,7 @@ class Manifest:
             splits=found.texts("splits", SPLIT_NAME, MAX_SPLITS),
             statistics=None if statistics is None else _file(statistics, _STATISTICS_PATH),
             edits=tuple(_file(edit, _EDIT_PATH) for edit in found.list("edits", 0, _MOST_FILES)),
+            inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
             next_ordinal=found.integer("next_ordinal", most=MAX_ORDINAL + 1),
             left_out=found.texts("left_out", ID, _MOST_FILES),
             removed=found.texts("removed", FILE_PATH, _MOST_FILES),
@@ -298,8 +301,8 @@ def _what_is_there(storage: Storage) -> str:
         return "the folder above it is one"
     if not found:
         return (
-            "it has neither a manifest nor record files; `seqrecord write` makes a dataset of "
-            "originals, and `seqrecord index` an index of video that stays where it is"
+            "it has neither a manifest nor record files; `seqrecord write --src SRC` packs "
+            "originals, `seqrecord index SRC -o DST` makes an index of originals that stay in place"
         )
     return (
         "it has record files but no manifest; `seqrecord write --resume` continues an interrupted "

@@ -72,7 +72,12 @@ def examine(
         root = find_root(location)
         shown = str(location)
     if not is_file(root / INFO):
-        raise SourceError("no LeRobot dataset", file=shown, expected=INFO)
+        raise SourceError(
+            "not a LeRobot dataset; doctor checks no other format. `seqrecord write --src SRC "
+            "--strict` reads any original, and refuses data that it cannot pack",
+            file=shown,
+            expected=INFO,
+        )
     report = _Examination(root, read_info(root), progress).report(shown)
     del files  # the paths meant its files until here
     return report

@@ -17,6 +17,8 @@ from seqrecord.sources.lerobot_layout import LeRobotInfo, read_stats
 _NAMES = ("min", "max", "mean", "std")
 _EXTREMES, _MEANS = 1e-3, 0.05  # of the range, of the deviation: what may differ
 _ROUNDING = 1e-6
+_INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+"""LeRobot's own edits leave their statistics behind, and no training reads them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +101,13 @@ def check_statistics(
                     rows = found[name].count
                     stored[name] = RowStatistics.of_entry(entry, rows).merged(stored.get(name))
     for name, feature in info.features.items():
+        facts = {"file": file, "feature": name}
+        if name in _INDEX_COLUMNS:
+            facts["severity"] = "warning"
         if name not in named and feature.dtype != "string":
-            findings.add("statistics", "a feature without statistics", file=file, feature=name)
+            findings.add("statistics", "a feature without statistics", **facts)
         elif name in stored:
-            _compare(stored[name], found[name], findings, file=file, feature=name)
+            _compare(stored[name], found[name], findings, **facts)
 
 
 def _is_scaled(stored: RowStatistics) -> bool:

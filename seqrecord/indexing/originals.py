@@ -52,6 +52,8 @@ from seqrecord.writing.convert_jobs import Progress
 
 _logger = logging.getLogger("seqrecord")
 
+_LOGGED_LINES = 10  # of the inventory
+
 
 def index_source(
     source: Source,
@@ -60,6 +62,7 @@ def index_source(
     progress: Callable[[Progress], None] | None = None,
     append: bool = False,
     checksums: bool = False,
+    strict: bool = False,
     workers: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -79,6 +82,7 @@ def index_source(
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
         mode="append" if append else "create",
         checksums=checksums,
+        strict=strict,
         workers=workers,
         progress=progress,
         storage_options=storage_options,
@@ -132,8 +136,8 @@ def _source_at(
         return referring
     if hasattr(source, "referring"):
         raise NotFoundError(
-            "no dataset, but originals that may be read in place through an index; make one, and "
-            "open that: `seqrecord index SRC -o DST`",
+            "no dataset, but originals: pack them (`seqrecord write --src SRC`), or index them "
+            "where they are (`seqrecord index SRC -o DST`), and open the result",
             file=location.url if isinstance(location, Storage) else parse_location(location).shown,
         )
     return None
@@ -268,4 +272,10 @@ class _Indexed:
                 bar.total = progress.total_frames
                 bar.update(progress.frames - bar.n)
 
-            index_source(*(self.source, folder), progress=show, append=append, workers=self.workers)
+            report = index_source(
+                *(self.source, folder), progress=show, append=append, workers=self.workers
+            )
+        found = report.inventory
+        level = logging.WARNING if found.left_out_data else logging.INFO
+        for line in found.lines(_LOGGED_LINES):
+            _logger.log(level, "%s: %s", self.shown, line)

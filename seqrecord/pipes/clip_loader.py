@@ -580,7 +580,8 @@ def _check(selection: ClipSelection, options: LoaderOptions) -> None:
     taken = [name for name in COLUMNS if name in selection.made]
     if taken and options.order == "sequences":
         raise ClipError(
-            "a feature has the name of what batches of sequences tell of themselves",
+            "a feature has the name of a sequence batch's extra column; give it another name: "
+            "rename=",
             file=selection.dataset.url,
             expected="other features, or a frame_transform that gives it another name",
             got=", ".join(taken),

@@ -459,13 +459,16 @@ class ClipSelection:
         selected episode has."""
         taken = (*self.told, *reserved)
         if wrong := [name for name in self.made if name in taken]:
+            names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
             raise ClipError(
-                "a feature has the name of what clips tell of themselves", got=", ".join(wrong)
+                "a feature has the name of a batch's extra column; give it another name: "
+                f"rename={{{names}}}",
+                got=", ".join(wrong),
             )
         del self.told  # without the metadata
         if twice := [name for name in metadata if name in self.made or name in taken]:
             raise ClipError(
-                "a feature, or what clips tell of themselves, has the name of this metadata",
+                "a feature, or a batch's extra column, has the name of this metadata",
                 expected="names that are not in clips yet",
                 got=", ".join(twice),
             )

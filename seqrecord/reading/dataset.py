@@ -21,6 +21,7 @@ from seqrecord.clips.tables import (
 )
 from seqrecord.errors import ClipError, EpisodeKeyError, SchemaError
 from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
@@ -128,6 +129,12 @@ class Contents:
         return Statistics(found.num_frames, {names.get(n, n): one for n, one in found.items()})
 
     @cached_property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """As `Dataset.inventories`."""
+        file = self.manifest.inventory
+        return () if file is None else read_inventories(self.storage, file)
+
+    @cached_property
     def episode_table(self) -> EpisodeTable:
         """The integers of the episodes, for clips and plans."""
         num_frames, grids = self.index.num_frames, []
@@ -232,6 +239,15 @@ class Dataset:
         opened.
         """
         return self.contents.statistics
+
+    @property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """The originals that the dataset was packed from, oldest first: format, features, and
+        everything that was left out.
+
+        Empty for a dataset that no source has filled. Raises as `statistics` does.
+        """
+        return self.contents.inventories
 
     @property
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ No record file is read.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,9 @@ import pyarrow as pa
 
 from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import ClipSpec
+from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
+from seqrecord.format.inventory import Inventory
 from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
 from seqrecord.reading.dataset import Dataset
@@ -26,6 +29,8 @@ from seqrecord.reading.verified import Verified, read_verified
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
 from seqrecord.units import format_size
+
+_logger = logging.getLogger("seqrecord")
 
 _MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON show all
 _MAX_RUNS = 4  # of missing frames, in a line of text; JSON has all
@@ -132,6 +137,7 @@ class Summary(_WithFeatures):
     verified: Verified | None
     external_bytes: int = 0  # of files outside of it, to which pages refer
     originals: tuple[str, ...] = ()  # where these lie
+    inventories: tuple[Inventory, ...] = ()
 
     @property
     def raw_bytes(self) -> int | None:
@@ -153,6 +159,7 @@ class Summary(_WithFeatures):
             "ratio": self.ratio,
             "clips": None if self.clips is None else vars(self.clips),
             "verified": self.verified and self.verified.to_json(),
+            "inventories": [each.to_json() for each in self.inventories],
         }
 
     def __str__(self) -> str:
@@ -188,7 +195,8 @@ class Summary(_WithFeatures):
         if len(self.features) > 1:
             rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
         clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
-        return "\n".join([self.url, *_lines(facts, rows), *clips])
+        origins = [f"  {line}" for each in self.inventories for line in ("", *each.lines())]
+        return "\n".join([self.url, *_lines(facts, rows), *clips, *origins])
 
 
 def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
@@ -229,7 +237,17 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         verified=read_verified(reader.contents.storage),
         external_bytes=external_bytes,
         originals=tuple(roots),
+        inventories=_inventories(reader),
     )
+
+
+def _inventories(reader: Dataset) -> tuple[Inventory, ...]:
+    """Those of the dataset; none if their file is damaged, with a warning."""
+    try:
+        return reader.inventories
+    except (FormatError, NotFoundError) as error:
+        _logger.warning("inventories not shown: %s", error)
+        return ()
 
 
 def _group(number: int, group: GroupIndex) -> GroupSummary:

@@ -23,8 +23,10 @@ from seqrecord.errors import (
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import GroupIndex, Index
+from seqrecord.format.inventory import read_inventories
 from seqrecord.format.manifest import MANIFEST, RecordFile, read_manifest
 from seqrecord.format.rows import table_names
+from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.agreement import disagreements
 from seqrecord.reading.chunks import ChunkReader, Page
@@ -57,7 +59,8 @@ class VerifyReport:
     """What `verify` has read and found. `notes` are no problems.
 
     `version` is the id of what it has read, empty where no manifest says it, and `last_passed` when
-    a `verify` before this one found no problem, if that is known.
+    a `verify` before this one found no problem, if that is known. `skipped` are the checks that
+    this run did not make.
     """
 
     url: str
@@ -71,6 +74,7 @@ class VerifyReport:
     notes: tuple[str, ...]
     version: str
     last_passed: Verified | None
+    skipped: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -86,6 +90,7 @@ class VerifyReport:
         return (
             f"{self.url}: {found} found; {counted(self.num_record_files, 'record file')}, "
             f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}{passed}"
+            + "".join(f"\nnot checked: {each}" for each in self.skipped)
         )
 
 
@@ -144,8 +149,20 @@ def verify(
         notes=tuple(notes),
         version=stored.version,
         last_passed=last_passed,
+        skipped=_skipped(deep, index),
         **counts,
     )
+
+
+def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
+    """The checks that a run does not make."""
+    found = [] if deep else ["decoded frames; --deep decodes every frame"]
+    if index is not None and any(group.external.any() for group in index.groups):
+        found.append(
+            "bytes of original files, unless the index was made with --checksums; their sizes and "
+            "times of change were compared"
+        )
+    return tuple(found)
 
 
 @contextmanager
@@ -209,6 +226,12 @@ def _stored(storage: Storage) -> _Stored:
                     got=actual,
                 )
     found.problems += broken
+    with _noting(found.problems):
+        if manifest.statistics is not None:
+            read_statistics(storage, manifest.statistics, manifest.schema)
+    with _noting(found.problems):
+        if manifest.inventory is not None:
+            read_inventories(storage, manifest.inventory)
     return found
 
 

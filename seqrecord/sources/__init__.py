@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from seqrecord.sources.euroc import Euroc
     from seqrecord.sources.folders import Folders
     from seqrecord.sources.hdf5 import Hdf5
+    from seqrecord.sources.inventory import (
+        Account,
+        Inventory,
+        LeftOut,
+        inventory_of,
+        unread_files,
+    )
     from seqrecord.sources.kitti import Kitti
     from seqrecord.sources.lerobot import LeRobot
     from seqrecord.sources.lerobot_videos import DepthScale
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from seqrecord.sources.zarr_buffers import ZarrBuffers
 
 __all__ = [
+    "Account",
     "DepthScale",
     "EpisodeInfo",
     "Euroc",
@@ -33,8 +41,10 @@ __all__ = [
     "FoundSource",
     "Gop",
     "Hdf5",
+    "Inventory",
     "Kitti",
     "LeRobot",
+    "LeftOut",
     "Mcap",
     "Rlds",
     "Source",
@@ -46,20 +56,25 @@ __all__ = [
     "ZarrBuffers",
     "describe_video",
     "format_names",
+    "inventory_of",
     "open_source",
+    "unread_files",
 ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(
         __name__,
         {
+            "Account": "inventory",
             "DepthScale": "lerobot_videos",
             "Euroc": "euroc",
             "Folders": "folders",
             "Gop": "seqrecord.codecs.video.gops",
             "Hdf5": "hdf5",
+            "Inventory": "inventory",
             "Kitti": "kitti",
             "LeRobot": "lerobot",
+            "LeftOut": "inventory",
             "Mcap": "mcap",
             "Rlds": "rlds",
             "TartanAir": "tartanair",
@@ -69,6 +84,8 @@ if not TYPE_CHECKING:
             "ZarrBuffers": "zarr_buffers",
             "describe_video": "seqrecord.codecs.video.decoding:describe",
             "format_names": "registry",
+            "inventory_of": "inventory",
             "open_source": "registry",
+            "unread_files": "inventory",
         },
     )

@@ -41,7 +41,8 @@ class Source(Protocol):
     yields an empty dict for each frame. The schema has such a feature's codec, see
     `seqrecord.sources.describe_video`.
 
-    A source that is a dataset has three more, see `StoredSource`.
+    A source that is a dataset has three more, see `StoredSource`. A source with the method
+    `account()`, which returns an `Account`, reports possible data that it does not pack.
 
     It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
     sources, and docs/reference/writing.md has an example of one's own.

@@ -190,18 +190,18 @@ def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
 
     Nothing is looked for inside of those.
     """
-    walk = _walk(root, lambda names: not fits(set(names)))
-    return _in_order(folder for folder, names in walk if fits(set(names)))
+    found = walk(root, lambda names: not fits(set(names)))
+    return _in_order(folder for folder, names in found if fits(set(names)))
 
 
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
     """All files that fit below `root`, or itself, in the order of their paths and numbers."""
     if is_file(root):
         return [root] if fits(root) else []
-    walk = _walk(root) if is_directory(root) else ()
+    found = walk(root) if is_directory(root) else ()
     return _in_order(
         folder / name
-        for folder, names in walk
+        for folder, names in found
         for name, is_folder in names.items()
         if not is_folder and fits(folder / name)
     )
@@ -243,10 +243,13 @@ def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
             waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 
-def _walk(
+def walk(
     root: Path, goes_down: Callable[[dict[str, bool]], bool] = lambda _: True
 ) -> Iterator[tuple[Path, dict[str, bool]]]:
-    """All folders, as `_first_entries` gives them, below those that `goes_down` into."""
+    """All folders from `root` down, each with its entries: name to whether it is a folder.
+
+    `goes_down` decides by the entries whether the folders in a folder are visited.
+    """
     waiting = [(root, 0)]
     while waiting:
         folder, depth = waiting.pop()

@@ -325,7 +325,7 @@ class RemoteSource:
             raise AttributeError(name)
         with _urls_in_errors(self.files):
             method = getattr(self.source, name)
-        if name == "statistics":  # a property
+        if name in ("features", "statistics"):  # values
             return method
 
         def passed_on(*args: Any) -> Any:
@@ -345,7 +345,7 @@ class RemoteSource:
 
 
 _PASSED_ON = (
-    *("blocks", "content", "external_files", "identity"),
+    *("account", "blocks", "content", "external_files", "features", "identity"),
     *("is_whole", "referring", "statistics", "videos"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -15,6 +15,7 @@ from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFo
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, encode_inventories
 from seqrecord.format.manifest import (
     IndexFile,
     Manifest,
@@ -65,6 +66,7 @@ class Version:
     splits: tuple[str, ...] = ()
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
+    inventory: IndexFile | None = None
     removed: tuple[str, ...] = ()  # record files that nobody may recover from now on
 
 
@@ -119,6 +121,7 @@ def rebuilt(
         built.splits,
         old.statistics if old and old.fingerprint == built.index.fingerprint() else None,
         edits,
+        old.inventory if old else None,
     )
 
 
@@ -141,7 +144,7 @@ def appended(
     """
     version = Version(
         *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
-        *(manifest.splits, manifest.statistics, manifest.edits),
+        *(manifest.splits, manifest.statistics, manifest.edits, manifest.inventory),
     )
     if not complete_episodes(list(footers.items()), manifest.schema):
         return version
@@ -162,13 +165,14 @@ def put_version(
     version: Version,
     statistics: Statistics | None = None,
     *,
+    inventories: Sequence[Inventory] = (),
     created_by: str = CREATED_BY,
     refused: str = _REFUSED,
 ) -> Manifest:
     """Commit: write the index under new names, then put the manifest in place in one step.
 
-    `statistics` take the place of those of `version`. `own` are the small files of this commit:
-    those that the writer has written before, and those that this writes.
+    `statistics` and `inventories` take the place of those of `version`. `own` are the small files
+    of this commit, written before or here.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
     have them open. Raises as `commit` does, with the message `refused` where another writer came
@@ -181,6 +185,9 @@ def put_version(
     }
     if statistics is not None and (text := encode_statistics(statistics)) is not None:
         version = replace(version, statistics=own.put_index("statistics.json", text))
+    if inventories:
+        data = encode_inventories(inventories)
+        version = replace(version, inventory=own.put_index("inventory.json", data))
     left = base.files.keys() - {file.path for file in version.record_files}
     if left and (there := left & record_sizes(storage).keys()):
         put_retired_note(own, sorted(there))
@@ -196,6 +203,7 @@ def put_version(
         splits=version.splits,
         statistics=version.statistics,
         edits=version.edits,
+        inventory=version.inventory,
         next_ordinal=version.next_ordinal,
         left_out=version.left_out,
         removed=tuple(dict.fromkeys((*removed, *version.removed))),

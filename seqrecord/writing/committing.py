@@ -76,10 +76,9 @@ def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
 
 def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
     """The dataset there; raises `NotFoundError` where there is none."""
-    base = read_base(storage)
-    if base.manifest is None:
-        raise NotFoundError("no dataset", file=storage.url)
-    return base, base.manifest
+    data, tag = read_tagged(storage)
+    manifest = parse_manifest(storage, data)
+    return Base(manifest, tag), manifest
 
 
 def looked_at(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:

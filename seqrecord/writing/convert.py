@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike
 from typing import Any, cast
 
 from seqrecord.errors import (
@@ -16,14 +19,18 @@ from seqrecord.errors import (
     SchemaError,
     SourceError,
 )
+from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
+from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
+from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.writing.convert_jobs import (
@@ -50,18 +57,22 @@ from seqrecord.writing.stored_schema import (
 )
 from seqrecord.writing.stored_statistics import merged
 
+_logger = logging.getLogger("seqrecord")
+
 _FILES_OF_A_LIST = 10_000  # so that it does not become too large, however long their names are
 _MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. Episodes that were there before are `skipped`."""
+    """The result of a conversion. Episodes that were there before are `skipped`; `inventory` is the
+    source's account of its original."""
 
     manifest: Manifest
     written: tuple[str, ...]
     skipped: tuple[str, ...]
     bad: tuple[BadEpisode, ...]
+    inventory: Inventory
 
 
 def convert(
@@ -74,6 +85,7 @@ def convert(
     workers: int | None = None,
     executor: Executor | str | None = None,
     skip_bad_episodes: bool = False,
+    strict: bool = False,
     chunk_frames: int | None = None,
     record_bytes: int | str = DEFAULT_RECORD_BYTES,
     statistics: bool = True,
@@ -108,6 +120,8 @@ def convert(
             that run. `workers` is then only how many there are; by default those of the cluster.
         skip_bad_episodes: leave out episodes that raise `SourceError`, or that cannot be stored as
             they are listed, and report them.
+        strict: raise `SourceError` if the original has possible data that the source does not pack,
+            see `Inventory`.
         reference: leave packets of video, images and arrays where they are, and only say where
             that is: nothing but other features is copied, and the originals must stay. You alone
             can read the dataset then, or who says where the originals lie; see `seqrecord.open`.
@@ -126,12 +140,16 @@ def convert(
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
+    _check_source(source)
     if reference:
         if not hasattr(source, "referring"):
             raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
     schema = source.schema()
     episodes = source.episodes()
+    inventory = inventory_of(source)
+    if strict and inventory.left_out_data:
+        _refuse(inventory)
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
     if fps is not None:
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
@@ -173,9 +191,56 @@ def convert(
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            return _report(target, episodes, todo, written, unlisted, known)
+            chosen = getattr(source, "features", None) or ()
+            check = partial(_check_values, requested=chosen, shown=target.storage.url)
+            return _report(target, episodes, todo, written, unlisted, known, inventory, check)
         finally:
             target.release()
+
+
+def _refuse(inventory: Inventory) -> None:
+    """Raises `SourceError` for the data that was left out."""
+    left_out = inventory.left_out_data
+    shown = "; ".join(map(str, left_out[:5])) + ("; …" if len(left_out) > 5 else "")
+    raise SourceError(
+        f"the original, of the format {inventory.format}, has data that is not packed; choose "
+        "features (--features), or leave strict (--strict) out",
+        expected="every file and field packed",
+        got=shown,
+    )
+
+
+def _check_source(source: object) -> None:
+    """`SourceError` for an object without the methods of a source."""
+    methods = ("schema", "episodes", "frames")
+    if not all(callable(getattr(source, name, None)) for name in methods):
+        hint = ""
+        if isinstance(source, str | PathLike):
+            hint = "; seqrecord.open_source(path) finds the source of a path"
+        raise SourceError(
+            f"not a source{hint}",
+            expected=f"an object with the methods {', '.join(methods)}",
+            got=type(source).__name__,
+        )
+
+
+def _check_values(index: Index, *, requested: Collection[str], shown: str) -> None:
+    """`SourceError` for a requested feature that no frame has; a warning for any other."""
+    for name, spec in index.schema.active.items():
+        group = index.groups[spec.group]
+        gaps = group.gaps[group.gaps["feature"] == index.schema.position(name)]
+        if num_absent(gaps, group.num_frames).sum() < index.num_frames.sum():
+            continue
+        if name in requested:
+            raise SourceError(
+                "a requested feature has no value in any frame; nothing was committed. Leave it "
+                "out of features (--features), and pack into another folder",
+                file=shown,
+                feature=name,
+                expected="a value in one frame or more",
+                got=f"none in {int(index.num_frames.sum()):,} frames",
+            )
+        _logger.warning("%s: feature %s has no value in any frame", shown, name)
 
 
 def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
@@ -187,6 +252,13 @@ def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
     for begin in range(0, len(names), _FILES_OF_A_LIST):
         some = names[begin : begin + _FILES_OF_A_LIST]
         each = ExternalList(tuple(files[name] for name in some))
+        for file in each.files:
+            if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
+                raise SourceError(
+                    "an original whose path is not UTF-8 cannot be read in place; rename it, or "
+                    "pack it with `seqrecord write --src`",
+                    file=f"{file.root}/{file.path}".rstrip("/"),
+                )
         try:
             ExternalList.parse(each.encode(), each.id)
         except FormatError as error:  # nobody could read it
@@ -264,6 +336,8 @@ def _report(
     jobs: Sequence[Written],
     unlisted: Sequence[BadEpisode],
     known: Statistics | None,
+    inventory: Inventory,
+    check: Callable[[Index], None],
 ) -> ConvertReport:
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = [episode for job in jobs for episode in job.bad]
@@ -280,9 +354,14 @@ def _report(
         # What was kept encoded was not looked at.
         statistics = Statistics(known.num_frames, {**known, **statistics})
     splits = {info.key: info.split for info in episodes if info.split is not None}
+    if every := (*unlisted, *bad):
+        skipped = LeftOut("bad episodes", len(every), "skip_bad_episodes", "episodes", False)
+        inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+    keys = {*target.finished, *written}
     return ConvertReport(
-        manifest=target.commit({*target.finished, *written}, statistics, splits),
+        manifest=target.commit(keys, statistics, splits, inventory, check),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
-        bad=(*unlisted, *bad),
+        bad=every,
+        inventory=inventory,
     )

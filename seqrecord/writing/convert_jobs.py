@@ -30,6 +30,7 @@ from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
+from seqrecord.sources.inventory import format_of
 from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -154,10 +155,11 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                     )
                     if job.externals:
                         others = (
-                            "`seqrecord doctor` says all that is wrong with a LeRobot dataset; to "
-                            "read the other episodes where they lie, index them with convert(…, "
+                            "to read the other episodes in place, index them with convert(…, "
                             "reference=True, skip_bad_episodes=True), and open that"
                         )
+                    if format_of(job.source) == "lerobot":
+                        others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
                         f"{error.message}; {others}",
                         **error.facts(),

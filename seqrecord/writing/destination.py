@@ -7,7 +7,7 @@ writer touches, and commits with one conditional write; see docs/storage_details
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -16,6 +16,7 @@ import numpy as np
 from seqrecord.errors import DestinationError, FormatError, NotFoundError
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.index_building import conformed
@@ -129,12 +130,15 @@ class Destination:
         keys: Collection[str],
         statistics: Statistics | None = None,
         splits: Mapping[str, str] | None = None,
+        inventory: Inventory | None = None,
+        check: Callable[[Index], None] = lambda _: None,
     ) -> Manifest:
         """Make all that has been written under this writer's id, and recovered, the dataset.
 
         `keys` are those of the episodes that must be in it, `statistics` those of what has been
         written under this id, `splits` names of splits by keys of episodes that come into one; of
-        those that are in the dataset already nothing changes. Raises `ConflictError` if another
+        those that are in the dataset already nothing changes. `inventory` is added to the dataset's
+        inventories. `check` may refuse the new index. Raises `ConflictError` if another
         writer has committed since this one began, and `DestinationError` if an episode of `keys` is
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
         removed.
@@ -161,6 +165,7 @@ class Destination:
                 expected=f"{len(keys)} episodes that had ended",
                 got=f"{len(keys) - len(missing)} of them",
             )
+        check(version.index)
         # Record files that hold nothing but pieces of episodes that were given up: nobody may
         # recover them from this commit on, and nobody who has done so before can commit.
         unused = sorted(own.keys() - {file.path for file in version.record_files})
@@ -168,9 +173,22 @@ class Destination:
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
             version = self._split(small, version, splits or {})
-            manifest = put_version(small, self._base, version, together)
+            known = self._inventories() if inventory else ()
+            inventories = (*known, inventory) if inventory else ()
+            manifest = put_version(small, self._base, version, together, inventories=inventories)
         tidy(self.storage, unused)
         return manifest
+
+    def _inventories(self) -> tuple[Inventory, ...]:
+        """The dataset's inventories; none if they are damaged, with a warning."""
+        manifest = self._base.manifest
+        if manifest is None or manifest.inventory is None:
+            return ()
+        try:
+            return read_inventories(self.storage, manifest.inventory)
+        except (NotFoundError, FormatError) as error:
+            _logger.warning("%s: inventories dropped: %s", self.storage.url, error)
+            return ()
 
     def _split(self, own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
         """With the episodes that are new in their splits."""

@@ -17,7 +17,7 @@ from seqrecord.errors import DestinationError, FrameError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.threads import start
-from seqrecord.schema import Frame, Schema
+from seqrecord.schema import Block, Frame, Schema
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
@@ -161,7 +161,11 @@ class SeqRecordRecorder:
         encode_metadata(said)
         fps = check_fps(fps)
         if key in self._keys:
-            raise DestinationError("the episode is there already", episode=key)
+            raise DestinationError(
+                "the episode is there already; skip the keys in recorder.finished_keys, or choose "
+                "another key",
+                episode=key,
+            )
         self._queue.tell(Task(partial(self._work.begin, key, said, fps)))
         self._keys.add(key)
         self._episode = RecordingEpisode(self, key)
@@ -249,7 +253,10 @@ class RecordingEpisode:
         recorder = self._check_current()
         with located(SchemaError, episode=self.key, frame=self.num_frames):
             if not frame:
-                raise FrameError("a frame without any feature")
+                raise FrameError(
+                    "a frame without any feature; append a frame that has one or more, or skip it"
+                )
+            Block.of(frame)  # which refuses None
             schema = recorder._schema or infer_schema([frame], recorder._described)
             _check_frame(schema, frame)
         recorder._schema = schema

@@ -160,7 +160,10 @@ class SeqRecordWriter:
         check_key(key)
         if key in self._keys:
             raise DestinationError(
-                "the episode is there already", file=self._destination.storage.url, episode=key
+                "the episode is there already; skip the keys in writer.finished_keys, or choose "
+                "another key",
+                file=self._destination.storage.url,
+                episode=key,
             )
         fps = self._fps if fps is None else check_fps(fps)
         with located(FormatError, episode=key):
@@ -289,10 +292,13 @@ class EpisodeWriter:
                 )
             if not frame:
                 raise FrameError(
-                    "a frame without any feature", episode=self.key, frame=self.num_frames
+                    "a frame without any feature; append a frame that has one or more, or skip it",
+                    episode=self.key,
+                    frame=self.num_frames,
                 )
+            block = Block.of(frame)
             if self._files is not None or self._writer._schema is not None:
-                self._begun().append(Block.of(frame), fast=fast)
+                self._begun().append(block, fast=fast)
             else:
                 copy = {name: _copied(item) for name, item in frame.items()}
                 self._pending.append(copy)

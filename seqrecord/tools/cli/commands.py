@@ -114,7 +114,11 @@ def verify(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Check every byte of a dataset. Print a line for each problem; exit with 1 if there is one."""
+    """Check a dataset: files, checksums of all pages, and whether index and record files agree.
+
+    Prints a line for each problem, and the checks that were skipped; exits with 1 if there is a
+    problem.
+    """
     with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
 
         def show(progress: VerifyProgress) -> None:

@@ -25,11 +25,12 @@ def doctor(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Say what is wrong with an original LeRobot dataset; exit with 1 if anything is.
+    """Check an original LeRobot dataset; exit with 1 if there is an error, and 0 for warnings.
 
     Counts frames by index, table and video, and looks for files, rows and frames that are missing
     or in no episode, timestamps that drift or jump, keyframes far apart, black or frozen cameras,
-    and statistics that are not those of the rows. Nothing is written.
+    and statistics that are not those of the rows. Lists the checks that were skipped. Nothing is
+    written.
     """
     with ProgressBar("files", quiet=quiet) as bar:
         report = examine(

@@ -37,6 +37,8 @@ from seqrecord.writing.stored_statistics import add_statistics
 if TYPE_CHECKING:
     from seqrecord.reading.compute_statistics import StatisticsProgress
 
+_INVENTORY_LINES = 10
+
 
 @click.command()
 @click.option(
@@ -98,6 +100,11 @@ if TYPE_CHECKING:
     "--skip-bad-episodes",
     is_flag=True,
     help="Leave out episodes with broken originals; they are listed at the end.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail if the originals have possible data that is not packed: see the inventory.",
 )
 @click.option(
     "--chunk-frames",
@@ -231,6 +238,7 @@ def write(
     metavar="NAME=VALUE",
     help="For the format, as of `write`, with --dst; can be repeated.",
 )
+@click.option("--strict", is_flag=True, help="Fail if SRC has possible data that is left out.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @common
 def index(
@@ -240,6 +248,7 @@ def index(
     checksums: bool,
     features: list[str] | None,
     source_options: tuple[str, ...],
+    strict: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
@@ -253,8 +262,10 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features or source_options:
-            raise click.UsageError("--append, --checksums, --features and others need --dst")
+        if append or checksums or features or source_options or strict:
+            raise click.UsageError(
+                "--append, --checksums, --features, --source-option and --strict need --dst"
+            )
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -276,6 +287,7 @@ def index(
             dst,
             append=append,
             checksums=checksums,
+            strict=strict,
             progress=lambda at: bar.show(at.frames, at.total_frames, ""),
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
@@ -285,6 +297,7 @@ def index(
             f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
             f"{took}; it refers to {parse_location(src).shown}"
         )
+        _print_inventory(report)
 
 
 def _default_destination(src: str) -> str:
@@ -316,10 +329,16 @@ def _print_written(
             f"{counted(frames, 'frame')} in {took}{there}"
         )
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
+        _print_inventory(report)
     if report.bad:
         click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:
             click.echo(f"  {bad.key}: {one_line(bad.error)}", err=True)
+
+
+def _print_inventory(report: ConvertReport) -> None:
+    for line in report.inventory.lines(_INVENTORY_LINES):
+        click.echo(f"  {line}")
 
 
 @click.command()

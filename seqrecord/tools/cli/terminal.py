@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 import traceback
@@ -79,6 +80,10 @@ class Commands(Group):
         **extra: Any,
     ) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
+        for stream in (sys.stdout, sys.stderr):
+            # Paths may have bytes that are not UTF-8, and terminals may lack characters.
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
         debug = "--debug" in words
         try:
             code = super().main(words, PROGRAM, complete_var, standalone_mode=False, **extra)

@@ -1,0 +1,221 @@
+"""The inventory file: which original a dataset was packed from, and everything that was left out.
+
+JSON in the index folder, which the manifest names; docs/format.md, "Inventory".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from seqrecord.errors import FormatError, located
+from seqrecord.format.manifest import IndexFile, read_named
+from seqrecord.format.text import parse_json
+from seqrecord.json_object import JsonObject
+from seqrecord.storage import Storage
+from seqrecord.text import counted, printable
+
+MAX_INVENTORY_BYTES = 1 << 16
+MAX_INVENTORIES = 100
+
+_TEXT = re.compile(r"[^\ud800-\udfff]{0,4000}", re.DOTALL)
+_VERSION = 1
+_SHOWN_NAMES = 80  # characters of the names of features in one line
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Possible data of an original that is not packed, grouped by pattern.
+
+    Args:
+        pattern: names of the files, topics or fields: `*.pose.txt`, `topic /camera/info`.
+        count: number of `unit`.
+        reason: why they are left out: `no reader`, `not selected by features=`.
+        unit: the plural noun that `count` counts: `files`, `messages`, `rows`.
+        is_data: false where leaving it out is the caller's choice or certainly harmless; `strict`
+            ignores it then.
+    """
+
+    pattern: str
+    count: int
+    reason: str
+    unit: str = "files"
+    is_data: bool = True
+
+    def __str__(self) -> str:
+        noun = self.unit.removesuffix("s") if self.count == 1 else self.unit
+        return f"{self.pattern}: {self.count:,} {noun}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class PackedFeature:
+    """A feature of an original. `place` is its path or pattern there; `shape` is a frame's."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    kind: str | None
+    unit: str | None
+    place: str
+
+    def __str__(self) -> str:
+        shape = ", ".join("?" if size is None else str(size) for size in self.shape)
+        said = ", ".join(filter(None, (self.kind, self.unit)))
+        text = f"{self.name}  {self.dtype} [{shape}]"
+        return f"{text}{f'  {said}' if said else ''}{f'  from {self.place}' if self.place else ''}"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A source's account of one original.
+
+    Args:
+        format: name of the format, as `--format` takes it.
+        reason: why this format was chosen.
+        features: the features that are packed.
+        left_out: possible data that is not packed.
+        notes: assumptions, and irregularities that the format allows.
+    """
+
+    format: str
+    reason: str
+    features: tuple[PackedFeature, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def left_out_data(self) -> tuple[LeftOut, ...]:
+        """The data that was left out without a request to do so."""
+        return tuple(each for each in self.left_out if each.is_data)
+
+    def lines(self, most: int | None = None) -> list[str]:
+        """The inventory as text, in at most `most` lines (at least 3): features are shortened to
+        their names first."""
+        facts = [*self.left_out_data, *(each for each in self.left_out if not each.is_data)]
+        others = [("left out", str(each)) for each in facts]
+        others += [("note", note) for note in self.notes]
+        rows = [("feature", str(each)) for each in self.features]
+        if most is not None and 1 + len(rows) + len(others) > most:
+            names = ", ".join(each.name for each in self.features)
+            if len(names) > _SHOWN_NAMES:
+                names = f"{names[:_SHOWN_NAMES]}…"
+            rows = [("features", f"{len(self.features)}: {names}")]
+        if most is not None and (more := 1 + len(rows) + len(others) - most) > 0:
+            others = others[: -more - 1]
+            others.append(("more", f"{counted(more + 1, 'line')}; `seqrecord info` shows all"))
+        every = [("format", f"{self.format}: {self.reason}"), *rows, *others]
+        return [f"{head:<9} {printable(text)}" for head, text in every]
+
+    def to_json(self) -> dict[str, Any]:
+        """The inventory as an object of plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> Inventory:
+        """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
+        keys = ("format", "reason", "features", "left_out", "notes")
+        found = JsonObject(value, keys, "an inventory")
+        return cls(
+            found.text("format", _TEXT),
+            found.text("reason", _TEXT),
+            tuple(map(_feature, found.list("features"))),
+            tuple(map(_left_out, found.list("left_out"))),
+            found.texts("notes", _TEXT),
+        )
+
+
+def encode_inventories(inventories: Iterable[Inventory]) -> bytes:
+    """The file of these inventories: at most 64 KiB, of which the longest lists are shortened."""
+    every = list(dict.fromkeys(map(_clean, inventories)))[-MAX_INVENTORIES:]
+    while True:
+        value = {
+            "format": "seqrecord inventory",
+            "version": _VERSION,
+            "inventories": [each.to_json() for each in every],
+        }
+        data = json.dumps(value, indent=1).encode() + b"\n"
+        if len(data) <= MAX_INVENTORY_BYTES:
+            return data
+        every = [*map(_shortened, every)] if any(map(_is_long, every)) else every[1:]
+
+
+def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]:
+    """The inventories of a dataset, one for each original, oldest first. Trusts nothing.
+
+    Raises `NotFoundError` if the file is gone, `FormatError` if it is damaged.
+    """
+    data = read_named(storage, file, "a file of inventories", MAX_INVENTORY_BYTES)
+    with located(FormatError, file=f"{storage.url}/{file.path}"):
+        value = parse_json(data)
+        found = JsonObject(value, ("format", "version", "inventories"), "a file of inventories")
+        if (value["format"], value["version"]) != ("seqrecord inventory", _VERSION):
+            raise FormatError("not a file of inventories of a known version")
+        return tuple(map(Inventory.from_json, found.list("inventories", 0, MAX_INVENTORIES)))
+
+
+def _is_long(inventory: Inventory) -> bool:
+    return len(inventory.left_out) + len(inventory.notes) + len(inventory.features) > 8
+
+
+def _shortened(inventory: Inventory) -> Inventory:
+    """Without the last quarter of its lists, and a note that says so."""
+    kept = [len(each) * 3 // 4 for each in (inventory.left_out, inventory.notes)]
+    left, notes = inventory.left_out[: kept[0]], inventory.notes[: kept[1]]
+    more = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"
+    return replace(
+        inventory,
+        features=inventory.features[: max(1, len(inventory.features) * 3 // 4)],
+        left_out=left,
+        notes=(*(note for note in notes if note != more), more),
+    )
+
+
+def _clean(inventory: Inventory) -> Inventory:
+    """Texts that every JSON reader takes: file names may have bytes that are not UTF-8."""
+    return replace(
+        inventory,
+        format=_text(inventory.format),
+        reason=_text(inventory.reason),
+        features=tuple(replace(f, place=_text(f.place)) for f in inventory.features),
+        left_out=tuple(
+            replace(each, pattern=_text(each.pattern), reason=_text(each.reason))
+            for each in inventory.left_out
+        ),
+        notes=tuple(map(_text, inventory.notes)),
+    )
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()[:1000]
+
+
+def _feature(value: object) -> PackedFeature:
+    keys = ("name", "dtype", "shape", "kind", "unit", "place")
+    found = JsonObject(value, keys, "a feature of an inventory")
+    for key in ("kind", "unit"):
+        if found.value[key] is not None:
+            found.text(key, _TEXT)
+    shape = found.list("shape", 0, 32)
+    if not all(size is None or (type(size) is int and size >= 0) for size in shape):
+        raise FormatError("a feature of an inventory has a bad shape", got=repr(shape)[:100])
+    return PackedFeature(
+        found.text("name", _TEXT),
+        found.text("dtype", _TEXT),
+        tuple(shape),
+        found.value["kind"],
+        found.value["unit"],
+        found.text("place", _TEXT),
+    )
+
+
+def _left_out(value: object) -> LeftOut:
+    keys = ("pattern", "count", "reason", "unit", "is_data")
+    found = JsonObject(value, keys, "left-out data of an inventory")
+    texts: Sequence[str] = [found.text(key, _TEXT) for key in ("pattern", "reason", "unit")]
+    if type(found.value["is_data"]) is not bool:
+        raise FormatError("left-out data of an inventory has a bad is_data")
+    pattern, reason, unit = texts
+    return LeftOut(pattern, found.integer("count"), reason, unit, found.value["is_data"])

@@ -1,0 +1,136 @@
+"""Inventories: each source accounts for its whole original, packed or left out.
+
+::
+
+    class MySource:
+        def schema(self): …
+        def episodes(self): …
+        def frames(self, info): …
+        def account(self):  # optional
+            left_out = unread_files(self.root, lambda path: path.suffix == ".png")
+            return Account("folders with *.png", {"image": "*/image/*.png"}, tuple(left_out))
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
+from seqrecord.sources.base import Source
+from seqrecord.sources.files import is_file
+from seqrecord.sources.originals import walk
+from seqrecord.sources.registry import BUILT_IN, DATASET
+from seqrecord.sources.remote import RemoteSource
+
+__all__ = ["Account", "Inventory", "LeftOut", "group_names", "inventory_of", "unread_files"]
+
+_TO_LAST_NUMBER = re.compile(r".*[0-9]", re.DOTALL)
+_DOCUMENTS = frozenset(
+    "readme license licence copying citation changelog authors thumbs desktop".split()  # noqa: SIM905
+)
+_DOCUMENT_ENDINGS = frozenset((".md", ".rst", ".pdf", ".html", ".bib", ".sha256", ".md5"))
+
+
+@dataclass(frozen=True)
+class Account:
+    """A source's report on its original, returned by its optional method `account()`.
+
+    Args:
+        reason: the evidence for the format: "2 folders with image_left/ and pose_left.txt".
+        places: the path or pattern of each feature in the original.
+        left_out: possible data that is not packed, grouped by pattern.
+        notes: assumptions, and irregularities that the format allows.
+    """
+
+    reason: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def inventory_of(source: Source) -> Inventory:
+    """The inventory of any source; one without `account()` reports its features only.
+
+    Raises what the source's methods raise.
+    """
+    account = getattr(source, "account", None)
+    found: Account = Account("an object with the methods of a source") if not account else account()
+    return Inventory(
+        format_of(source),
+        found.reason,
+        tuple(
+            PackedFeature(
+                spec.name,
+                spec.dtype.name if spec.value == "array" else spec.value,
+                spec.shape if spec.value == "array" else (),
+                spec.kind,
+                spec.unit,
+                found.places.get(spec.name, ""),
+            )
+            for spec in source.schema().values()
+        ),
+        found.left_out,
+        found.notes,
+    )
+
+
+def unread_files(
+    root: Path, is_taken: Callable[[Path], bool], reason: str = "no reader"
+) -> list[LeftOut]:
+    """The files below `root`, grouped by pattern, but documents, hidden files and taken ones.
+
+    `is_taken` gets each file's path. A root that is a file has none.
+    """
+    if is_file(root):
+        return []
+    paths = (
+        folder / name
+        for folder, names in walk(root)
+        for name, is_folder in names.items()
+        if not is_folder and not _is_document(name)
+    )
+    return group_names((path for path in paths if not is_taken(path)), root, reason)
+
+
+def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]:
+    """Files below `root` grouped by pattern, largest group first.
+
+    `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/000001.pcd` of
+    `lidar/*.pcd`.
+    """
+    counts = Counter(_pattern(path, root) for path in paths)
+    return [LeftOut(pattern, count, reason) for pattern, count in counts.most_common()]
+
+
+def _pattern(path: Path, root: Path) -> str:
+    """Everything up to the last digit is `*`; a parent folder without digits is kept."""
+    stem, dot, ending = path.name.partition(".") if path.name[:1] != "." else (path.name, "", "")
+    # A number after the first dot belongs to the name: 1305031102.175304.png.
+    while ending.partition(".")[0].isdigit():
+        more, dot, ending = ending.partition(".")
+        stem = f"{stem}.{more}"
+    name = _TO_LAST_NUMBER.sub("*", stem) + dot + ending
+    parent = path.parent
+    if parent == root or any(c.isdigit() for c in parent.name):
+        return name
+    return f"{parent.name}/{name}"
+
+
+def _is_document(name: str) -> bool:
+    stem, _, ending = name.lower().partition(".")
+    return stem in _DOCUMENTS or f".{ending}" in _DOCUMENT_ENDINGS
+
+
+def format_of(source: Source) -> str:
+    """The name of the format that a source reads; its class's name for other packages' ones."""
+    if isinstance(source, RemoteSource):
+        source = source.source
+    module = type(source).__module__
+    if module == "seqrecord.writing.dataset_source":
+        return DATASET
+    names = {f"seqrecord.sources.{of}": name for name, of in BUILT_IN.items()}
+    return names.get(module, type(source).__name__)
