@@ -31,6 +31,7 @@ from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
+from seqrecord.sources.video_forms import FrameForm
 from seqrecord.sources.video_turns import UPRIGHT
 
 _logger = logging.getLogger("seqrecord")
@@ -324,7 +325,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
                 context.extradata = file.extradata
         if file.codec == "h264":
             context.options = {"strict": "1"}
-    is_first = True
+    is_first, form = True, None
     for each in chain(packets, (None,)):
         coded = None
         if each is not None:
@@ -339,6 +340,9 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
             frames = context.decode(coded)
         for frame in frames:
             if frame.pts is not None and frame.pts != _HIDDEN:
+                found = FrameForm(frame.height, frame.width, frame.format.name)
+                form = form or found
+                form.check(found, file.path, ticks[frame.pts] * file.tick)
                 rows.take(ticks[frame.pts])
                 yield frame
 

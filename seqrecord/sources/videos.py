@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +17,15 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 from seqrecord.sources.video_tables import read_references, read_table
+
+_logger = logging.getLogger("seqrecord")
 
 _IMAGE = "image"
 _TIME = "timestamp"
@@ -40,10 +45,14 @@ class Videos(Originals):
     where there are several, which must have as many frames. Video that players turn, as portrait
     video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
     codec, pixel format and size. With `reference` packets stay where they are.
+
+    Of a file with several streams of video one is read: the first, with a warning, or `stream`, a
+    number among them, from 0, or a title.
     """
 
     by_folder: bool = False
     reference: bool = False
+    stream: int | str | None = None
 
     takes_files = True
     unpickled = ("_files",)
@@ -61,10 +70,39 @@ class Videos(Originals):
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         files = self._named(info.key)
         first = next(iter(files.values()))
-        with located(SourceError, episode=info.key), VideoFile(first) as file:
+        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
             ticks, tick = file.ticks(), file.tick
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
+
+    def account(self) -> Account:
+        """Other files and streams, which are not packed."""
+        root, paths = self.path, list(self._paths())
+        others: dict[str, int] = {}
+        unread = 0
+        for path in paths:
+            with suppress(SourceError), VideoFile(path, self.stream) as file:
+                unread += file.num_unread
+                for other in file.others:
+                    others[other] = others.get(other, 0) + 1
+                if file.others and self.stream is None:
+                    _logger.warning(
+                        "%s: %d streams of video; the first is read, choose another by "
+                        "--source-option stream=: %s",
+                        *(path, len(file.others) + 1, "; ".join(file.others)),
+                    )
+        reason = f"{len(paths)} video files"
+        is_chosen = self.stream is not None
+        left_out = [
+            LeftOut(f"video {what}", count, "another stream is read", "streams", not is_chosen)
+            for what, count in others.items()
+        ]
+        if unread:
+            left_out.append(LeftOut("sound, subtitles, data", unread, "no reader", "streams"))
+        taken = set(paths)
+        left_out += unread_files(root, lambda path: path in taken)
+        places = {name: f"*/{name}.*" if self.by_folder else "*" for name in self.schema()}
+        return Account(reason, places, tuple(left_out))
 
     def referring(self) -> Videos:
         """The same source, whose packets stay where they are."""
@@ -98,7 +136,7 @@ class Videos(Originals):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
                 raise SourceError("a folder that lacks a camera", file=str(folder))
-            with VideoFile(files[spec.name]) as file:
+            with VideoFile(files[spec.name], self.stream) as file:
                 check_file(file, spec)
                 if self.reference:
                     yield read_references(file, read_table(file))
@@ -136,7 +174,7 @@ class Videos(Originals):
 
     def _info(self, key: str, files: dict[str, Path]) -> EpisodeInfo:
         try:
-            with VideoFile(next(iter(files.values()))) as file:
+            with VideoFile(next(iter(files.values())), self.stream) as file:
                 return EpisodeInfo(key, max(file.count(), 1), fps=file.fps)
         except SourceError:
             return EpisodeInfo(key, 1)  # refused when it is read
@@ -155,7 +193,10 @@ class Videos(Originals):
         errors = FirstError()
         for key, files in self._files.items():
             if name in files:
-                with errors.skipped(episode=key, feature=name), VideoFile(files[name]) as file:
+                with (
+                    errors.skipped(episode=key, feature=name),
+                    VideoFile(files[name], self.stream) as file,
+                ):
                     return video_spec(name, file)
         assert errors.first is not None
         raise errors.first
@@ -169,7 +210,7 @@ FORMAT = SourceFormat(
     "videos",
     "NAME.mp4, .mov, .mkv, .webm or .avi",
     Videos,
-    options=("by_folder",),
+    options=("by_folder", "stream"),
     takes_files=True,
     is_fallback=True,
     takes_urls=True,
