@@ -70,6 +70,7 @@ class Rows:
             if not episodes:
                 self.are_all_read = was
                 return
+            table.check_rows(sum(each.length for each in episodes))
             lacking = [name for name in (*_ORDER, *self._specs) if name not in table.names]
             for name in lacking:
                 self._findings.add(

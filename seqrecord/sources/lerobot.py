@@ -188,8 +188,12 @@ class LeRobot(Originals):
         }
         columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
         names = self._info.features
+        lengths: dict[str, int] = {}
+        for each in self._episodes.values():
+            lengths[each.file] = lengths.get(each.file, 0) + each.length
         return EpisodeRows(
             *(self.path, columns, texts),
+            lengths=lengths,
             orientation=Orientation(self.exif, lambda: is_alone(schema, names)),
         )
 

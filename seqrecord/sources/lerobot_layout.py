@@ -227,6 +227,10 @@ def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, 
     return root / _STATS, iter([_object(read_bytes(root / _STATS, _MAX_LINES_BYTES))])
 
 
+_ROWS_NOT_LISTED = 1 << 20
+_BATCH_BYTES = 256 << 20  # of texts and images that are decoded at a time
+
+
 class ParquetTable:
     """An open parquet file; raises `SourceError` for what is none."""
 
@@ -257,14 +261,17 @@ class ParquetTable:
         features: Container[str] = (),
         rows: int = 65536,
         first: int = 0,
+        numbers: Mapping[str, int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows, so many at a time.
+        """The rows, so many at a time; fewer where a few bytes of texts or images may stand for
+        many.
 
         Args:
             columns: those that are read, by default all.
             features: the columns of these names are features; errors say so.
             rows: of a batch, at most.
             first: the number of the first row; row groups before it are not read.
+            numbers: how many numbers a row has at most, by column.
 
         Raises `SourceError` for a file that lacks a column or is damaged.
         """
@@ -282,6 +289,8 @@ class ParquetTable:
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
         skipped = first - sum(sizes[: groups[0]] if groups else sizes)
+        for group in groups:
+            rows = min(rows, self._most_rows(metadata.row_group(group), columns, numbers or {}))
         try:
             for batch in self._file.iter_batches(
                 rows, row_groups=groups, columns=columns, use_threads=False
@@ -291,6 +300,42 @@ class ParquetTable:
                 skipped = max(skipped - batch.num_rows, 0)
         except (pa.ArrowException, OSError) as error:
             raise _parquet_error("a damaged parquet file", self._path, error) from error
+
+    def check_rows(self, listed: int) -> None:
+        """Raises `SourceError` for far more rows than the `listed` ones of `meta`, unread.
+
+        A few may be those of episodes that are not listed yet.
+        """
+        if self.num_rows > listed + _ROWS_NOT_LISTED:
+            raise SourceError(
+                "a table of far more rows than meta lists for its episodes; correct meta/episodes, "
+                "or the table",
+                file=str(self._path),
+                expected=f"{listed} rows",
+                got=self.num_rows,
+            )
+
+    def _most_rows(
+        self, group: Any, columns: Sequence[str] | None, numbers: Mapping[str, int]
+    ) -> int:
+        """The rows of a batch whose texts and images take `_BATCH_BYTES` at most, if each is as
+        large as all that its column stores."""
+        most = group.num_rows
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema.partition(".")[0]
+            if columns is not None and name not in columns:
+                continue
+            if column.physical_type == "BYTE_ARRAY":
+                most = min(most, _BATCH_BYTES // max(1, column.total_uncompressed_size))
+            elif name in numbers and column.num_values > group.num_rows * max(1, numbers[name]):
+                raise SourceError(
+                    "a column of more numbers than info.json declares",
+                    file=str(self._path),
+                    feature=name,
+                    expected=f"at most {group.num_rows * max(1, numbers[name])}",
+                    got=column.num_values,
+                )
+        return max(1, most)
 
 
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ class NumberedTexts(NamedTuple):
 class EpisodeRows:
     """Reads the rows of episodes, from files that hold one or many of them.
 
+    `lengths` has the number of rows of each file, as `meta` lists them.
+
     Consecutive episodes of one file are read in one pass: a row group may be the whole file, and
     nothing in it can be reached without decoding what comes before.
     """
@@ -42,10 +45,11 @@ class EpisodeRows:
         schema: Mapping[str, FeatureSpec],
         texts: Mapping[str, NumberedTexts],
         *,
+        lengths: Mapping[str, int],
         orientation: Orientation = UPRIGHT,
         batch_rows: int | None = None,
     ) -> None:
-        self._orientation = orientation
+        self._orientation, self._lengths = orientation, lengths
         self._root, self._schema, self._numbered = root, schema, texts
         has_images = any(spec.kind == "image" for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
@@ -81,7 +85,7 @@ class EpisodeRows:
         if episode.file not in self._episodes:
             path = self._root / episode.file
             with located(SourceError, file=str(path)):
-                self._episodes = {episode.file: _Episodes(path)}
+                self._episodes = {episode.file: _Episodes(path, self._lengths[episode.file])}
         return self._episodes[episode.file]
 
     def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
@@ -136,15 +140,26 @@ class EpisodeRows:
         stands_for = {name: each.column for name, each in self._numbered.items()}
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
-        rows = self._batch_rows
-        return file.table.batches(columns, features=self._schema, rows=rows, first=first)
+        numbers = {
+            name: math.prod(n or 0 for n in spec.shape)
+            for name, spec in self._schema.items()
+            if spec.value == "array" and spec.kind != "image" and spec.is_fixed
+        }
+        return file.table.batches(
+            *(columns,),
+            features=self._schema,
+            rows=self._batch_rows,
+            first=first,
+            numbers=numbers,
+        )
 
 
 class _Episodes:
     """Which rows of a file are of which episode, and their times."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_rows: int) -> None:
         self.path, self.table = path, ParquetTable(path)
+        self.table.check_rows(num_rows)  # before three columns of all of them are read
         batches = list(self.table.batches(_ORDER))
         self._columns = [
             np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
