@@ -82,7 +82,33 @@ _FROM = f"videos/{_CAMERA}/from_timestamp"
 
 def _change_rows(root: Path) -> None:
     _table(root / _ROWS, lambda t: t["observation.state"].__setitem__(0, [7.0, 7.0]))
-    _info(root, lambda value: value.update(total_tasks=7))
+    _info(root, lambda value: value.update(note=7))
+
+
+_TWO = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
+
+
+def _drop_episode(root: Path) -> None:
+    """Without the last episode, of 7 rows."""
+    for name, count in ((_EPISODES, 1), (_ROWS, 7)):
+        table = pq.read_table(root / name)
+        pq.write_table(table.slice(0, len(table) - count), root / name)
+    _info(root, lambda value: value.update(_TWO))
+
+
+def _unlist_episode(root: Path) -> dict[Path, bytes]:
+    """Of a dataset of v2.1, whose files do not change; those in `meta` as they were."""
+    paths = [root / f"meta/{name}" for name in ("episodes.jsonl", "info.json")]
+    before = {path: path.read_bytes() for path in paths}
+    lines = (root / "meta/episodes.jsonl").read_text().splitlines()
+    (root / "meta/episodes.jsonl").write_text("\n".join(lines[:-1]))
+    _info(root, lambda value: value.update(_TWO))
+    return before
+
+
+def _restore(files: dict[Path, bytes]) -> None:
+    for path, data in files.items():
+        path.write_bytes(data)
 
 
 _CHANGES: dict[str, Callable[[Path], object]] = {
@@ -90,11 +116,9 @@ _CHANGES: dict[str, Callable[[Path], object]] = {
     "a text": lambda root: _table(
         root / "meta/tasks.parquet", lambda t: t.update(__index_level_0__=["other"])
     ),
-    "an episode": lambda root: _table(
-        root / _EPISODES, lambda t: [column.pop() for column in t.values()]
-    ),
+    "an episode": _drop_episode,
     "metadata": lambda root: _table(root / _EPISODES, lambda t: t.update(tasks=[["new"]] * 3)),
-    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.1, 0.5, 0.9]})),
+    "frames": lambda root: _table(root / _EPISODES, lambda t: t.update({_FROM: [0.4, 0.0, 0.9]})),
     "the rate": lambda root: _info(root, lambda value: value.update(fps=20)),
     "a feature": lambda root: _info(
         root, lambda value: value["features"].pop("observation.images.wrist")
@@ -136,11 +160,10 @@ def test_an_index_of_an_original_on_a_url_is_made_anew(
 
 
 def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
-    root = unpack(tmp_path, "lerobot_video_v3")
-    every = (root / _EPISODES).read_bytes()
-    _CHANGES["an episode"](root)
+    root = unpack(tmp_path, "lerobot_video_v21")
+    every = _unlist_episode(root)
     with seqrecord.open(root) as one:
-        (root / _EPISODES).write_bytes(every)
+        _restore(every)
         with seqrecord.open(root) as other:
             assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
 
@@ -162,11 +185,10 @@ def test_a_state_of_another_index_of_the_same_original(
 ) -> None:
     """Indexed once more, by somebody else, where the same files lie at another place; and an
     index that has grown is as good as one that is made of all at once."""
-    root = unpack(tmp_path, "lerobot_video_v3")
-    every = (root / _EPISODES).read_bytes()
-    _CHANGES["an episode"](root)
+    root = unpack(tmp_path, "lerobot_video_v21")
+    every = _unlist_episode(root)
     seqrecord.open(root).close()
-    (root / _EPISODES).write_bytes(every)  # which grows
+    _restore(every)  # which grows
     copy = tmp_path / "copy"
     shutil.copytree(root, copy)  # with times
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "other"))
@@ -210,6 +232,7 @@ def test_a_state_of_an_original_that_has_changed(
 def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
+    _info(root, lambda value: value.update(total_frames=89))
     with pytest.raises(SourceError, match="another number of rows") as info:
         seqrecord.open(root)
     assert "reference=True, skip_bad_episodes=True" in info.value.message
@@ -241,6 +264,7 @@ def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     _table(root / _EPISODES, lambda t: t["length"].__setitem__(2, 0))
     _table(root / _ROWS, lambda t: [column.__delitem__(slice(9, None)) for column in t.values()])
+    _info(root, lambda value: value.update(total_frames=9))
     with pytest.raises(SourceError) as info:
         seqrecord.convert(open_source(root), tmp_path / "x", workers=1, reference=reference)
     assert info.value.episode == "episode_000002"

@@ -281,9 +281,16 @@ def test_another_dataset_than_meta_says(golden: Path, tmp_path: Path) -> None:
     copy = unpack(tmp_path, golden.name)
     info = json.loads((copy / "meta/info.json").read_text())
     (copy / "meta/info.json").write_text(json.dumps({**info, "total_frames": 17}))
-    with pytest.raises(SourceError, match="another dataset than its meta says") as error:
+    with pytest.raises(SourceError, match="total_frames is not what meta/episodes") as error:
         dataset(copy)
-    assert error.value.got == "16 frames in 3 episodes"
+    assert (error.value.expected, error.value.got) == ("total_frames 17", 16)
+    (copy / "meta/info.json").write_text(json.dumps(info))
+    records = tmp_path / "records"
+    seqrecord.convert(seqrecord.open_source(copy), records, workers=1)
+    seqrecord.edit.delete_episodes(records, ["episode_000002"])
+    with pytest.raises(SourceError, match="another dataset than its meta says") as error:
+        dataset(copy, records=records)
+    assert error.value.got == "9 frames in 2 episodes"
 
 
 def test_without_lerobot(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install
     folder = tmp_path / "unknown"
     folder.mkdir()
     for name in "abcdefgh":
-        (folder / f"{name}.bin").touch()
+        (folder / f"{name}.bin").write_bytes(b"?")
     with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
         open_source(folder)
     expected = str(caught.value.expected)

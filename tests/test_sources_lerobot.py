@@ -109,6 +109,7 @@ def test_rows_are_found_in_any_row_group(tmp_path: Path, group: int) -> None:
 
     rewrite(root / ROWS, longer, row_group_size=group)
     rewrite(root / LISTED, column("length", lambda lengths: [9 * length for length in lengths]))
+    edit_info(root, total_frames=135)
     source = open_source(root)
     check(source, 9)
     for key in ("episode_000002", "episode_000000", "episode_000000", "episode_000001"):
@@ -352,8 +353,62 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
         (root / "meta/episodes.jsonl").write_text(text)
         with pytest.raises(SourceError, match=match):
             open_source(root, features=["action"]).episodes()
+    edit_info(root, total_episodes=1, total_frames=5, total_tasks=1, splits={"train": "0:1"})
     (root / "meta/tasks.jsonl").write_text('{"task_index": "0", "task": "pick"}')
     (root / "meta/episodes.jsonl").write_text('{"episode_index": 0, "tasks": [], "length": 5}')
     with pytest.raises(SourceError, match=r"task: not as it must be"):
         frames_of(open_source(root), "episode_000000")
     assert len(frames_of(open_source(root, features=["action"]), "episode_000000")) == 5
+
+
+# --- declared numbers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("declared", "expected", "got"),
+    [
+        ({"total_episodes": 4}, "total_episodes 4", 3),
+        ({"total_episodes": 2}, "total_episodes 2", 3),
+        ({"total_frames": 16}, "total_frames 16", 15),
+        ({"total_tasks": 3}, "total_tasks 3", 2),
+        ({"splits": {"train": "0:2", "val": "2:5"}}, "episodes up to 2", "2:5"),
+    ],
+)
+def test_numbers_that_info_declares_are_those_of_meta(
+    tmp_path: Path, version: str, declared: dict[str, Any], expected: str, got: object
+) -> None:
+    root = unpack(tmp_path, version)
+    edit_info(root, **declared)
+    with pytest.raises(SourceError) as caught:
+        frames_of(open_source(root), "episode_000000")
+    assert (caught.value.expected, caught.value.got) == (expected, got)
+    assert caught.value.file == str(root / "meta/info.json")
+
+
+def test_a_list_of_episodes_that_lost_one(tmp_path: Path) -> None:
+    """As one of a recording that was interrupted."""
+    root = unpack(tmp_path)
+    rewrite(root / LISTED, lambda table: table.slice(0, 2))
+    with pytest.raises(SourceError, match="total_episodes is not what meta/episodes has"):
+        open_source(root).episodes()
+    edit_info(root, total_episodes=2, total_frames=8, splits={})
+    assert len(open_source(root).episodes()) == 2
+
+
+def test_rows_of_an_episode_that_is_not_listed(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    rewrite(root / LISTED, lambda table: table.slice(0, 2))
+    edit_info(root, total_episodes=2, total_frames=8, splits={})
+    with pytest.raises(SourceError, match="more rows than meta/episodes lists") as caught:
+        frames_of(open_source(root), "episode_000000")
+    assert (caught.value.expected, caught.value.got) == ("8 rows", "15 rows")
+    assert caught.value.file == str(root / ROWS)
+
+
+def test_numbers_need_not_be_declared(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    info = json.loads((root / "meta/info.json").read_text())
+    kept = {name: value for name, value in info.items() if not name.startswith("total")}
+    (root / "meta/info.json").write_text(json.dumps(kept))
+    check(open_source(root))

@@ -11,13 +11,21 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import SourceError
-from seqrecord.sources import open_source
+from seqrecord.sources import LeftOut, inventory_of, open_source
 from seqrecord.writing.convert_jobs import KEPT_COST, frame_work
 from tests.lerobot_data import episodes
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, unpack, with_video
 from tests.test_sources_lerobot import at, column, edit_info, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
-from tests.video_file_data import HEIGHT, WIDTH, hide_first, of_gops, pictures, write_video
+from tests.video_file_data import (
+    HAS_TABLES,
+    HEIGHT,
+    WIDTH,
+    hide_first,
+    of_gops,
+    pictures,
+    write_video,
+)
 
 VIDEO = CAMERAS[0]
 ROWS = tuple(map(len, episodes()))
@@ -183,3 +191,24 @@ def test_video_that_is_kept_is_little_work(tmp_path: Path) -> None:
     videos = sum(schema[name].nbytes for name in CAMERAS)
     assert videos > 100 * KEPT_COST
     assert frame_work(schema) == schema.frame_nbytes - videos + videos // KEPT_COST
+
+
+@pytest.mark.skipif(not HAS_TABLES, reason="PyAV 17 reads the tables of a video")
+@pytest.mark.parametrize("version", ["v3", "v21"])
+def test_frames_of_no_episode_are_in_the_inventory(tmp_path: Path, version: str) -> None:
+    root = unpack_rows(tmp_path, version)
+    with_video(root, [*ROWS[:-1], ROWS[-1] + 4])
+    frames = LeftOut(f"frames of {VIDEO}", 4, "in no episode", "frames")
+    assert frames in inventory_of(open_source(root)).left_out
+    assert len(frames_of(open_source(root), 2)) == ROWS[2]
+
+
+def test_an_episode_that_begins_in_the_frames_of_another(tmp_path: Path) -> None:
+    root = unpack_rows(tmp_path)
+    with_video(root, ROWS)
+    change = column(f"videos/{VIDEO}/from_timestamp", at(1, 0.4))
+    rewrite(root / "meta/episodes/chunk-000/file-000.parquet", change)
+    with pytest.raises(SourceError, match="shares frames of its video with the next") as caught:
+        frames_of(open_source(root), 0)
+    assert (caught.value.episode, caught.value.feature) == ("episode_000000", VIDEO)
+    assert caught.value.got == "5 rows to 0.400 s"

@@ -33,6 +33,8 @@ def test_tum(tmp_path: Path) -> None:
         "rgb_without_depth": 2,
         "depth_without_rgb": 1,
         "frames_without_pose": 1,
+        "accelerometer_before_first_frame": 5,
+        "accelerometer_after_last_frame": 14,
     }
     assert [str(spec) for spec in source.schema().values()] == [
         "image: uint8 [6, 8, 3]",
@@ -81,6 +83,145 @@ def test_tum_without_depth_and_poses(tmp_path: Path) -> None:
     image = frames[0]["image"]
     assert isinstance(image, EncodedImage)
     assert image.data == (tmp_path / "rgb" / "1305031102.000000.png").read_bytes()
+
+
+# --- lists and tables: separators, columns, times ---------------------------------------------
+
+
+@pytest.mark.parametrize(("old", "new"), [(" ", "\t"), (" ", ","), (" ", " , "), (" ", ";")])
+def test_separators_are_those_of_the_file(tmp_path: Path, old: str, new: str) -> None:
+    want = write_tum(tmp_path)
+    for name in ("rgb", "depth", "groundtruth"):
+        path = tmp_path / f"{name}.txt"
+        head, *lines = path.read_text().splitlines()
+        text = "\n".join([f"\ufeff{head}", *(line.replace(old, new) for line in lines)])
+        path.write_text(text, "utf-8")
+    source = Tum(tmp_path, features=[*want[1]])
+    check_frames(source, 0, want)
+
+
+TUM_TRUTH = "1305031102.1 1.5 2.25 3.5 0.0 0.0 0.0 1.0"
+TABLES = {  # a table's rows, and the error
+    "decimal commas": (TUM_TRUTH.replace(".", ","), "decimal comma in line 1"),
+    "decimal commas in some rows": (
+        f"{TUM_TRUTH}\n{TUM_TRUTH.replace('1.5', '1,5')}", "decimal comma in line 2"
+    ),
+    "decimal commas among semicolons": (
+        TUM_TRUTH.replace(".", ",").replace(" ", "; "), "decimal comma in line 1"
+    ),
+    "commas everywhere": (
+        TUM_TRUTH.replace(".", ",").replace(" ", ","), "line 1; .*got: 16 columns"
+    ),
+    "a column more": (f"{TUM_TRUTH} 7", "line 1; .*a timestamp and 7 numbers; got: 9 columns"),
+    "a column less in one row": (
+        f"{TUM_TRUTH}\n{TUM_TRUTH[:-4]}", "line 2; .*7 finite numbers; got: 6 columns"
+    ),
+    "an empty cell": (TUM_TRUTH.replace(" ", ",").replace("2.25", ""), "a bad row in line 1"),
+    "a header without #": (f"t x y z a b c d\n{TUM_TRUTH}", "a bad row in line 1"),
+    "other times": (
+        TUM_TRUTH.replace("1305031102", "1311868164"),
+        r"no row matches a frame; .*--features.* from 1305031102.0 to 1305031102.2 s; got: 1 rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
+    write_tum(tmp_path / "a")
+    (tmp_path / "a/depth.txt").unlink()
+    write_tum(tmp_path / "b")
+    text, match = TABLES[name]
+    (tmp_path / "a/groundtruth.txt").write_text(text)
+    source = Tum(tmp_path)
+    bad, good = source.episodes()
+    with pytest.raises(SourceError, match=match) as caught:
+        list(source.frames(bad))
+    assert caught.value.file == str(tmp_path / "a/groundtruth.txt")
+    assert len(list(source.frames(good))) == 4
+    other = Tum(tmp_path, features=["image"])
+    assert [info.num_frames for info in other.episodes()] == [6, 6]
+
+
+def _shifted(path: Path, seconds: int) -> None:
+    """A table of other times."""
+    head, *lines = path.read_text().splitlines()
+    separator = "," if path.suffix == ".csv" else " "
+    rows = []
+    for line in lines:
+        stamp, _, rest = line.partition(separator)
+        if stamp == "#":
+            continue
+        later = float(stamp) + seconds if "." in stamp else int(stamp) + seconds * 10**9
+        rows.append(f"{later}{separator}{rest}")
+    path.write_text("\n".join([head, *rows]))
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "feature"),
+    [
+        ("tum", "depth.txt", "depth"),
+        ("tum", "accelerometer.txt", "accelerometer"),
+        ("euroc", "mav0/cam1/data.csv", "image_cam1"),
+        ("euroc", "mav0/imu0/data.csv", "imu"),
+        ("euroc", "mav0/state_groundtruth_estimate0/data.csv", "pose"),
+    ],
+)
+def test_a_table_without_a_matching_time_is_refused(
+    tmp_path: Path, name: str, table: str, feature: str
+) -> None:
+    {"tum": write_tum, "euroc": write_euroc}[name](tmp_path)
+    _shifted(tmp_path / table, 5000)
+    source = open_source(tmp_path, format=name)
+    with pytest.raises(SourceError, match=f"no row matches a frame; .*{feature}") as caught:
+        source.schema()
+    assert caught.value.file == str(tmp_path / table)
+    image = "image_cam0" if name == "euroc" else "image"
+    assert open_source(tmp_path, format=name, features=[image]).episodes()[0].num_frames > 4
+
+
+@pytest.mark.parametrize("name", ["rgb.txt", "depth.txt"])
+def test_an_empty_list_is_refused(tmp_path: Path, name: str) -> None:
+    write_tum(tmp_path)
+    (tmp_path / name).write_text("# timestamp filename\n")
+    with pytest.raises(SourceError, match="an empty list of images") as caught:
+        Tum(tmp_path).schema()
+    assert caught.value.file == str(tmp_path / name)
+
+
+def test_rows_of_kitti_have_the_columns_of_their_format(tmp_path: Path) -> None:
+    write_kitti(tmp_path)
+    poses, times = tmp_path / "poses/00.txt", tmp_path / TIMES
+    text = poses.read_text()
+    poses.write_text("\n".join(f"{n} {row}" for n, row in enumerate(text.splitlines())))
+    with pytest.raises(SourceError, match="12 finite numbers; got: 13 columns"):
+        Kitti(tmp_path).schema()
+    poses.write_text(text)
+    times.write_text("\n".join(f"{n} {n / 10}" for n in range(3)))
+    with pytest.raises(SourceError, match=r"line 1; .*got: 2 columns"):
+        Kitti(tmp_path).schema()
+
+
+def test_features_that_are_not_selected_drop_no_frames(tmp_path: Path) -> None:
+    write_tum(tmp_path)
+    source = Tum(tmp_path, features=["image", "pose"])
+    [info] = source.episodes()
+    assert info.num_frames == 6
+    assert "rgb_without_depth" not in info.metadata
+    frames = list(source.frames(info))
+    assert ["pose" in frame for frame in frames] == [False, True, True, True, False, False]
+    assert Tum(tmp_path, features=["depth"]).episodes()[0].num_frames == 4
+    with pytest.raises(SourceError, match="some of image, timestamp, depth"):
+        Tum(tmp_path, features=["dept"]).schema()
+
+
+def test_the_header_of_rgb_txt_names_the_camera(tmp_path: Path) -> None:
+    write_tum(tmp_path / "freiburg1" / "xyz")
+    path = tmp_path / "freiburg1/xyz/rgb.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(["# file: 'rgbd_dataset_freiburg3_office.bag'", *lines]))
+    source = Tum(tmp_path)
+    assert source.episodes()[0].metadata["camera"]["fx"] == 535.4
+    assert any("freiburg3's, named by the header" in note for note in source.account().notes)
 
 
 _EUROC = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}

@@ -133,6 +133,64 @@ def test_a_tar_that_changes_meanwhile(tmp_path: Path) -> None:
         assert (caught.value.episode, caught.value.file) == ("a", str(tmp_path / "a.tar"))
 
 
+@pytest.mark.parametrize("prefix", ["", "left_", "run_1/left-"])
+@pytest.mark.parametrize("ending", ["png", "rgb.png"])
+def test_the_dot_of_a_time_belongs_to_the_name(tmp_path: Path, prefix: str, ending: str) -> None:
+    times = ["1305031102.175304", "1305031102.211214", "1305031102.243211", "1305031103.1"]
+    want = [(f"{prefix}{time}", image(n)) for n, time in enumerate(times)]
+    write_tar(tmp_path / "a.tar", {f"{key}.{ending}": data for key, data in want})
+    source = open_source(tmp_path)
+    frames = read(source)
+    feature = ending.partition(".")[0]
+    assert list(source.schema()) == [feature, "frame_number", "frame_name"]
+    assert names(frames, "frame_name") == [key.rpartition("/")[2] for key, _ in want]
+    for number, frame in enumerate(frames):
+        np.testing.assert_array_equal(frame[feature], pixels(number))
+
+
+def test_times_that_go_back(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {f"{t}.png": image() for t in ("5.2000", "5.1000")})
+    source = open_source(tmp_path)
+    with pytest.raises(SourceError, match=r"go back; .*frame: 1; expected: 5.2 or later"):
+        list(source.frames(source.episodes()[0]))
+    assert len(read(open_source(tmp_path, allow_gaps=True))) == 2
+
+
+def test_fields_that_are_numbers_must_be_selected(tmp_path: Path) -> None:
+    """Ten pictures a second, or ten cameras? The names do not say."""
+    every = [f"{second}.{tenth}.png" for second in (12, 13) for tenth in range(10)]
+    write_tar(tmp_path / "a.tar", {name: image() for name in every})
+    with pytest.raises(SourceError, match=r"--features 0,1,2.*got: 12.0.png, 12.1.png"):
+        open_source(tmp_path).schema()
+    source = open_source(tmp_path, features=["0", "9"])
+    assert len(read(source)) == 2
+
+
+def test_data_behind_the_end_is_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    write_tar(one, {"0.png": image()})
+    write_tar(other, {"1.png": image()})
+    one.write_bytes(one.read_bytes() + other.read_bytes())
+    source = open_source(tmp_path)
+    bad, _ = source.episodes()
+    with pytest.raises(SourceError, match=r"data behind the end .*tar --ignore-zeros") as caught:
+        list(source.frames(bad))
+    assert caught.value.file == str(one)
+
+
+def test_missing_shards_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    present = ("s-000000.tar", "s-000001.tar", "s-000004.tar", "t/x-00001-of-00003.tar")
+    for name in (*present, "t/20240131.tar", "t/20250131.tar"):
+        write_tar(tmp_path / name, {"0.png": image()})
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        notes = WebDataset(tmp_path).account().notes
+    assert notes == (
+        "2 shards missing: s-000002.tar, s-000003.tar",
+        "2 shards missing: x-00000-of-00003.tar, x-00002-of-00003.tar",
+    )
+    assert "2 shards missing" in caplog.text
+
+
 def test_keys_that_are_no_numbers(tmp_path: Path) -> None:
     keys = ["n0378_17", "n0144_3", "n0378_2"]
     write_tar(tmp_path / "a.tar", {f"{key}.jpg": image(kind="jpeg") for key in keys})

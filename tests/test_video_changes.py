@@ -299,6 +299,43 @@ def test_an_mp4_that_claims_much(tmp_path: Path, case: str) -> None:
     assert caught.value.offset is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "video", "sound", "flags"),
+    [
+        ("a.mov", "mpeg4", "pcm_s16le", ""),
+        ("a.mov", "libx264", "pcm_s24le", "faststart"),
+        ("a.mp4", "libx264", "aac", ""),
+        ("a.mp4", "libx264", "aac", "frag_keyframe+empty_moov+default_base_moof"),
+        ("a.mp4", "libx264", "aac", "dash+delay_moov+frag_every_frame"),
+        ("a.m4v", "mpeg4", "aac", "faststart"),
+    ],
+)
+def test_files_that_claim_no_more_than_they_have(
+    tmp_path: Path, name: str, video: str, sound: str, flags: str
+) -> None:
+    """Of uncompressed sound each sample is one, of some bytes."""
+    path = tmp_path / name
+    with av.open(str(path), "w", options={"movflags": flags} if flags else {}) as file:
+        picture: Any = file.add_stream(video, rate=30)
+        picture.height, picture.width = SMALL.shape[1:3]
+        picture.pix_fmt = "yuv420p"
+        audio: Any = file.add_stream(sound, rate=48000, layout="mono")
+        for number, image in enumerate(np.tile(SMALL, (4, 1, 1, 1))):
+            frame = av.VideoFrame.from_ndarray(image)
+            frame.pts, frame.time_base = number, Fraction(1, 30)
+            file.mux(picture.encode(frame))
+        rate, size = 48000, audio.codec_context.frame_size or 1024
+        for number in range(20 * 48000 // size if sound.startswith("pcm") else 20):
+            dtype = {"s16": "i2", "s32": "i4", "fltp": "f4"}[audio.codec_context.format.name]
+            values = np.zeros((1, size), dtype)
+            silence = av.AudioFrame.from_ndarray(values, audio.codec_context.format.name, "mono")
+            silence.sample_rate, silence.pts = rate, number * size
+            file.mux(audio.encode(silence))
+        file.mux(picture.encode())
+        file.mux(audio.encode())
+    assert open_source(path).schema()["image"].shape == (96, 128, 3)
+
+
 def test_decoder_settings_that_change(tmp_path: Path) -> None:
     """Two descriptions of samples: as editors write, of parts from several cameras."""
     path = write_video(tmp_path / "a.mp4", pictures(8))

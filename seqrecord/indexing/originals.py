@@ -42,6 +42,7 @@ from seqrecord.format.references import (
 from seqrecord.reading.externals import folder_of_home, is_trusted
 from seqrecord.sources import Source
 from seqrecord.sources.files import LinkLoopError
+from seqrecord.sources.nested import NestedError
 from seqrecord.sources.references import MOST_COPIED
 from seqrecord.sources.registry import OptionError, open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
@@ -125,7 +126,7 @@ def _source_at(
 ) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options, **options)
-    except (LinkLoopError, OptionError):  # the first may hide an original, the second names one
+    except (LinkLoopError, OptionError, NestedError):  # they may hide originals, or name one
         raise
     except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
         return None

@@ -7,8 +7,8 @@ one file, or several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,14 +20,22 @@ import numpy.typing as npt
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.lazy import required
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.files import first_line, is_file, on_disk, open_file, size_of
+from seqrecord.sources.bag_metadata import METADATA, read_metadata
+from seqrecord.sources.file_types import file_type
+from seqrecord.sources.files import (
+    first_line,
+    is_file,
+    on_disk,
+    open_file,
+    read_bytes,
+    size_of,
+)
 from seqrecord.sources.originals import by_key, find_files, key_of, natural_order
 
 if TYPE_CHECKING:
     import sqlite3
 
 BAG_ENDINGS = (".mcap", ".db3")
-_METADATA = "metadata.yaml"
 _MAX_CHUNK_BYTES = 1 << 30
 
 
@@ -48,10 +56,16 @@ class Topic:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording: `paths` follow each other in time. A rosbag2 folder may have several."""
+    """One recording: `paths` follow each other in time. A rosbag2 folder may have several.
+
+    `metadata` is the path of its `metadata.yaml`, if it has one; `unlisted` are files beside it
+    that it does not name.
+    """
 
     key: str
     paths: tuple[Path, ...]
+    metadata: Path | None = None
+    unlisted: tuple[Path, ...] = ()
 
     @cached_property
     def topics(self) -> dict[str, Topic]:
@@ -80,12 +94,16 @@ class Recording:
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         """By topic when its messages were recorded, in ns, in ascending order.
 
-        Raises `SourceError` where a later file has a message of an earlier time.
+        Raises `SourceError` where a later file has a message of an earlier time, and for another
+        number of messages than the metadata declares.
         """
+        declared = None if self.metadata is None else read_metadata(self.metadata)
         found: dict[str, list[npt.NDArray[np.int64]]] = {}
         for path in self.paths:
             with _opened(path) as file:
                 times_of = file.times()
+            if declared is not None:
+                declared.check_file(path, sum(map(len, times_of.values())))
             for topic, times in times_of.items():
                 runs = found.setdefault(topic, [])
                 if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
@@ -96,7 +114,10 @@ class Recording:
                         got=f"{times[0]} ns",
                     )
                 runs.append(times)
-        return {topic: np.concatenate(runs) for topic, runs in found.items()}
+        joined = {topic: np.concatenate(runs) for topic, runs in found.items()}
+        if declared is not None:
+            declared.check({topic: len(each) for topic, each in joined.items()})
+        return joined
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
         """Topic, bytes and file of all messages of these topics."""
@@ -110,25 +131,52 @@ class Recording:
 def find_recordings(root: Path) -> list[Recording]:
     """All recordings below `root`, or in it if it is a file, by their paths.
 
-    A folder with `metadata.yaml` is one recording, of all its files in the order of the numbers
-    in their names, and nothing below it is one; any other file is one by itself.
+    A folder with `metadata.yaml` is one recording, of the files that this lists, or of all in the
+    order of the numbers in their names where it lists none; nothing below it is one. Any other file
+    is one by itself.
     """
     paths = find_files(root, lambda path: path.suffix in BAG_ENDINGS)
     if is_file(root):
         return [Recording(path.stem, (path,)) for path in paths]
     parents = {path.parent for path in paths}
-    folders = {folder for folder in parents if is_file(folder / _METADATA)}
-    found: dict[Path, list[Path]] = {}
+    marks = find_files(root, lambda path: path.name == METADATA)
+    folders = {mark.parent for mark in marks if mark.parent in parents or _is_bag(mark)}
+    found: dict[Path, list[Path]] = {folder: [] for folder in sorted(folders)}
     for path in paths:
         outermost = next((each for each in reversed(path.parents) if each in folders), None)
         if outermost in (None, path.parent):
             found.setdefault(outermost or path, []).append(path)
     recordings = [
-        Recording(key_of(place, root, ending=place in folders), tuple(files))
+        _listed(key_of(place, root, ending=True), place, files)
+        if place in folders
+        else Recording(key_of(place, root), tuple(files))
         for place, files in found.items()
+        if files or not any(above in folders for above in place.parents)
     ]
-    by_key((recording.key, recording.paths[0]) for recording in recordings)  # no two of one
+    by_key((each.key, each.metadata or each.paths[0]) for each in recordings)  # no two of one
     return sorted(recordings, key=lambda recording: natural_order(recording.key))
+
+
+def _is_bag(path: Path) -> bool:
+    """Whether a `metadata.yaml` is that of rosbag2."""
+    try:
+        return b"rosbag2_bagfile_information" in read_bytes(path)
+    except SourceError:
+        return False
+
+
+def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
+    """The recording of a folder: the files that its metadata lists, in that order.
+
+    A listed file that is not there is found when the recording is read.
+    """
+    mark, unlisted = folder / METADATA, list[Path]()
+    paths = tuple(files)
+    with suppress(SourceError):  # `times` says what is wrong with it
+        if names := read_metadata(mark).files:
+            paths = tuple(folder / name for name in names)
+            unlisted = [path for path in files if path not in paths]
+    return Recording(key, paths, mark, tuple(unlisted))
 
 
 class _Mcap:
@@ -145,6 +193,8 @@ class _Mcap:
         self._seeking = self._library.SeekingReader(stream, **self._limits)
         summary = self._seeking.get_summary()
         self.summary = summary if summary is not None and summary.chunk_indexes else None
+        self.statistics = None if summary is None else summary.statistics
+        self.channels = {} if summary is None else summary.channels
         if self.summary is not None:
             largest = max(chunk.uncompressed_size for chunk in self.summary.chunk_indexes)
             if largest > _MAX_CHUNK_BYTES:
@@ -188,7 +238,34 @@ class _Mcap:
                     got=topic,
                 )
             times[topic] = ordered
+        self._check_statistics({topic: len(each) for topic, each in times.items()})
         return times
+
+    def _check_statistics(self, found: Mapping[str, int]) -> None:
+        """Raise `SourceError` unless the numbers of messages are those of the file's statistics."""
+        if (statistics := self.statistics) is None:
+            return
+        declared: dict[str, int] = {}
+        for number, count in statistics.channel_message_counts.items():
+            channel = self.channels.get(number)
+            topic = f"channel {number}" if channel is None else channel.topic
+            declared[topic] = declared.get(topic, 0) + count
+        if not declared:
+            declared, found = (
+                {"all topics": statistics.message_count},
+                {"all topics": sum(found.values())},
+            )
+        elif sum(declared.values()) != statistics.message_count:
+            declared = {"all topics": statistics.message_count}
+            found = {"all topics": sum(found.values())}
+        for topic in sorted({*declared, *found}):
+            if declared.get(topic, 0) != found.get(topic, 0):
+                raise SourceError(
+                    "another number of messages than the file's statistics declare; `mcap recover` "
+                    "writes a file of the messages that are there",
+                    expected=f"{declared.get(topic, 0)} messages of {topic}",
+                    got=found.get(topic, 0),
+                )
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Topic and bytes of each message of these topics; those of a topic in order of time."""
@@ -273,6 +350,25 @@ class _Sqlite:
         return self._database.execute("SELECT id, name FROM topics").fetchall()
 
 
+def _check_database(path: Path) -> None:
+    """Raise `SourceError` for a database whose last messages are not in it yet.
+
+    To open it with its log would write beside the original.
+    """
+    for ending, remedy in (
+        ("-wal", f"sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"),
+        ("-journal", f"sqlite3 {path.name} 'PRAGMA quick_check'"),
+    ):
+        log = path.with_name(path.name + ending)
+        if is_file(log) and (size := size_of(log)):
+            raise SourceError(
+                f"a database with messages that are still in {log.name}; on a copy, or where "
+                f"nothing writes to it, run `{remedy}`",
+                expected=f"no {log.name}, or an empty one",
+                got=f"{size} bytes",
+            )
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
     """A file of messages; raises `SourceError` that names it, for a damaged one too.
@@ -280,6 +376,22 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
     One of SQLite on a URL is copied to the folder for temporary files while it is read.
     """
     is_mcap = path.suffix == ".mcap"
+    metadata = path.with_name(METADATA)
+    if not is_file(path) and not path.exists() and is_file(metadata):
+        raise SourceError(
+            f"a file that {METADATA} lists is missing; `ros2 bag reindex` writes metadata of the "
+            "files that are there",
+            file=str(metadata),
+            expected=path.name,
+            got="no such file",
+        )
+    if path.suffix not in BAG_ENDINGS:
+        raise SourceError(
+            f"a file that {METADATA} lists cannot be read: {file_type(path) or 'unknown type'}",
+            file=str(path),
+            expected=" or ".join(BAG_ENDINGS),
+            got=path.name,
+        )
     try:
         if is_mcap:
             with open_file(path) as stream:
@@ -289,6 +401,7 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
 
         if not is_file(path):
             raise FileNotFoundError(path)
+        _check_database(path)
         with on_disk(path) as local:
             url = f"file:{quote(str(local))}?mode=ro&immutable=1"
             with closing(sqlite3.connect(url, uri=True)) as database:

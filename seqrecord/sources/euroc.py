@@ -29,7 +29,7 @@ from seqrecord.sources.aligning import NONE, align, sample_bounds
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
-from seqrecord.sources.text_tables import rows_of, timed_files, timed_values
+from seqrecord.sources.text_tables import check_matches, timed_files, timed_values
 
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose: what the tool evo allows
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
@@ -72,73 +72,123 @@ class Euroc(SequenceSource):
         is_below = sequence.is_relative_to(self.path)  # or else the root is its mav0
         return super().key(sequence) if is_below else sequence.name
 
+    def unread_tables(self, folder: Path) -> dict[str, Path]:
+        mav = _mav(folder)
+        truth = next((name for name in _TRUTHS if is_file(mav / name / "data.csv")), "")
+        return {
+            f"{name}/data.csv": mav / name / "data.csv"
+            for name, is_folder in list_folder(mav)
+            if is_folder
+            and name not in ("imu0", truth)
+            and not _CAMERA.fullmatch(name)
+            and is_file(mav / name / "data.csv")
+        }
+
     def open(self, folder: Path) -> SequenceFrames:
-        mav = folder / "mav0" if is_directory(folder / "mav0") else folder
+        mav = _mav(folder)
         cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
         if "cam0" not in cameras:
             raise SourceError("a sequence without cam0", file=str(mav), expected=self.expected)
+        below = "" if mav == folder else "mav0/"
+        places: dict[str, str] = {}
+        files: list[Path] = []
+        notes: list[str] = []
         columns: dict[str, Column] = {}
         metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
         times = np.empty(0, np.int64)
+
+        def sensor(name: str) -> dict[str, Any]:
+            files.extend(mav / name / file for file in ("data.csv", "sensor.yaml"))
+            return _sensor(mav / name / "sensor.yaml")
+
         for name in cameras:
-            stamps, images = timed_files(mav / name / "data.csv", mav / name / "data", ",", int)
+            feature, listed = f"image_{name}", mav / name / "data.csv"
+            places[feature] = f"{below}{name}/*"
+            if name != "cam0" and not self.wants(feature):
+                continue
+            stamps, images = timed_files(listed, mav / name / "data", int)
+            files += images
             if name == "cam0":
                 times = stamps
-                if not len(times):
-                    raise SourceError("a sequence without frames", file=str(mav / name))
             by_time = dict(zip(stamps.tolist(), images, strict=True))
             paths = [by_time.get(time) for time in times.tolist()]
-            if any(paths):
-                columns[f"image_{name}"] = Images(paths)
+            there = sum(path is not None for path in paths)
+            check_matches(listed, there, stamps, times, "with the timestamp", "ns", feature)
+            columns[feature] = Images(paths)
             if name != "cam0":
-                there = sum(path is not None for path in paths)
                 metadata[f"frames_without_{name}"] = len(times) - there
                 metadata[f"{name}_without_frame"] = len(by_time) - there
-            if said := _sensor(mav / name / "sensor.yaml"):
+            camera = None
+            if said := sensor(name):
                 metadata["cameras"][name] = said
                 if camera := _pinhole(said):
-                    metadata.setdefault("camera", {})[f"image_{name}"] = camera
+                    metadata.setdefault("camera", {})[feature] = camera
+            if camera is None:
+                notes.append(f"camera {name} unknown: its sensor.yaml describes no pinhole")
+        places["timestamp"] = f"{below}cam0/data.csv"
         columns["timestamp"] = Values(times, "timestamp", "ns")
-        if is_file(mav / "imu0" / "data.csv"):
-            stamps, samples = timed_values(mav / "imu0" / "data.csv", 6, ",", int)
-            bounds = sample_bounds(times, stamps)
-            columns["imu"] = Values(samples, "imu", "rad/s, m/s^2", bounds=bounds)
-            columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
-            metadata["imu_before_first_frame"] = int(bounds[0])
-            metadata["imu_after_last_frame"] = len(stamps) - int(bounds[-1])
-            if said := _sensor(mav / "imu0" / "sensor.yaml"):
-                metadata["imu"] = said
+        if is_file(table := mav / "imu0" / "data.csv"):
+            places |= dict.fromkeys(("imu", "imu_timestamp"), f"{below}imu0/*")
+            if self.wants("imu", "imu_timestamp"):
+                stamps, samples = timed_values(table, (6,), int)
+                if said := sensor("imu0"):
+                    metadata["imu"] = said
+                if len(stamps):
+                    bounds = sample_bounds(times, stamps)
+                    before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
+                    inside = len(stamps) - before - after
+                    check_matches(table, inside, stamps, times, "within the time", "ns", "imu")
+                    columns["imu"] = Values(samples, "imu", "rad/s, m/s^2", bounds=bounds)
+                    columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
+                    metadata["imu_before_first_frame"] = before
+                    metadata["imu_after_last_frame"] = after
+                else:
+                    notes.append("imu0/data.csv is empty")
         for name in _TRUTHS:
-            if is_file(mav / name / "data.csv"):
-                columns |= _truth(mav / name / "data.csv", times, metadata)
-                if said := _sensor(mav / name / "sensor.yaml"):
-                    metadata["ground_truth"] = said
+            if is_file(table := mav / name / "data.csv"):
+                features = ("pose", "velocity", "imu_bias")
+                places |= dict.fromkeys(
+                    features if name == _TRUTHS[0] else ("pose",), f"{below}{name}/*"
+                )
+                if self.wants(*features):
+                    truth, without = _truth(table, times)
+                    if said := sensor(name):
+                        metadata["ground_truth"] = said
+                    if truth:
+                        columns |= truth
+                        metadata["frames_without_pose"] = without
+                    else:
+                        notes.append(f"{name}/data.csv is empty")
                 break
         rate = metadata["cameras"].get("cam0", {}).get("rate_hz")
         fps = rate if rate is not None and 0 < rate < 1e6 else None
-        return SequenceFrames(len(times), columns, metadata, fps)
+        return SequenceFrames(*(len(times), columns, places, files, metadata), fps=fps, notes=notes)
 
 
 FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, ("exif",), takes_urls=True)
 
 
-def _truth(path: Path, times: npt.NDArray[np.int64], metadata: dict[str, Any]) -> dict[str, Column]:
-    rows = rows_of(path, ",")
-    has_state = bool(rows) and len(rows[0][1]) >= 17
-    stamps, values = timed_values(path, 16 if has_state else 7, ",", int)
+def _mav(folder: Path) -> Path:
+    return folder / "mav0" if is_directory(folder / "mav0") else folder
+
+
+def _truth(path: Path, times: npt.NDArray[np.int64]) -> tuple[dict[str, Column], int]:
+    """The columns, and the number of frames without a pose; no columns for an empty table."""
+    stamps, values = timed_values(path, (16, 7), int)
+    if not len(stamps):
+        return {}, len(times)
     near = align(times, stamps, "nearest", _WITHIN)
     there = near != NONE
-    metadata["frames_without_pose"] = int(np.count_nonzero(~there))
-    if not there.any():
-        return {}
+    count = int(np.count_nonzero(there))
+    check_matches(path, count, stamps, times, "at most 10 ms away", "ns", "pose")
     found = values[near]
     columns: dict[str, Column] = {
         "pose": Values(found[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", there)
     }
-    if has_state:
+    if values.shape[1] == 16:
         columns["velocity"] = Values(found[:, 7:10], "state", "m/s", there)
         columns["imu_bias"] = Values(found[:, 10:16], "state", "rad/s, m/s^2", there)
-    return columns
+    return columns, len(times) - count
 
 
 def _sensor(path: Path) -> dict[str, Any]:

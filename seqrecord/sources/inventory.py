@@ -79,17 +79,22 @@ def inventory_of(source: Source) -> Inventory:
 
 
 def unread_files(
-    root: Path, is_taken: Callable[[Path], bool], reason: str = "no reader"
+    root: Path,
+    is_taken: Callable[[Path], bool],
+    reason: str = "no reader",
+    *,
+    goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
 ) -> list[LeftOut]:
     """The files below `root`, grouped by pattern, but documents, hidden files and taken ones.
 
-    `is_taken` gets each file's path. A root that is a file has none.
+    `is_taken` gets each file's path. A root that is a file has none. `goes_down` decides by the
+    entries of a folder whether the folders in it are visited.
     """
     if is_file(root):
         return []
     paths = (
         folder / name
-        for folder, names in walk(root)
+        for folder, names in walk(root, goes_down)
         for name, is_folder in names.items()
         if not is_folder and not _is_document(name)
     )
@@ -103,7 +108,8 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
     `lidar/*.pcd`.
     """
     counts = Counter(_pattern(path, root) for path in paths)
-    return [LeftOut(pattern, count, reason) for pattern, count in counts.most_common()]
+    largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [LeftOut(pattern, count, reason) for pattern, count in largest]
 
 
 def _pattern(path: Path, root: Path) -> str:

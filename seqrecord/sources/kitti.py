@@ -29,6 +29,7 @@ from seqrecord.sources.sequences import Column, Images, SequenceFrames, Sequence
 from seqrecord.sources.text_tables import rows_of, table, timed_values
 
 _IMAGES = ("image_0", "image_1", "image_2", "image_3")
+_SCANS = "velodyne"
 _MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
 
 
@@ -50,7 +51,7 @@ class Kitti(SequenceSource):
 
     @staticmethod
     def is_sequence(names: set[str]) -> bool:
-        return "times.txt" in names and bool(names & {*_IMAGES, "velodyne"})
+        return "times.txt" in names and bool(names & {*_IMAGES, _SCANS})
 
     def key(self, folder: Path) -> str:
         key = super().key(folder)
@@ -59,23 +60,42 @@ class Kitti(SequenceSource):
 
     def open(self, folder: Path) -> SequenceFrames:
         path = folder / "times.txt"
-        times, _ = timed_values(path, 0)
+        times, _ = timed_values(path, (0,))
         if not len(times):
             raise SourceError("a sequence without frames", file=str(path))
+        files = [path]
+        places = {}
+        notes = []
         columns: dict[str, Column] = {}
         metadata: dict[str, Any] = {"dataset": "KITTI odometry", "sequence": folder.name}
         for name, is_folder in sorted(list_folder(folder)):
-            if is_folder and name in _IMAGES:
-                columns[name] = Images(_files(folder / name, len(times), tuple(IMAGE_FORMATS)))
-            elif is_folder and name == "velodyne":
-                columns[name] = _Scans(_files(folder / name, len(times), (".bin",)))
+            if not is_folder or name not in (*_IMAGES, _SCANS):
+                continue
+            places[name] = f"{name}/*"
+            if self.wants(name):
+                endings = (".bin",) if name == _SCANS else tuple(IMAGE_FORMATS)
+                mine = _files(folder / name, len(times), endings)
+                files += mine
+                columns[name] = _Scans(mine) if name == _SCANS else Images(mine)
+        places["timestamp"] = "times.txt"
         columns["timestamp"] = Values(times, "timestamp", "s")
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
         if is_file(poses):
-            columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
+            places["pose"] = "poses/*.txt"
+            if self.wants("pose"):
+                columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
         if is_file(folder / "calib.txt"):
+            files.append(folder / "calib.txt")
             metadata |= _calibration(folder / "calib.txt", columns)
-        return SequenceFrames(len(times), columns, metadata)
+        if "camera" not in metadata:
+            notes.append("camera unknown: no P0 in calib.txt")
+        return SequenceFrames(len(times), columns, places, files, metadata, notes=notes)
+
+    def is_beside(self, path: Path) -> bool:
+        return path.parent.name == "poses" and any(
+            path == folder.parent.parent / "poses" / f"{folder.name}.txt"
+            for folder in self._folders.values()
+        )
 
 
 FORMAT = SourceFormat("kitti", Kitti.expected, Kitti, ("exif",), takes_urls=True)

@@ -17,6 +17,14 @@ from seqrecord.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec
 from seqrecord.sources.files import is_file
+from seqrecord.sources.inventory import Account
+from seqrecord.sources.lerobot_account import account_of
+from seqrecord.sources.lerobot_counts import (
+    check_tasks,
+    check_totals,
+    frames_in_files,
+    limits_in_videos,
+)
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -114,6 +122,13 @@ class LeRobot(Originals):
                 if not depths:
                     yield block
 
+    def account(self) -> Account:
+        return account_of(
+            *(self.path, self._info, self._episodes.values(), self.schema()),
+            derived=_DERIVED,
+            numbered=self._numbered,
+        )
+
     def referring(self) -> LeRobot:
         """The same source, whose packets stay where they are."""
         return self if self.reference else replace(self, reference=True)
@@ -136,7 +151,7 @@ class LeRobot(Originals):
         files = external_files(self.path, filter(is_file, paths)).values()
         facts = (
             *(self.schema().to_json(), [self._info_of(each) for each in episodes], episodes),
-            [read_texts(self.path, self._info, column) for column in self._numbered.values()],
+            [self._texts(column) for column in self._numbered.values()],
             [(file.path, file.size, file.identity) for file in files],
         )
         return f"{count} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
@@ -176,26 +191,29 @@ class LeRobot(Originals):
 
     @cached_property
     def _episodes(self) -> dict[str, LeRobotEpisode]:
-        return {each.key: each for each in read_episodes(self.path, self._info)}
+        episodes = read_episodes(self.path, self._info)
+        check_totals(self.path, self._info, episodes)
+        return {each.key: each for each in episodes}
 
     @cached_property
     def _rows(self) -> EpisodeRows:
         schema = self.schema()
         texts = {
-            name: NumberedTexts(column, read_texts(self.path, self._info, column))
+            name: NumberedTexts(column, self._texts(column))
             for name, column in self._numbered.items()
             if name in schema
         }
         columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
+        num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
         names = self._info.features
-        lengths: dict[str, int] = {}
-        for each in self._episodes.values():
-            lengths[each.file] = lengths.get(each.file, 0) + each.length
-        return EpisodeRows(
-            *(self.path, columns, texts),
-            lengths=lengths,
-            orientation=Orientation(self.exif, lambda: is_alone(schema, names)),
-        )
+        orientation = Orientation(self.exif, lambda: is_alone(schema, names))
+        return EpisodeRows(*(self.path, columns, texts), num_rows=num_rows, orientation=orientation)
+
+    def _texts(self, column: str) -> dict[int, str]:
+        texts = read_texts(self.path, self._info, column)
+        if column == "task_index":
+            check_tasks(self.path, self._info, len(texts))
+        return texts
 
     @cached_property
     def _numbered(self) -> dict[str, str]:
@@ -204,10 +222,12 @@ class LeRobot(Originals):
 
     @cached_property
     def _videos(self) -> dict[str, LeRobotVideos]:
-        known, schema = self._info.features, self.schema()
+        known, schema, episodes = self._info.features, self.schema(), self._episodes.values()
         return {
             name: LeRobotVideos(
-                *(self.path, known[name], schema[name], self.tolerance), reference=self.reference
+                *(self.path, known[name], schema[name], self.tolerance),
+                limits=limits_in_videos(episodes, self._info, name),
+                reference=self.reference,
             )
             for name in schema
             if name in self._info.videos
@@ -239,7 +259,7 @@ class LeRobot(Originals):
             return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
         except (SchemaError, TypeError, ValueError, SyntaxError) as error:
             raise SourceError(
-                f"a feature that cannot be stored: {error}"[:300],
+                f"a feature that cannot be stored; select others (--features): {error}"[:300],
                 file=str(path),
                 feature=feature.name[:100],
                 got=f"{feature.dtype} {list(feature.shape)}"[:100],

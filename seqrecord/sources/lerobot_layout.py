@@ -25,13 +25,14 @@ from seqrecord.text import repr_of
 
 INFO = "meta/info.json"
 
-_EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
-_TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
-_STATS, _EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
-_SUBTASKS = "meta/subtasks.parquet"
-_MODALITY = "meta/modality.json"  # GR00T's alone
+EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
+TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
+STATS, EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
+SUBTASKS = "meta/subtasks.parquet"
+MODALITY = "meta/modality.json"  # GR00T's alone
 _ANNOTATION = "annotation."
-_SUBTASK_INDEX = "subtask_index"
+SUBTASK_INDEX = "subtask_index"
+_TOTALS = ("total_episodes", "total_frames", "total_tasks")
 _MAX_INFO_BYTES = 16 << 20
 _MAX_LINES_BYTES = 1 << 30
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
@@ -41,7 +42,8 @@ _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 class LeRobotFeature:
     """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`.
 
-    `depth` is what is said of a video that holds depth in codes, which are no colours.
+    `depth` is what is said of a video that holds depth in codes, which are no colours, and
+    `video_fps` the frame rate that is declared of a video.
     """
 
     name: str
@@ -49,6 +51,7 @@ class LeRobotFeature:
     shape: tuple[int, ...]
     names: Any
     depth: Mapping[str, Any] | None = None
+    video_fps: float | None = None
 
     def check_size(self, found: FeatureSpec, path: Path) -> None:
         """Raise `SourceError` for pictures in a file that are larger or smaller than declared.
@@ -68,7 +71,11 @@ class LeRobotFeature:
 
 @dataclass(frozen=True)
 class LeRobotInfo:
-    """The parts of `info.json` that are used; `version` is 2 or 3."""
+    """The parts of `info.json` that are used; `version` is 2 or 3.
+
+    `totals` are the numbers of episodes, frames and tasks that it declares, and `other_splits` the
+    splits that are not ranges of episodes.
+    """
 
     version: int
     fps: float
@@ -78,6 +85,8 @@ class LeRobotInfo:
     chunks_size: int
     robot_type: str | None
     splits: Mapping[str, range]
+    totals: Mapping[str, int]
+    other_splits: Mapping[str, str]
 
     @property
     def videos(self) -> list[str]:
@@ -137,6 +146,7 @@ def read_info(root: Path) -> LeRobotInfo:
         if not isinstance(videos, str) and (has_video or videos is not None):
             raise _wrong("video_path", "text", videos)
         robot = info.get("robot_type")
+        splits, other_splits = _splits(info.get("splits"))
         return LeRobotInfo(
             version=int(version[1]),
             fps=float(fps),
@@ -145,13 +155,15 @@ def read_info(root: Path) -> LeRobotInfo:
             video_path=videos,
             chunks_size=size,
             robot_type=robot if isinstance(robot, str) else None,
-            splits=_splits(info.get("splits")),
+            splits=splits,
+            totals={name: info[name] for name in _TOTALS if _is_count(info.get(name))},
+            other_splits=other_splits,
         )
 
 
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     """All episodes in the order of their numbers, which need not be without gaps."""
-    place = root / _EPISODES[info.version]
+    place = root / EPISODES[info.version]
     with located(SourceError, file=str(place)):
         tables = episode_tables(root, info)
         episodes = [each for path in tables for each in listed_episodes(path, info)]
@@ -162,12 +174,12 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
         for one, two in pairwise(episodes):
             if one.index == two.index:
                 raise SourceError("an episode that is listed twice", episode=one.key)
-        return episodes
+    return episodes
 
 
 def episode_tables(root: Path, info: LeRobotInfo) -> list[Path]:
     """The files that list episodes; raises `SourceError` where there are none."""
-    place = root / _EPISODES[info.version]
+    place = root / EPISODES[info.version]
     if place.suffix:
         return [place]
     paths = find_files(place, lambda path: path.suffix == ".parquet")
@@ -184,6 +196,13 @@ def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
             yield _listed(row, info, path)
 
 
+def listed_columns(root: Path, info: LeRobotInfo) -> list[str]:
+    """Names of values that the list has of each episode, as its first table or line has them."""
+    place = episode_tables(root, info)[0]
+    with located(SourceError, file=str(place)):
+        return ParquetTable(place).names if info.version == 3 else [*next(_rows(place), ())]
+
+
 def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
     """Features of text whose columns have numbers of the texts: by name of the feature the column.
 
@@ -191,23 +210,23 @@ def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
     https://github.com/NVIDIA/Isaac-GR00T (getting_started/LeRobot_compatible_data_schema.md).
     """
     columns = {} if "task" in info.features else {"task": "task_index"}
-    if _SUBTASK_INDEX in info.features and "subtask" not in info.features:
-        columns |= {"subtask": _SUBTASK_INDEX} if is_file(root / _SUBTASKS) else {}
+    if SUBTASK_INDEX in info.features and "subtask" not in info.features:
+        columns |= {"subtask": SUBTASK_INDEX} if is_file(root / SUBTASKS) else {}
     annotations = [
         name
         for name, each in info.features.items()
         if name.startswith(_ANNOTATION) and "int" in each.dtype
     ]
-    if annotations and is_file(root / _MODALITY):
+    if annotations and is_file(root / MODALITY):
         columns |= {name: name for name in annotations}
     return columns
 
 
 def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     """The texts by their numbers in one of `number_columns`."""
-    text = "subtask" if column == _SUBTASK_INDEX else "task"
+    text = "subtask" if column == SUBTASK_INDEX else "task"
     number = f"{text}_index"
-    place = root / (_SUBTASKS if column == _SUBTASK_INDEX else _TASKS[info.version])
+    place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])
     with located(SourceError, file=str(place)):
         texts = {}
         for row in _rows(place):
@@ -221,10 +240,10 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
 
 def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, Any]]]:
     """The file of statistics by feature, and those in it: of all, or in v2.1 of each episode."""
-    if info.version == 2 and is_file(by_episode := root / _EPISODES_STATS):
+    if info.version == 2 and is_file(by_episode := root / EPISODES_STATS):
         rows = (row.get("stats") for row in _rows(by_episode))
         return by_episode, (row for row in rows if isinstance(row, dict))
-    return root / _STATS, iter([_object(read_bytes(root / _STATS, _MAX_LINES_BYTES))])
+    return root / STATS, iter([_object(read_bytes(root / STATS, _MAX_LINES_BYTES))])
 
 
 _ROWS_NOT_LISTED = 1 << 20
@@ -335,7 +354,7 @@ class ParquetTable:
                     expected=f"at most {group.num_rows * max(1, numbers[name])}",
                     got=column.num_values,
                 )
-        return max(1, most)
+        return int(max(1, most))
 
 
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
@@ -425,7 +444,8 @@ def _features(value: object) -> dict[str, LeRobotFeature]:
         ):
             raise _wrong(f"features.{name}"[:100], "an object of dtype and shape", each)
         features[name] = LeRobotFeature(
-            name, each["dtype"], tuple(shape), each.get("names"), _depth(each)
+            *(name, each["dtype"], tuple(shape), each.get("names"), _depth(each)),
+            video_fps=_video_fps(each),
         )
     return features
 
@@ -443,14 +463,25 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _splits(value: object) -> dict[str, range]:
-    """`{"train": "0:50"}`: names of ranges of episodes. What is something else is left out."""
-    found = {}
+def _video_fps(feature: Mapping[str, Any]) -> float | None:
+    """The frame rate in a feature's `info`."""
+    for known in (feature.get("info"), feature.get("video_info")):
+        rate = known.get("video.fps") if isinstance(known, dict) else None
+        if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e6:
+            return float(rate)
+    return None
+
+
+def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:
+    """`{"train": "0:50"}`: names of ranges of episodes, and those of anything else."""
+    found, others = {}, {}
     for name, each in value.items() if isinstance(value, dict) else ():
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", each) if isinstance(each, str) else None
         if match:
             found[str(name)] = range(int(match[1]), int(match[2]))
-    return found
+        else:
+            others[str(name)[:80]] = repr_of(each, 80)
+    return found, others
 
 
 def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:

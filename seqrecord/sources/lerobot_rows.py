@@ -33,8 +33,6 @@ class NumberedTexts(NamedTuple):
 class EpisodeRows:
     """Reads the rows of episodes, from files that hold one or many of them.
 
-    `lengths` has the number of rows of each file, as `meta` lists them.
-
     Consecutive episodes of one file are read in one pass: a row group may be the whole file, and
     nothing in it can be reached without decoding what comes before.
     """
@@ -45,12 +43,13 @@ class EpisodeRows:
         schema: Mapping[str, FeatureSpec],
         texts: Mapping[str, NumberedTexts],
         *,
-        lengths: Mapping[str, int],
+        num_rows: Mapping[str, int] | None = None,
         orientation: Orientation = UPRIGHT,
         batch_rows: int | None = None,
     ) -> None:
-        self._orientation, self._lengths = orientation, lengths
+        self._orientation = orientation
         self._root, self._schema, self._numbered = root, schema, texts
+        self._num_rows = num_rows or {}  # by file, as `meta` has it
         has_images = any(spec.kind == "image" for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
         if batch_rows is None and all(s.is_fixed or name in texts for name, s in schema.items()):
@@ -85,7 +84,7 @@ class EpisodeRows:
         if episode.file not in self._episodes:
             path = self._root / episode.file
             with located(SourceError, file=str(path)):
-                self._episodes = {episode.file: _Episodes(path, self._lengths[episode.file])}
+                self._episodes = {episode.file: _Episodes(path, self._num_rows.get(episode.file))}
         return self._episodes[episode.file]
 
     def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
@@ -157,9 +156,9 @@ class EpisodeRows:
 class _Episodes:
     """Which rows of a file are of which episode, and their times."""
 
-    def __init__(self, path: Path, num_rows: int) -> None:
+    def __init__(self, path: Path, listed: int | None) -> None:
         self.path, self.table = path, ParquetTable(path)
-        self.table.check_rows(num_rows)  # before three columns of all of them are read
+        _check_rows(self.table, listed)
         batches = list(self.table.batches(_ORDER))
         self._columns = [
             np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
@@ -201,6 +200,17 @@ class _Episodes:
                 got=count,
             )
         return begin, times
+
+
+def _check_rows(table: ParquetTable, listed: int | None) -> None:
+    """Raise `SourceError` for more rows than `meta` lists, before any is read; for fewer the
+    episode that lacks them is refused."""
+    if listed is not None and table.num_rows > listed:
+        raise SourceError(
+            "more rows than meta/episodes lists for this file",
+            expected=f"{listed} rows",
+            got=f"{table.num_rows} rows",
+        )
 
 
 def image_bytes(path: Path, name: str) -> bytes:

@@ -40,7 +40,8 @@ _NUMBERS = ("depth_min", "depth_max", "shift")
 class LeRobotVideos:
     """One feature's videos.
 
-    The file that was opened last stays open: the next episode is mostly in it too.
+    The file that was opened last stays open: the next episode is mostly in it too. `limits` are
+    the seconds in its file before which an episode ends, by its key.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class LeRobotVideos:
         spec: FeatureSpec,
         tolerance: float,
         *,
+        limits: Mapping[str, float],
         reference: bool = False,
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
-        self._reference = reference
+        self._limits, self._reference = limits, reference
         self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None
@@ -65,7 +67,7 @@ class LeRobotVideos:
     ) -> Iterator[Gop | ReferencedGops]:
         """The frames of an episode's rows, of which `times` are the timestamps."""
         with located(SourceError, episode=episode.key, feature=self._spec.name):
-            file, begin = self._opened(episode)
+            file, begin = self._opened(episode, times)
             if self._table is None:
                 yield from read_gops(file, times + begin, tolerance=self._tolerance)
             else:
@@ -77,13 +79,23 @@ class LeRobotVideos:
         """The same frames in metres, float32 [H, W], of a feature of depth."""
         assert self._metres is not None
         with located(SourceError, episode=episode.key, feature=self._spec.name):
-            file, begin = self._opened(episode)
+            file, begin = self._opened(episode, times)
             for frame in read_frames(file, times + begin, tolerance=self._tolerance):
                 yield self._metres[_codes(frame, file)]
 
-    def _opened(self, episode: LeRobotEpisode) -> tuple[VideoFile, float]:
+    def _opened(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> tuple[VideoFile, float]:
         """The open file of an episode, and the time in it of the first frame."""
         place = episode.videos[self._spec.name]
+        end, limit = place.begin + times[-1], self._limits.get(episode.key, math.inf)
+        if end >= limit:
+            raise SourceError(
+                "an episode that shares frames of its video with the next one",
+                file=str(self._root / place.file),
+                expected=f"rows from {place.begin:.3f} s to less than {limit:.3f} s",
+                got=f"{len(times)} rows to {end:.3f} s",
+            )
         if self._file is None or self._opened_last != place.file:
             if self._file is not None:
                 self._file.close()

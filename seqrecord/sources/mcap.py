@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,12 @@ from seqrecord.sources.aligning import ALIGNMENTS, AlignedMessages
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
+from seqrecord.sources.inventory import Account, LeftOut, group_names, unread_files
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.specs import check_like_first, feature_name, feature_spec, text_spec
-from seqrecord.text import repr_of
+from seqrecord.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
 
@@ -75,7 +78,7 @@ class Mcap(Originals):
     tolerance: float = 0.1
 
     takes_files = True
-    unpickled = ("_recordings", "_episodes")
+    unpickled = ("_recordings", "_episodes", "_times")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,6 +115,68 @@ class Mcap(Originals):
                 for each in values.values():
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
+
+    def account(self) -> Account:
+        """Topics that are not read, messages in no frame, and other files."""
+        bags = [each for each in self._recordings.values() if each.metadata]
+        kinds = [("rosbag2 folder", len(bags)), ("file", len(self._recordings) - len(bags))]
+        reason = " and ".join(counted(n, kind) for kind, n in kinds if n)
+        places = {LOG_TIME: f"{self._clock}: log time"}
+        for topic, each in self._topics.items():
+            for suffix, spec in each.specs.items():
+                places[spec.name] = f"{topic} {suffix}".rstrip()
+        return Account(
+            f"{reason} of messages",
+            places,
+            (*self._unread_topics(), *self._unread_files()),
+            tuple(self._dropped()),
+        )
+
+    def _unread_topics(self) -> Iterator[LeftOut]:
+        """Topics that no feature is made of, with their messages in all recordings."""
+        counts: Counter[str] = Counter()
+        types: dict[str, Topic] = {}
+        for recording in self._recordings.values():
+            with suppress(SourceError):  # `frames` says what is wrong
+                counts.update(self._times.get(recording.key, {}))
+                types |= recording.topics
+        for topic, count in sorted(counts.items()):
+            if topic in self._topics:
+                continue
+            reason, is_data = "not in the first recording", True
+            if not count:
+                reason, is_data = "empty topic", False
+            elif not can_read(types[topic]):
+                reason = f"no reader of {_type(types[topic])}"
+                is_data = self.map is None and self.features is None
+            elif topic in self._offered:
+                reason, is_data = "not selected by features= or map=", False
+            yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
+
+    def _unread_files(self) -> Iterator[LeftOut]:
+        taken = {path for each in self._recordings.values() for path in each.paths}
+        taken |= {each.metadata for each in self._recordings.values() if each.metadata}
+        unlisted = [path for each in self._recordings.values() for path in each.unlisted]
+        yield from group_names(unlisted, self.path, "not listed in metadata.yaml")
+        yield from unread_files(self.path, lambda path: path in taken or path in unlisted)
+
+    def _dropped(self) -> Iterator[str]:
+        for topic in self._topics:
+            each = [info.metadata["topics"][topic] for info in self._episodes if not _failed(info)]
+            dropped, total = (sum(n[key] for n in each) for key in ("dropped", "messages"))
+            if dropped:
+                yield f"{dropped:,} of {total:,} messages of {topic} are in no frame"
+            if without := sum(n["frames_without"] for n in each):
+                yield f"{without:,} frames lack {topic}"
+
+    @cached_property
+    def _times(self) -> dict[str, dict[str, int]]:
+        """By recording and topic the number of messages."""
+        found = {}
+        for recording in self._recordings.values():
+            with suppress(SourceError):
+                found[recording.key] = {t: len(each) for t, each in recording.times().items()}
+        return found
 
     def _reader(self, recording: Recording) -> Callable[[str, bytes, Path], dict[str, Any]]:
         """What makes values of frames of a recording's messages."""
@@ -184,6 +249,8 @@ class Mcap(Originals):
                 continue
             if (features := self._first(topic, prefix)) is not None:
                 found[topic] = features
+            elif self.map is not None or names:
+                raise self._refused("a topic that was asked for has no message", topic)
         offered = [spec.name for each in found.values() for spec in each.specs.values()]
         if twice := sorted({name for name in offered if offered.count(name) > 1}):
             raise self._refused(
@@ -358,6 +425,10 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _failed(info: EpisodeInfo) -> bool:
+    return "topics" not in info.metadata
 
 
 def _type(topic: Topic) -> str:

@@ -22,7 +22,7 @@ _CONTAINERS = frozenset(
 )
 _MOST_LEVELS = 16
 _MOST_AUDIO = 64  # samples for a byte of the file
-_COUNT_AT = {b"stsz": 8, b"stz2": 8}  # of the number of entries in a box; 4 in others
+_COUNT_AT = {b"stsz": 8, b"stz2": 8, b"sbgp": 8}  # of the number of entries; 4 in others
 _ENTRY_BITS = {  # of a row of a table
     b"stts": 64,
     b"ctts": 64,
@@ -111,7 +111,9 @@ class _Found:
 
     def _check_table(self, box: _Box, track: _Track) -> None:
         at = _COUNT_AT.get(box.kind, 4)
-        head = self._read(box.start, 12)
+        head = self._read(box.start, 16)
+        if box.kind == b"sbgp" and head[:1] == b"\1":
+            at += 4
         count, bits = int.from_bytes(head[at : at + 4], "big"), _ENTRY_BITS[box.kind]
         if box.kind == b"stsz":
             track.samples, track.sample_bytes = count, int.from_bytes(head[4:8], "big")

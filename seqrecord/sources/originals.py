@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -120,11 +121,19 @@ class FirstError:
 
 @dataclass
 class Scan:
-    """What is found in originals: features, the names of all that there are, and episodes."""
+    """What is found in originals: features, the names of all that there are, and episodes.
+
+    For the inventory: the number of values by feature, the places of features, numbers of files by
+    pattern that have no reader, and notes.
+    """
 
     specs: list[FeatureSpec] = field(default_factory=list)
     offered: dict[str, None] = field(default_factory=dict)
     episodes: list[EpisodeInfo] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    places: dict[str, str] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
     errors: FirstError = field(default_factory=FirstError)
 
     def unless_broken(self, info: EpisodeInfo) -> AbstractContextManager[None]:
@@ -151,16 +160,23 @@ class ScannedSource(Originals, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
+        state.pop("scan_result", None)
         if "_scanned" in state:
             state["_scanned"] = (self.schema(), ())  # a worker gets its episodes one by one
         return state
 
     @cached_property
-    def _scanned(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
+    def scan_result(self) -> Scan:
+        """Raises the first error if no original can be read."""
         found = Scan()
         self.scan(found)
         if not found.specs and found.errors.first:
             raise found.errors.first
+        return found
+
+    @cached_property
+    def _scanned(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
+        found = self.scan_result
         return chosen_schema(found.specs, self.features, self.path, found.offered), found.episodes
 
 
@@ -183,6 +199,17 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
 def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
     """As `has_file`, of a folder whose names of files and folders fit."""
     return is_directory(root) and any(fits(set(names)) for _, names in _first_entries(root))
+
+
+def first_files(root: Path, most: int) -> list[Path]:
+    """At most so many files among the first entries of the tree below a folder."""
+    files = (
+        folder / name
+        for folder, names in _first_entries(root)
+        for name, is_folder in names.items()
+        if not is_folder
+    )
+    return sorted(islice(files, most))
 
 
 def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:

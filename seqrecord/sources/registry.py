@@ -12,7 +12,10 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
+from seqrecord.sources.file_types import file_type
 from seqrecord.sources.files import find_original, is_file, list_folder
+from seqrecord.sources.nested import check_nested
+from seqrecord.sources.originals import first_files
 from seqrecord.sources.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
@@ -41,6 +44,7 @@ they are used."""
 ENTRY_POINTS = "seqrecord.sources"
 """The group of entry points by which other packages add formats."""
 
+_LOOKED_AT = 100  # files whose type is looked at where nothing fits
 _SHOWN = 6  # names of what lies in a folder that nothing fits
 
 
@@ -128,6 +132,8 @@ class _Opening:
     def find(self) -> Source:
         formats = [*map(_built_in, BUILT_IN), *self._added()]
         for is_fallback in (False, True):
+            if is_fallback:
+                check_nested(self.path, only_lerobot=True)
             candidates = [each for each in formats if each.is_fallback == is_fallback]
             found = [(each, source) for each in candidates if (source := self._try(each))]
             if len(found) > 1:
@@ -141,6 +147,7 @@ class _Opening:
             for each, source in found:
                 self._check_options(each)
                 return source
+        check_nested(self.path, only_lerobot=False)
         raise SourceError(
             "nothing here that can be packed",
             file=str(self.path),
@@ -224,7 +231,13 @@ def _loaded(point: EntryPoint) -> SourceFormat:
 def _contents(path: Path) -> str:
     """What lies at a path that no format fits, in words."""
     if is_file(path):
-        return "a file"
-    names = sorted(f"{name}/" if is_folder else name for name, is_folder in list_folder(path))
+        return file_type(path) or "a file"
+    entries = sorted(list_folder(path))
+    names = [f"{name}/" if is_folder else name for name, is_folder in entries]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
+    shown = f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
+    types: dict[str, str] = {}  # each type once, with the first file of it
+    for file in first_files(path, _LOOKED_AT):
+        if (kind := file_type(file)) is not None:
+            types.setdefault(kind.replace(file.name, "FILE"), f"{file.name} is {kind}")
+    return "; ".join([shown, *[*types.values()][:_SHOWN]])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,6 +22,7 @@ from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.files import read_bytes
 from seqrecord.sources.images import image_header, passthrough_codec
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.orientation import Orientation, shape_of
 from seqrecord.sources.originals import (
     Scan,
@@ -28,6 +33,10 @@ from seqrecord.sources.originals import (
     key_of,
 )
 from seqrecord.sources.specs import feature_spec
+from seqrecord.sources.text_tables import count_rows
+from seqrecord.text import counted
+
+_WITHOUT_PARTNER = re.compile("_(without|before|after)_")
 
 
 class Column(Protocol):
@@ -95,12 +104,25 @@ class Values(Column):
 
 @dataclass(frozen=True)
 class SequenceFrames:
-    """A sequence: how many frames it has, and each feature's column."""
+    """A sequence.
+
+    Args:
+        num_frames: number of frames.
+        columns: each selected feature's column.
+        places: where each feature, also one that is not selected, lies below the sequence's folder.
+        files: the files that were read, and the images that lists name.
+        metadata: that of the episode; `X_without_Y`, `X_before_Y` and `X_after_Y` are numbers of
+            rows and images without a partner, which the inventory sums.
+        notes: assumptions, and what the inventory says of empty tables.
+    """
 
     num_frames: int
     columns: Mapping[str, Column]
+    places: Mapping[str, str]
+    files: Collection[Path]
     metadata: dict[str, Any] = field(default_factory=dict)
     fps: float | None = None
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +144,19 @@ class SequenceSource(ScannedSource):
     @abstractmethod
     def open(self, folder: Path) -> SequenceFrames:
         """The sequence, its lists checked, before any image is read."""
+
+    def unread_tables(self, folder: Path) -> Mapping[str, Path]:  # noqa: ARG002
+        """Tables of a sequence that have no reader, by the names that the inventory has for
+        them."""
+        return {}
+
+    def is_beside(self, path: Path) -> bool:  # noqa: ARG002
+        """Whether a file outside of all sequences belongs to one of them."""
+        return False
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these features is selected."""
+        return self.features is None or not {*self.features}.isdisjoint(names)
 
     def key(self, folder: Path) -> str:
         """A sequence's key: the path below `root`, or the folder's name if it is `root`."""
@@ -178,6 +213,57 @@ class SequenceSource(ScannedSource):
                     for name in (sequence.columns if self.features is None else self.features)
                     if name in sequence.columns
                 ]
-                found.offered |= dict.fromkeys(sequence.columns)
+                found.offered |= dict.fromkeys(sequence.places)
                 info = EpisodeInfo(key, sequence.num_frames, sequence.metadata, sequence.fps)
                 found.episodes.append(info)
+
+    def account(self) -> Account:
+        """Reads the lists of each sequence again; a broken one is skipped."""
+        places: dict[str, str] = {}
+        counts, notes, rows, files, unselected = (Counter[str]() for _ in range(5))
+        folders = set(self._folders.values())
+        for folder in self._folders.values():
+            with suppress(SourceError):
+                sequence = self.open(folder)
+                places |= sequence.places
+                facts = sequence.metadata.items()
+                counts.update({name: n for name, n in facts if _WITHOUT_PARTNER.search(name)})
+                notes.update(sequence.notes)
+                unselected.update(name for name in sequence.places if not self.wants(name))
+                hidden = [sequence.places[name] for name in unselected if name in sequence.places]
+                tables = self.unread_tables(folder)
+                rows.update({name: count_rows(path) for name, path in tables.items()})
+                known = {*sequence.files, *tables.values()}
+                for each in unread_files(folder, _taker(folder, known, hidden)):
+                    files[each.pattern] += each.count
+        outside = unread_files(
+            self.path,
+            lambda path: path.parent in folders or self.is_beside(path),
+            goes_down=lambda names: not self.is_sequence({*names}),
+        )
+        for each in outside:
+            files[each.pattern] += each.count
+        total = counted(len(folders), "sequence")
+        left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
+        largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
+        left_out += [LeftOut(name, count, "no reader") for name, count in largest]
+        left_out += [
+            LeftOut(
+                f"feature {name}", count, "not selected by features=", "sequences", is_data=False
+            )
+            for name, count in unselected.items()
+        ]
+        said = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
+        said += [f"{note} ({count} of {total})" for note, count in notes.items()]
+        return Account(f"{total}: {self.expected}", places, tuple(left_out), tuple(said))
+
+
+def _taker(folder: Path, known: Collection[Path], hidden: Sequence[str]) -> Callable[[Path], bool]:
+    """Whether a file below `folder` is known, or belongs to a feature that is not selected."""
+
+    def is_taken(path: Path) -> bool:
+        return path in known or any(
+            fnmatchcase(path.relative_to(folder).as_posix(), pattern) for pattern in hidden
+        )
+
+    return is_taken

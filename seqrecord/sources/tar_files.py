@@ -13,6 +13,7 @@ from seqrecord.sources.files import first_line
 
 _MAX_HEADER = 1 << 20  # bytes of what tells a name; a file may claim any number
 _MAX_NAME = 4096
+_BLOCK = 1 << 16
 
 
 class Member(NamedTuple):
@@ -27,8 +28,8 @@ class Member(NamedTuple):
 def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
     """The regular files from the header at `offset` on; folders are left out.
 
-    Raises `SourceError` for a tar file that is cut or damaged, and for links, devices and files
-    with holes. No more than a header is in memory.
+    Raises `SourceError` for a tar file that is cut or damaged, for data behind its end, and for
+    links, devices and files with holes. No more than a header is in memory.
     """
     headers: Any = _Headers(file)
     try:
@@ -44,6 +45,7 @@ def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise _broken(path, tar.offset, "no end of the archive here")
+            _check_rest(file, path)
     except (SeqRecordError, OSError, GeneratorExit):
         raise
     except Exception as error:  # mostly tarfile.TarError, but it parses numbers and texts
@@ -77,6 +79,21 @@ class _Headers:
         if not 0 <= size <= _MAX_HEADER:
             raise tarfile.ReadError(f"a header of {size} bytes, at most {_MAX_HEADER} are allowed")
         return self._file.read(size)
+
+
+def _check_rest(file: BinaryIO, path: Path) -> None:
+    """Raises `SourceError` unless the rest of a file is zeros, as behind the end of an archive."""
+    offset = file.tell()
+    while block := file.read(_BLOCK):
+        if block.count(0) != len(block):
+            raise SourceError(
+                "data behind the end of a tar file, as of concatenated ones: extract them with "
+                "`tar --ignore-zeros -xf FILE`, and pack the folder",
+                file=str(path),
+                offset=offset,
+                expected="zeros",
+            )
+        offset += len(block)
 
 
 def _checked(found: tarfile.TarInfo, path: Path) -> Member:

@@ -250,4 +250,4 @@ def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any
 
 def _read_poses(path: Path) -> npt.NDArray[np.float64]:
     """Poses as float64 [T, 7]: metres, then a quaternion."""
-    return table(path, rows_of(path), 7, exact=True)
+    return table(path, rows_of(path), 7)

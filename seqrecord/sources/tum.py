@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import SourceError
 from seqrecord.sources.aligning import associate, sample_bounds
 from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.files import is_file
+from seqrecord.sources.files import is_file, opened
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
-from seqrecord.sources.text_tables import timed_files, timed_values
+from seqrecord.sources.text_tables import check_matches, timed_files, timed_values
 
 _WITHIN = 0.02  # seconds: what associate.py allows
-_SEPARATORS = ",\t"
+_NEAR = "less than 20 ms away"
+_HEAD_BYTES = 1 << 12
 
 _KINECT = re.compile(r"freiburg([123])")
 _CALIBRATION = {  # fx, fy, cx, cy; distortion
@@ -42,12 +42,15 @@ class Tum(SequenceSource):
 
     Frames are the pairs of a colour and a depth image that TUM's `associate.py` finds: less than
     20 ms apart, the closest pairs first. Images without a partner are dropped; the metadata counts
-    them. Each colour image's pose is found in the same way; a frame without one lacks it. Without
-    `depth.txt` frames are all colour images.
+    them. Each colour image's pose is found in the same way; a frame without one lacks it. Frames
+    are all colour images if there is no `depth.txt`, or if `features` selects neither `depth` nor
+    `depth_timestamp`. Tables of features that are not selected are not read. A table of which no
+    row matches a frame is an error; an empty one is noted in the inventory.
 
     The metadata has `camera`, the colour camera that TUM has calibrated, and its
-    `distortion_coefficients`, of sequences whose path says `freiburg1`, `freiburg2` or `freiburg3`:
-    the files do not tell. Images are as they were recorded, so distortion is not removed.
+    `distortion_coefficients`, of sequences of `freiburg1`, `freiburg2` or `freiburg3`: the header
+    of `rgb.txt` names the camera, or else the path does. The inventory notes the origin. Images are
+    as they were recorded, so distortion is not removed.
 
     Features: `image` uint8 [H, W, 3]; `depth` uint16 [H, W], 5000 a metre, 0 where unknown; `pose`
     float64 [7], `tx ty tz qx qy qz qw` of the colour camera in metres; `timestamp` and
@@ -62,55 +65,85 @@ class Tum(SequenceSource):
         return {"rgb.txt", "rgb"} <= names
 
     def open(self, folder: Path) -> SequenceFrames:
-        times, images = timed_files(folder / "rgb.txt", folder, _SEPARATORS)
-        kept = np.arange(len(times))
+        rgb, depth, truth, accelerometer = (
+            folder / f"{name}.txt" for name in ("rgb", "depth", "groundtruth", "accelerometer")
+        )
+        times, images = timed_files(rgb, folder)
+        files = [rgb, *images]
+        places = {"image": "rgb/*", "timestamp": "rgb.txt"}
+        known, note = _calibration(folder)
+        notes = [note]
         columns: dict[str, Column] = {}
-        metadata: dict[str, Any] = {"dataset": "TUM RGB-D", **_calibration(folder)}
-        if is_file(folder / "depth.txt"):
-            depth_times, depths = timed_files(folder / "depth.txt", folder, _SEPARATORS)
+        metadata: dict[str, Any] = {"dataset": "TUM RGB-D", **known}
+        kept = np.arange(len(times))
+        if is_file(depth):
+            places |= {"depth": "depth/*", "depth_timestamp": "depth.txt"}
+        if "depth" in places and self.wants("depth", "depth_timestamp"):
+            depth_times, depths = timed_files(depth, folder)
+            files += [depth, *depths]
             kept, partners = associate(times, depth_times, _WITHIN)
+            check_matches(depth, len(kept), depth_times, times, _NEAR, "s", "depth")
             columns["depth"] = Images(
                 [depths[row] for row in partners.tolist()], "depth", "1/5000 m"
             )
             columns["depth_timestamp"] = Values(depth_times[partners], "timestamp", "s")
             metadata["depth_per_metre"] = 5000
+            notes.append("unit of depth assumed: 1/5000 m")
             metadata["rgb_without_depth"] = len(times) - len(kept)
             metadata["depth_without_rgb"] = len(depth_times) - len(kept)
-        if not len(kept):
-            raise SourceError(
-                "a sequence without frames",
-                file=str(folder),
-                expected="colour and depth images less than 20 ms apart",
-            )
         times = times[kept]
         columns = {"image": Images([images[row] for row in kept.tolist()]), **columns}
         columns["timestamp"] = Values(times, "timestamp", "s")
-        if is_file(folder / "groundtruth.txt"):
-            pose_times, poses = timed_values(folder / "groundtruth.txt", 7, _SEPARATORS)
-            frames, rows = associate(times, pose_times, _WITHIN)
-            found = np.zeros((len(times), 7))
-            there = np.zeros(len(times), np.bool_)
-            found[frames], there[frames] = poses[rows], True
-            metadata["frames_without_pose"] = len(times) - len(frames)
-            if len(frames):
+        if is_file(truth):
+            places["pose"] = "groundtruth.txt"
+        if "pose" in places and self.wants("pose"):
+            files.append(truth)
+            pose_times, poses = timed_values(truth, (7,))
+            if len(pose_times):
+                frames, rows = associate(times, pose_times, _WITHIN)
+                check_matches(truth, len(frames), pose_times, times, _NEAR, "s", "pose")
+                found = np.zeros((len(times), 7))
+                there = np.zeros(len(times), np.bool_)
+                found[frames], there[frames] = poses[rows], True
                 columns["pose"] = Values(found, "pose", "m", there)
-        if is_file(folder / "accelerometer.txt"):
-            stamps, values = timed_values(folder / "accelerometer.txt", 3, _SEPARATORS)
-            samples, bounds = np.column_stack([stamps, values]), sample_bounds(times, stamps)
-            columns["accelerometer"] = Values(samples, "imu", bounds=bounds)
-        return SequenceFrames(len(times), columns, metadata)
+                metadata["frames_without_pose"] = len(times) - len(frames)
+            else:
+                notes.append("groundtruth.txt is empty")
+        if is_file(accelerometer):
+            places["accelerometer"] = "accelerometer.txt"
+        if "accelerometer" in places and self.wants("accelerometer"):
+            files.append(accelerometer)
+            stamps, values = timed_values(accelerometer, (3,))
+            if len(stamps):
+                samples, bounds = np.column_stack([stamps, values]), sample_bounds(times, stamps)
+                before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
+                inside = len(stamps) - before - after
+                during = "within the time"
+                check_matches(accelerometer, inside, stamps, times, during, "s", "accelerometer")
+                columns["accelerometer"] = Values(samples, "imu", bounds=bounds)
+                metadata["accelerometer_before_first_frame"] = before
+                metadata["accelerometer_after_last_frame"] = after
+            else:
+                notes.append("accelerometer.txt is empty")
+        return SequenceFrames(len(times), columns, places, files, metadata, notes=notes)
 
 
-def _calibration(folder: Path) -> dict[str, Any]:
-    """What is known of the camera of a sequence by its folder's name."""
-    if not (found := _KINECT.findall(folder.as_posix())):
-        return {}
+def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
+    """The camera that the header of `rgb.txt` names, or else the path, and a note of its origin."""
+    with opened(folder / "rgb.txt") as file:
+        head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
+    header = "".join(line for line in head.splitlines() if line.startswith("#"))
+    origin, found = "the header of rgb.txt", _KINECT.findall(header)
+    if not found:
+        origin, found = "the path", _KINECT.findall(folder.as_posix())
+    if not found:
+        return {}, "camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3"
     values, distortion = _CALIBRATION[found[-1]]
     camera = dict(zip(("fx", "fy", "cx", "cy"), values, strict=True))
     return {
         "camera": {**camera, "width": 640, "height": 480},
         "distortion_coefficients": list(distortion),
-    }
+    }, f"camera assumed: freiburg{found[-1]}'s, named by {origin}"
 
 
 FORMAT = SourceFormat("tum", Tum.expected, Tum, ("exif",), takes_urls=True)

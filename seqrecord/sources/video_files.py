@@ -66,7 +66,6 @@ class VideoFile:
         color_range         "limited" or "full", or None
         fps                 frames a second, on average, or None
         others              the file's other streams of video, in words
-        num_unread          streams of sound, subtitles and data
 
     `stream` is the number of the stream among those of video, from 0, or its title; by default it
     is the first one. Cover pictures are none.
@@ -76,7 +75,6 @@ class VideoFile:
 
     _is_unread: bool
     others: tuple[str, ...]
-    num_unread: int
 
     def __init__(self, path: Path, stream: int | str | None = None) -> None:
         self.path = path
@@ -146,9 +144,13 @@ class VideoFile:
 
     def count(self) -> int:
         """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
-        if entries := self._entries():
-            return sum(not entry.is_discard for entry in entries)
-        return len(self.ticks())
+        known = self.known_count()
+        return len(self.ticks()) if known is None else known
+
+    def known_count(self) -> int | None:
+        """How many frames are shown, if the tables of an MP4 say it."""
+        entries = self._entries()
+        return sum(not entry.is_discard for entry in entries) if entries else None
 
     def entries(self) -> Any:
         """What an MP4 says of its packets without them, and with the times of their frames: a list
@@ -164,6 +166,10 @@ class VideoFile:
                 if 0 < len(entries) <= self._stream.frames:
                     return entries
         return ()
+
+    def other_streams(self) -> list[str]:
+        """The kinds of the file's streams that are no video: "audio", "subtitle", "data", …"""
+        return [each.type or "data" for each in self._file.streams if each.type != "video"]
 
     @property
     def nbytes(self) -> int:
@@ -248,7 +254,6 @@ class VideoFile:
         if not streams or streams[number].codec_context is None:
             raise SourceError("a file without video of a known codec", file=str(self.path))
         self.others = tuple(text for i, text in enumerate(shown) if i != number)
-        self.num_unread = len(self._file.streams) - len(self._file.streams.video)
         return streams[number]
 
     def _seek(self, tick: int) -> Iterator[VideoPacket]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from seqrecord.sources.specs import chosen_names, feature_spec
 from seqrecord.sources.video_files import VIDEO_ENDINGS, VideoFile
 from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 from seqrecord.sources.video_tables import read_references, read_table
+from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
@@ -76,33 +78,44 @@ class Videos(Originals):
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
 
     def account(self) -> Account:
-        """Other files and streams, which are not packed."""
-        root, paths = self.path, list(self._paths())
-        others: dict[str, int] = {}
-        unread = 0
-        for path in paths:
+        """Opens each file for the kinds of its streams."""
+        streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
+        for path in self._paths():
+            endings[path.suffix] += 1
             with suppress(SourceError), VideoFile(path, self.stream) as file:
-                unread += file.num_unread
-                for other in file.others:
-                    others[other] = others.get(other, 0) + 1
+                streams.update(file.other_streams())
+                others.update(file.others)
                 if file.others and self.stream is None:
                     _logger.warning(
                         "%s: %d streams of video; the first is read, choose another by "
                         "--source-option stream=: %s",
                         *(path, len(file.others) + 1, "; ".join(file.others)),
                     )
-        reason = f"{len(paths)} video files"
-        is_chosen = self.stream is not None
+        names = ", ".join(f"*{ending}" for ending in sorted(endings))
+        cameras = {name for files in self._files.values() for name in files}
+        places = {
+            name: names if name in (_IMAGE, _TIME) else f"*/{name}.*" for name in self.schema()
+        }
         left_out = [
-            LeftOut(f"video {what}", count, "another stream is read", "streams", not is_chosen)
-            for what, count in others.items()
+            LeftOut(f"{kind} in {names}", n, "no reader", "streams")
+            for kind, n in sorted(streams.items())
         ]
-        if unread:
-            left_out.append(LeftOut("sound, subtitles, data", unread, "no reader", "streams"))
-        taken = set(paths)
-        left_out += unread_files(root, lambda path: path in taken)
-        places = {name: f"*/{name}.*" if self.by_folder else "*" for name in self.schema()}
-        return Account(reason, places, tuple(left_out))
+        left_out += [
+            LeftOut(f"video {which}", n, "another stream is read", "streams", self.stream is None)
+            for which, n in sorted(others.items())
+        ]
+        left_out += unread_files(self.path, _is_video)
+        left_out += [
+            LeftOut(
+                f"{name}.*",
+                sum(name in files for files in self._files.values()),
+                "not selected by features=",
+                is_data=False,
+            )
+            for name in sorted(cameras - {*self.schema()})
+        ]
+        count = counted(sum(endings.values()), "file")
+        return Account(f"{count} {names}", places, tuple(left_out))
 
     def referring(self) -> Videos:
         """The same source, whose packets stay where they are."""

@@ -6,7 +6,8 @@ https://github.com/webdataset/webdataset#the-webdataset-format
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -31,6 +32,7 @@ from seqrecord.sources.frame_names import (
     number_of,
 )
 from seqrecord.sources.images import IMAGE_FORMATS, referable_codec
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import (
     NumberedFrames,
@@ -43,6 +45,8 @@ from seqrecord.sources.originals import (
 from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_name, feature_spec, kind_of, text_spec
 from seqrecord.sources.tar_files import Member, members, read_member
+from seqrecord.sources.tar_names import missing_shards, seconds_of, split_name
+from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
@@ -61,12 +65,14 @@ class WebDataset(NumberedFrames, ScannedSource):
         ROOT/…/NAME.tar    000000.rgb.png, 000000.depth.npy, 000000.json, 000001.rgb.png, …
         ROOT/…/NAME.tar    run_1/000000.jpg, run_1/000001.jpg, …, run_2/000000.jpg, …
 
-    A sample, files that follow each other and have one name up to its first dot, is a frame. An
+    A sample, files that follow each other and have one name up to its first dot, is a frame. The
+    dot of a time belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An
     episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
     fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images (`png`,
     `jpg`) and arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
     `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
-    them in `left_out`, and a warning does. Nothing is unpickled.
+    them in `left_out`, and a warning does. Nothing is unpickled. A field that is a short number,
+    as in `000012.5.png`, may be a part of a time: it must be selected by `features` or `sparse`.
 
     Frames come in the order of the samples, whose numbers rise without a gap, unless `allow_gaps`.
     All samples of an episode have the same fields, but for those that are `sparse`. Both, and
@@ -103,12 +109,11 @@ class WebDataset(NumberedFrames, ScannedSource):
         if not paths:
             raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
         keys: set[str] = set()
-        left_out: set[str] = set()
         are_named = False
         for path in paths:
-            again = None
+            again, before = None, len(found.episodes)
             with found.unless_broken(self._place(path, "", 0)), opened(path) as stream:
-                skipped: set[str] = set()
+                skipped = Counter[str]()
                 each = _samples(stream, path, skipped=skipped)
                 for folder, samples in groupby(each, lambda one: one.folder):
                     first = next(samples)
@@ -121,14 +126,21 @@ class WebDataset(NumberedFrames, ScannedSource):
                         one = _Episode(stream, path)
                         for sample in chain([first], samples):
                             one.add(sample)
+                        self._check_fields(one, path)
                         pattern = one.pattern()
                         specs = list(self._specs(one, path))
                         found.episodes.append(self._info(place, one, pattern, skipped))
                         found.specs += specs
+                        for name, values in one.fields.items():
+                            found.counts[name] += values.count
+                            found.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
                         found.offered |= dict.fromkeys(one.fields)
                         are_named |= pattern is None
-                    left_out |= skipped
+                    found.unread += skipped
                     skipped.clear()
+                found.unread += skipped
+                if len(found.episodes) == before:
+                    found.notes.append(f"{path.name} has no samples")
             if again is not None:
                 raise SourceError(
                     "samples of one folder that do not follow each other; tar --sort=name brings "
@@ -140,11 +152,44 @@ class WebDataset(NumberedFrames, ScannedSource):
         if found.offered:
             told = name_specs(self.path, are_named=are_named)
             found.specs += [spec for spec in told if spec.name not in found.offered]
-        if left_out:
+        if found.unread:
             _logger.warning(
                 "%s: fields that are not read; pickles never are: %s",
                 self.path,
-                ", ".join(sorted(left_out)),
+                ", ".join(_names(found.unread)),
+            )
+        for folder in dict.fromkeys(path.parent for path in paths):
+            names = [path.name for path in paths if path.parent == folder]
+            if missing := missing_shards(names):
+                note = f"{counted(len(missing), 'shard')} missing: {', '.join(missing[:5])}"
+                found.notes.append(note)
+                _logger.warning("%s: %s", folder, note)
+
+    def account(self) -> Account:
+        found, paths = self.scan_result, find_files(self.path, _is_tar)
+        left_out = [
+            LeftOut(f"*.tar/{pattern}", count, "no reader")
+            for pattern, count in found.unread.most_common()
+        ]
+        left_out += unread_files(self.path, _is_tar)
+        left_out += [
+            LeftOut(f"field {name}", count, "not selected by features=", is_data=False)
+            for name, count in found.counts.items()
+            if name not in self.schema()
+        ]
+        reason = counted(len(paths), "tar file") + " of samples KEY.FIELD"
+        return Account(reason, found.places, tuple(left_out), tuple(found.notes))
+
+    def _check_fields(self, one: _Episode, path: Path) -> None:
+        """Raises `SourceError` for fields that are numbers, unless they were selected."""
+        numbers = [name for name in one.fields if name.partition(".")[0].isdecimal()]
+        if self.features is None and not {*numbers} <= {*self.sparse}:
+            raise SourceError(
+                "fields that are numbers: parts of times, or features? Rename the files, or select "
+                f"the features (--features {','.join(numbers)})"[:300],
+                file=str(path / one.folder),
+                expected="KEY.FIELD.png, or times with 9 digits before or 4 behind the dot",
+                got=", ".join(one.fields[name].first.name for name in numbers[:3]),
             )
 
     @property
@@ -158,21 +203,21 @@ class WebDataset(NumberedFrames, ScannedSource):
         return EpisodeInfo(key, 0, {"file": file, "offset": offset})
 
     def _info(
-        self, place: EpisodeInfo, one: _Episode, pattern: str | None, left_out: Collection[str]
+        self, place: EpisodeInfo, one: _Episode, pattern: str | None, unread: Collection[str]
     ) -> EpisodeInfo:
         metadata = dict(place.metadata)
         fields = one.fields if self.features is None else one.fields.keys() & {*self.features}
         chosen = {name: one.fields[name] for name in sorted(fields)}
         if pattern is not None:
             metadata["files"] = {
-                name: pattern + escaped(f".{_split(each.first.name)[2]}")
+                name: pattern + escaped(f".{split_name(each.first.name)[2]}")
                 for name, each in (chosen or one.fields).items()
             }
         for name in self.sparse:
             if name in chosen:
                 metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
-        if left_out:
-            metadata["left_out"] = sorted(left_out)
+        if unread:
+            metadata["left_out"] = _names(unread)
         return replace(place, num_frames=len(one.keys), metadata=metadata)
 
     def _specs(self, one: _Episode, path: Path) -> Iterator[FeatureSpec]:
@@ -208,10 +253,11 @@ class WebDataset(NumberedFrames, ScannedSource):
         schema, files = self.schema(), info.metadata.get("files", {})
         beside = info.metadata.get("left_out", ())
         orientation = Orientation(self.exif, lambda: is_alone(schema, beside))
-        pattern = next((_split(each)[1] for each in files.values()), None)
+        pattern = next((split_name(each)[1] for each in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] = set()
-        folder = None
+        folder: str | None = None
+        time: float | None = None
         for index, sample in enumerate(_samples(stream, path, info.metadata["offset"])):
             if folder is None and self._place(path, sample.folder, 0).key == info.key:
                 folder = sample.folder
@@ -242,6 +288,16 @@ class WebDataset(NumberedFrames, ScannedSource):
             numbers.append(sample.key if number is None else number)
             if not self.allow_gaps:
                 check_numbers(numbers[-3:], path, num_frames=info.num_frames)
+                last, time = time, seconds_of(sample.key)
+                if last is not None and time is not None and time < last:
+                    raise SourceError(
+                        "timestamps that go back; with allow_gaps=true (--source-option) the order "
+                        "is not checked",
+                        file=str(path),
+                        frame=index,
+                        expected=f"{last} or later",
+                        got=sample.key,
+                    )
             told = {
                 FRAME_NUMBER: np.array(index if number is None else number, np.int64),
                 FRAME_NAME: sample.key,
@@ -314,24 +370,27 @@ class _Episode:
             one.count += 1
 
     def pattern(self) -> str | None:
-        """Makes of a number, by `str.format`, the path of a sample without its field."""
+        """Makes of a number, by `str.format`, the path of a sample without its field; `None` where
+        keys are times, or have no number."""
+        if any("." in key for key in self.keys):
+            return None
         found = frame_files(self.keys).pattern
         folder = escaped(f"{self.folder}/" if self.folder else "")
         return None if found is None else folder + found
 
 
 def _samples(
-    stream: BinaryIO, path: Path, offset: int = 0, *, skipped: set[str] | None = None
+    stream: BinaryIO, path: Path, offset: int = 0, *, skipped: Counter[str] | None = None
 ) -> Iterator[_Sample]:
     """The samples that have a field that is read; the names of others go to `skipped`."""
     sample = None
     for member in members(stream, path, offset):
-        folder, key, ending = _split(member.name)
+        folder, key, ending = split_name(member.name)
         if any(map(is_junk, member.name.split("/"))):
             continue
         if _ending(ending) not in _READ:
             if skipped is not None:
-                skipped.add(ending or key)
+                skipped[f"*.{ending}" if ending else key] += 1
             continue
         if sample is None or (folder, key) != (sample.folder, sample.key):
             if sample is not None:
@@ -349,11 +408,9 @@ def _samples(
         yield sample
 
 
-def _split(name: str) -> tuple[str, str, str]:
-    """The folder, the key and the field of a member: `run_1/0007.rgb.png`."""
-    folder, _, file = name.rpartition("/")
-    key, _, ending = file.partition(".")
-    return folder, key, ending
+def _names(patterns: Iterable[str]) -> list[str]:
+    """The fields, and the files without one, of such patterns."""
+    return sorted(pattern.removeprefix("*.") for pattern in patterns)
 
 
 def _ending(name: str) -> str:

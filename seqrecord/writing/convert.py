@@ -30,6 +30,7 @@ from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
+from seqrecord.sources.file_types import explained
 from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
@@ -145,9 +146,10 @@ def convert(
         if not hasattr(source, "referring"):
             raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
-    schema = source.schema()
-    episodes = source.episodes()
-    inventory = inventory_of(source)
+    with explained():
+        schema = source.schema()
+        episodes = source.episodes()
+        inventory = inventory_of(source)
     if strict and inventory.left_out_data:
         _refuse(inventory)
     episodes, unlisted = _checked(episodes, skip_bad_episodes)

@@ -30,6 +30,7 @@ from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
+from seqrecord.sources.file_types import explained
 from seqrecord.sources.inventory import format_of
 from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
@@ -146,7 +147,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 fps=check_fps(info.fps),
             )
             try:
-                _write_frames(files, job, info, count)
+                with explained():
+                    _write_frames(files, job, info, count)
             except SourceError as error:
                 if not job.skip_bad_episodes:
                     others = (

@@ -22,9 +22,10 @@ from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources import EpisodeInfo
+from seqrecord.sources import Account, EpisodeInfo, LeftOut
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.text import counted
 from seqrecord.writing.stored_schema import is_passthrough
 
 _T = TypeVar("_T")
@@ -95,6 +96,27 @@ class DatasetSource:
             )
             for number, key in enumerate(index.keys.to_pylist())
         ]
+
+    def account(self) -> Account:
+        """With what was left out when the dataset itself was packed."""
+        contents = self.reader.contents
+        places = {name: f"feature {contents.stored_name(name)}" for name in self.stored}
+        left_out = [
+            LeftOut(f"feature {name}", 1, "not selected by features=", "features", is_data=False)
+            for name in contents.index.schema.active
+            if name not in places
+        ]
+        notes: list[str] = []
+        for known in self.reader.inventories:
+            notes.append(f"packed before from {known.format}: {known.reason}")
+            reason = f"when {known.format} was packed"
+            left_out += [
+                replace(each, reason=f"{each.reason}, {reason}", is_data=False)
+                for each in known.left_out
+            ]
+            notes += [f"{note} ({reason})" for note in known.notes]
+        reason = f"{MANIFEST} of a dataset of {counted(len(self.reader.episodes), 'episode')}"
+        return Account(reason, places, tuple(left_out), tuple(notes))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         names = [n for n, s in self.stored.items() if not (s.is_video and self._passes(s))]

@@ -1,0 +1,326 @@
+"""Counts that an original declares are compared with the data; files of other types are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sqlite3
+import tarfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord.errors import SourceError
+from seqrecord.sources import LeftOut, inventory_of, open_source
+from tests.bags import imu, write_bag, write_mcap
+from tests.command_line import fail, run
+from tests.test_sources_mcap import CAMERA, MS, START, frames_of, recording
+
+YAML = "metadata.yaml"
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def bag(root: Path, *, sqlite: bool = False) -> Path:
+    write_bag(root / "run", recording(), sqlite=sqlite)
+    return root / "run"
+
+
+def packed(root: Path, to: Path, **options: Any) -> seqrecord.Dataset:
+    seqrecord.convert(open_source(root, clock=CAMERA, **options), to, workers=1)
+    return seqrecord.open(to)
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+def test_a_sound_bag_and_one_without_metadata(tmp_path: Path, *, sqlite: bool) -> None:
+    folder = bag(tmp_path / "bags", sqlite=sqlite)
+    with packed(tmp_path / "bags", tmp_path / "one") as dataset:
+        [before] = dataset.episodes.values()
+        frames = [before[i]["log_time"] for i in range(len(before))]
+        [inventory] = dataset.inventories
+        assert inventory.format == "mcap"
+        assert inventory.left_out_data == ()
+        assert "rosbag2 folder" in inventory.reason
+        places = {each.name: each.place for each in inventory.features}
+        assert places["camera.image_raw"] == CAMERA
+        assert places["imu.data.orientation"] == "/imu/data orientation"
+    (folder / YAML).unlink()
+    with packed(tmp_path / "bags", tmp_path / "two") as dataset:
+        [after] = dataset.episodes.values()
+        assert [after[i]["log_time"] for i in range(len(after))] == frames
+
+
+def test_a_bag_that_lists_a_missing_file(tmp_path: Path) -> None:
+    folder = bag(tmp_path / "bags")
+    [name] = [each.name for each in folder.iterdir() if each.suffix == ".mcap"]
+    edited(folder / YAML, f"- {name}", f"- {name}\n  - run_1.mcap")
+    with pytest.raises(SourceError, match="is missing") as caught:
+        packed(tmp_path / "bags", tmp_path / "x")
+    assert (caught.value.file, caught.value.expected) == (str(folder / YAML), "run_1.mcap")
+
+
+def test_a_bag_all_of_whose_files_are_missing(tmp_path: Path) -> None:
+    folder = bag(tmp_path / "bags")
+    write_mcap(tmp_path / "bags" / "other.mcap", recording())
+    for path in folder.glob("*.mcap"):
+        path.unlink()
+    with pytest.raises(SourceError, match="is missing"):
+        packed(tmp_path / "bags", tmp_path / "x")
+
+
+def test_a_compressed_file_of_a_bag(tmp_path: Path) -> None:
+    folder = bag(tmp_path / "bags")
+    [path] = folder.glob("*.mcap")
+    packed_file = path.with_name(path.name + ".zstd")
+    packed_file.write_bytes(b"\x28\xb5\x2f\xfd" + path.read_bytes())
+    edited(folder / YAML, f"- {path.name}", f"- {path.name}\n  - {packed_file.name}")
+    with pytest.raises(SourceError, match=r"Zstandard: unpack it .`zstd -d") as caught:
+        packed(tmp_path / "bags", tmp_path / "x")
+    assert caught.value.file == str(packed_file)
+
+
+@pytest.mark.parametrize("mode", ["FILE", "MESSAGE"])
+def test_a_bag_that_says_it_is_compressed(tmp_path: Path, mode: str) -> None:
+    folder = bag(tmp_path / "bags")
+    text = (folder / YAML).read_text()
+    lines = ["compression_format", "compression_mode"]
+    kept = [line for line in text.splitlines() if line.split(":")[0].strip() not in lines]
+    more = f"  compression_format: zstd\n  compression_mode: {mode}\n"
+    (folder / YAML).write_text("\n".join(kept) + "\n" + more)
+    with pytest.raises(SourceError, match=r"`ros2 bag convert") as caught:
+        packed(tmp_path / "bags", tmp_path / "x")
+    assert "zstd" in str(caught.value.got)
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+@pytest.mark.parametrize("where", ["total", "topic"])
+def test_a_bag_with_fewer_messages_than_it_declares(
+    tmp_path: Path, where: str, *, sqlite: bool
+) -> None:
+    folder, count = bag(tmp_path / "bags", sqlite=sqlite), len(recording())
+    text = (folder / YAML).read_text()
+    if where == "total":
+        text = text.replace(f"message_count: {count}", f"message_count: {count + 7}")
+    else:
+        number = len([each for each in recording() if each[0] == CAMERA])
+        at = text.index(f"name: {CAMERA}")
+        text = text[:at] + text[at:].replace(f"message_count: {number}", "message_count: 99", 1)
+    (folder / YAML).write_text(text)
+    with pytest.raises(SourceError, match="another number of messages") as caught:
+        packed(tmp_path / "bags", tmp_path / "x")
+    assert caught.value.file == str(folder / YAML)
+    assert "messages" in str(caught.value.expected)
+    report = fail("write", "--src", tmp_path / "bags", "--dst", tmp_path / "y")
+    assert "another number of messages" in report or "clock" in report
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[", "rosbag2_bagfile_information: 3", "a: !!python/name:os"]
+)
+def test_metadata_that_is_none(tmp_path: Path, content: str) -> None:
+    folder = bag(tmp_path / "bags")
+    (folder / YAML).write_text(content)
+    with pytest.raises(SourceError, match="not the metadata of a rosbag2 recording"):
+        packed(tmp_path / "bags", tmp_path / "x")
+
+
+def test_a_file_that_the_metadata_does_not_list_is_in_the_inventory(tmp_path: Path) -> None:
+    folder = bag(tmp_path / "bags")
+    write_mcap(folder / "stray_7.mcap", recording())
+    (folder / "notes.csv").write_text("1")
+    found = inventory_of(open_source(tmp_path / "bags", clock=CAMERA))
+    assert LeftOut("run/*.mcap", 1, "not listed in metadata.yaml") in found.left_out
+    assert LeftOut("run/notes.csv", 1, "no reader") in found.left_out
+    assert "--strict" in fail(
+        *("write", "--src", tmp_path / "bags", "--dst", tmp_path / "x", "--strict"),
+        *("--source-option", f"clock={CAMERA}"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "command"), [("-wal", "wal_checkpoint"), ("-journal", "quick_check")]
+)
+def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command: str) -> None:
+    folder = bag(tmp_path / "bags", sqlite=True)
+    [path] = folder.glob("*.db3")
+    log = path.with_name(path.name + ending)
+    log.touch()
+    packed(tmp_path / "bags", tmp_path / "empty").close()  # an empty log has nothing
+    log.write_bytes(b"x" * 100)
+    before = sorted(folder.iterdir())
+    with pytest.raises(SourceError, match=f"`sqlite3 {path.name} 'PRAGMA {command}") as caught:
+        packed(tmp_path / "bags", tmp_path / "x")
+    assert (caught.value.file, caught.value.got) == (str(path), "100 bytes")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_messages_that_are_only_in_the_log(tmp_path: Path) -> None:
+    """The case that was reported: a recorder that was killed, without a checkpoint."""
+    folder = bag(tmp_path / "bags", sqlite=True)
+    [path] = folder.glob("*.db3")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("DELETE FROM messages WHERE id > 3")
+        database.commit()
+        shutil.copytree(folder, tmp_path / "killed" / "run")
+    with pytest.raises(SourceError, match="wal_checkpoint"):
+        packed(tmp_path / "killed", tmp_path / "x")
+
+
+def without_messages(path: Path, drop: int) -> None:
+    """Cut the last messages out of an MCAP file, and leave its statistics."""
+    data = path.read_bytes()
+    from mcap.reader import make_reader
+
+    with path.open("rb") as stream:
+        summary = make_reader(stream).get_summary()
+    assert summary is not None
+    assert summary.statistics is not None
+    count = summary.statistics.message_count.to_bytes(8, "little")
+    at = data.rindex(count)
+    path.write_bytes(
+        data[:at] + (summary.statistics.message_count + drop).to_bytes(8, "little") + data[at + 8 :]
+    )
+
+
+def test_statistics_of_mcap_are_compared(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "run.mcap", recording(), enable_crcs=False)
+    without_messages(path, 3)
+    with pytest.raises(SourceError, match="statistics declare") as caught:
+        packed(path, tmp_path / "x")
+    count = len(recording())
+    assert caught.value.expected == f"{count + 3} messages of all topics"
+    assert caught.value.got == count
+
+
+def test_topics_that_are_not_read_are_in_the_inventory(tmp_path: Path) -> None:
+    more = [("/imu/late", START + MS * i, imu(range(10))) for i in range(4)]
+    write_mcap(tmp_path / "a.mcap", recording())
+    write_mcap(tmp_path / "b.mcap", sorted([*recording(), *more], key=lambda each: each[1]))
+    found = inventory_of(
+        open_source(tmp_path, clock=CAMERA, features=["camera.image_raw", "log_time"])
+    )
+    assert LeftOut("topic /imu/late", 4, "not in the first recording", "messages") in found.left_out
+    chosen = [each for each in found.left_out if each.pattern == "topic /imu/data"]
+    assert [each.reason for each in chosen] == ["not selected by features= or map="]
+    assert not chosen[0].is_data
+
+
+def write_topics(path: Path, *, empty: str) -> Path:
+    from mcap.writer import Writer
+
+    messages = recording()
+    write_mcap(path, messages)
+    with path.open("rb") as stream:
+        from mcap.reader import make_reader
+
+        every = [(s, c, m) for s, c, m in make_reader(stream).iter_messages()]
+    with path.open("wb") as stream:
+        writer = Writer(stream)
+        writer.start("ros2", "a test")
+        channels: dict[str, int] = {}
+        for schema, channel, message in every:
+            assert schema is not None
+            if channel.topic not in channels:
+                number = writer.register_schema(schema.name, schema.encoding, schema.data)
+                channels[channel.topic] = writer.register_channel(channel.topic, "cdr", number)
+            writer.add_message(
+                channels[channel.topic], message.log_time, message.data, message.log_time
+            )
+        schema = next(s for s, c, _ in every if c.topic == CAMERA)
+        assert schema is not None
+        number = writer.register_schema(schema.name, schema.encoding, schema.data)
+        writer.register_channel(empty, "cdr", number)
+        writer.finish()  # type: ignore[no-untyped-call]
+    return path
+
+
+def test_an_empty_topic_is_a_line_and_an_error_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = write_topics(tmp_path / "run.mcap", empty="/camera/other")
+    source = open_source(path, clock=CAMERA)
+    assert LeftOut("topic /camera/other", 0, "empty topic", "messages", False) in (
+        inventory_of(source).left_out
+    )
+    assert len(frames_of(source)) == 5
+    for asked in ({"features": ["camera.other"]}, {"map": {"image": "/camera/other"}}):
+        with pytest.raises(SourceError, match="has no message") as caught:
+            open_source(path, clock=CAMERA, **asked).schema()
+        assert caught.value.got == "/camera/other"
+
+
+# --- types of files ----------------------------------------------------------------------------
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+def tgz(path: Path) -> None:
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(__file__, "a.txt")
+
+
+TYPES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "data.tgz": (tgz, "gzip.*tar -xzf data.tgz"),
+    "run.mcap.zstd": (lambda p: p.write_bytes(b"\x28\xb5\x2f\xfd1234"), "Zstandard.*zstd -d"),
+    "run.bag": (lambda p: p.write_bytes(b"#ROSBAG V2.0\n123"), "ROS 1 bag.*rosbags-convert"),
+    "data.bin": (lambda p: p.write_bytes(LFS), "Git LFS pointer.*git lfs pull"),
+    "data.gz": (lambda p: p.write_bytes(gzip.compress(b"1")), "gzip"),
+    "data.pkl": (lambda p: p.write_bytes(b"\x80\x04"), "pickle, which is never loaded"),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_types_of_files_are_named(tmp_path: Path, name: str, *, as_folder: bool) -> None:
+    make, message = TYPES[name]
+    folder = tmp_path / "originals" / "deeper"
+    folder.mkdir(parents=True)
+    make(folder / name)
+    path = tmp_path / "originals" if as_folder else folder / name
+    with pytest.raises(SourceError, match=message):
+        open_source(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.mcap", "a.hdf5", "a.tar", "a.mp4", "run/image/000000.png", "run/state.npy"],
+)
+def test_pointers_in_the_place_of_files_are_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "originals" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(LFS)
+    message = fail("write", "--src", tmp_path / "originals", "--dst", tmp_path / "x")
+    assert "Git LFS pointer" in message
+    assert "git lfs pull" in message
+    assert str(path) in message
+
+
+def test_a_pointer_among_whole_files_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "originals" / "run" / "state"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        np.save(folder / f"{number}.npy", np.zeros(3))
+    (folder / "1.npy").write_bytes(LFS)
+    done = run("write", "--src", tmp_path / "originals", "--dst", tmp_path / "x", code=1)
+    assert "git lfs pull" in done.stderr
+    done = run(
+        *("write", "--src", tmp_path / "originals", "--dst", tmp_path / "y", "--skip-bad-episodes"),
+        code=1,
+    )
+    assert "git lfs pull" in done.stderr
+
+
+def test_json_of_a_report_names_no_type_of_sound_files(tmp_path: Path) -> None:
+    bag(tmp_path / "bags")
+    packed(tmp_path / "bags", tmp_path / "records").close()
+    [found] = json.loads(run("info", tmp_path / "records", "--json").stdout)["inventories"]
+    assert found["format"] == "mcap"
