@@ -18,6 +18,7 @@ from seqrecord.version import __version__
 
 if TYPE_CHECKING:
     from seqrecord import edit, export, sources, statistics, storage, types
+    from seqrecord.clips.depth import DepthToMeters
     from seqrecord.clips.tables import ClipSpec
     from seqrecord.clips.transforms import (
         CenterCrop,
@@ -58,6 +59,7 @@ __all__ = [
     "ClipError",
     "ClipSpec",
     "Dataset",
+    "DepthToMeters",
     "EncodedImage",
     "EngineOptions",
     "Episode",
@@ -117,6 +119,7 @@ _IMPORTED_LATER = {
     "CenterCrop": "clips.transforms",
     "ClipSpec": "clips.tables",
     "Dataset": "reading.dataset",
+    "DepthToMeters": "clips.depth",
     "EncodedImage": "schema",
     "EngineOptions": "pipes.options",
     "Episode": "reading.episode",

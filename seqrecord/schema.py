@@ -235,16 +235,21 @@ class Schema(Mapping[str, FeatureSpec]):
         kept = [spec for spec in self.values() if not spec.is_dropped]
         return self if len(kept) == len(self) else Schema(kept)
 
-    def continues(self, other: Schema) -> bool:
-        """Whether this is the other schema with features behind it, or some dropped, or neither."""
-        return len(other) <= len(self) and all(
-            mine == before
-            or (
-                (mine.is_dropped or before.is_dropped)
-                and replace(mine, name="x") == replace(before, name="x")
-            )
-            for mine, before in zip(self.values(), other.values(), strict=False)
-        )
+    def continues(self, other: Schema, *, edited: bool = False) -> bool:
+        """Whether this is the other schema with features behind it, or some dropped, or neither.
+
+        If `edited`, features may have other kinds and units.
+        """
+        if len(other) > len(self):
+            return False
+        for mine, before in zip(self.values(), other.values(), strict=False):
+            if edited and (mine.kind, mine.unit) != (before.kind, before.unit):
+                before = replace(before, kind=mine.kind, unit=mine.unit)
+            if mine.is_dropped or before.is_dropped:
+                before = replace(before, name=mine.name)
+            if mine != before:
+                return False
+        return True
 
     @property
     def frame_nbytes(self) -> int:

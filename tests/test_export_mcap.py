@@ -127,6 +127,21 @@ def test_times_of_a_recording_are_kept(tmp_path: Path) -> None:
                 ]
 
 
+@pytest.mark.parametrize(("unit", "size"), [("ns", 1), ("us", 1000), ("ms", 10**6), ("s", 10**9)])
+def test_times_of_every_unit(tmp_path: Path, unit: str, size: int) -> None:
+    said = {"log_time": {"kind": "timestamp", "unit": unit}}
+    with SeqRecordWriter(tmp_path / "d", features=said) as writer, writer.episode("a") as episode:
+        for time in (5, 7):
+            episode.append({"x": np.zeros(3), "log_time": np.array(time)})
+    [folder] = to_mcap(tmp_path / "d", tmp_path / "bags")
+    with rosbag2.Reader(folder) as bag:
+        assert [time for _, time, _ in bag.messages()] == [5 * size, 7 * size]
+    seqrecord.edit.describe_features(tmp_path / "d", units={"log_time": "m"})
+    with pytest.raises(DestinationError, match="not of a unit of time") as caught:
+        to_mcap(tmp_path / "d", tmp_path / "others")
+    assert caught.value.got == "m"
+
+
 def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
     to_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
     with pytest.raises(DestinationError, match="there is something already"):

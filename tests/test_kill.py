@@ -118,7 +118,7 @@ def _fingerprint(folder: Path) -> str | None:
 
 
 def _leftovers(folder: Path) -> list[str]:
-    kept = (".seqrec", ".arrow", "-statistics.json", "manifest.json")
+    kept = (".seqrec", ".arrow", "-statistics.json", "-inventory.json", "manifest.json")
     found = (path for path in folder.rglob("*") if path.is_file())
     files = [path.name for path in found if path.parent.name != "manifests"]
     return [name for name in files if name.startswith(".") or not name.endswith(kept)]

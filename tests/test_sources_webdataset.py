@@ -57,7 +57,7 @@ def test_tars_and_folders_in_tars_are_episodes(tmp_path: Path) -> None:
         "frame_number: int64 []",
     ]
     kinds = {name: spec.kind for name, spec in source.schema().items()}
-    assert (kinds["rgb"], kinds["seg"], kinds["pose"]) == ("image", "image", None)
+    assert (kinds["rgb"], kinds["seg"], kinds["pose"]) == ("image", "segmentation", None)
     assert infos[0].metadata["files"]["rgb"] == "kitchen/run_1/{:06d}.rgb.png"
     for episode, frames in enumerate(reversed(want)):
         chosen = [name for name in source.schema() if name != "json"]

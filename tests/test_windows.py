@@ -209,7 +209,7 @@ def test_what_clips_tell_has_a_name_of_its_own(
             episode.append({"a": np.int64(i), name: np.int64(i)})
     for take in TAKERS:
         assert len(take(tmp_path, clip_len=2)) == 2
-        with pytest.raises(ClipError, match="the name of what clips tell") as caught:
+        with pytest.raises(ClipError, match="name of a batch's extra column") as caught:
             take(tmp_path, clip_len=1, **more)
         assert caught.value.got == name
 

@@ -126,6 +126,9 @@ class OffsetWindow:
 class Clock(Protocol):
     """The timestamps of episodes, and their names."""
 
+    unit: str
+    """Of the timestamps as they are stored, for messages."""
+
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """Ascending, of all frames of an episode by its row, counted from the first frame's."""
 
@@ -194,12 +197,14 @@ class TimedWindow:
         if far.any() and not self.pads:
             clip, number = np.argwhere(far)[0].tolist()
             raise ClipError(
-                "no frame is near enough to a time of a clip's window",
+                "no frame is near enough to a time of a clip's window; allow more with "
+                "Seconds(…, tolerance=), or pad with beyond='pad'",
                 **self.clock.name(row),  # type: ignore[arg-type]
                 frame=int(start[clip]),
                 expected=f"a timestamp {self.times[number]:g} s from that of the clip's start, to "
                 f"{near:g} s",
-                got=f"the nearest one {stamps[frames[clip, number]] - stamps[start[clip]]:g} s",
+                got=f"the nearest one {stamps[frames[clip, number]] - stamps[start[clip]]:g} s, of "
+                f"timestamps in {self.clock.unit}",
             )
         least = np.clip(start + self.first, 0, last)[:, None]
         most = np.clip(start + self.last, 0, last)[:, None]
@@ -207,6 +212,7 @@ class TimedWindow:
             raise ClipError(
                 "timestamps are further apart, or closer, than the index says",
                 **self.clock.name(row),  # type: ignore[arg-type]
+                got=f"timestamps in {self.clock.unit}",
             )
         return frames, is_pad, int(far.sum())
 

@@ -229,11 +229,12 @@ class CenterCrop(_Crop):
 class Resize(_Sized):
     """All of the window, or of the frame, resized to `size` = (height, width) pixels.
 
-    The last step but for flips. Images, which are features of kind `image`, and of uint8 with three
-    or four channels without a kind, are interpolated linearly, with antialiasing where they become
-    smaller. All else has the value of the nearest pixel: depth, masks, labels. Numbers of an
-    optical flow are scaled too, x by the width, y by the height; `intrinsics` are those of what is
-    seen.
+    The last step but for flips. Features of kind `image` are interpolated linearly, with
+    antialiasing where they become smaller. So are uint8 features with three or four channels and
+    without a kind, unless their name is that of a mask or a segmentation (`mask`, `seg_left`). All
+    others take the nearest pixel: depth, masks, labels, normals. Optical flow is scaled too, x by
+    the width and y by the height, and disparity by the width; `intrinsics` are those of the result.
+    Optical flow coded as unsigned integers is an error.
 
     Args:
         size: height and width, or one number for both.
@@ -298,10 +299,11 @@ class RandomResizedCrop(_Sized):
 class HorizontalFlip(CropStep):
     """Mirrors a clip from left to right with probability `p`.
 
-    The x of an optical flow changes its sign: of features of kind `flow`, and of those without a
-    kind that have "flow" in their name and two or more numbers a pixel. Poses, actions and whatever
-    is not an image are left as they are, and so are the names of left and right cameras: of a
-    flipped stereo pair left and right must be exchanged.
+    Changes the sign of x in optical flow (kind `flow`, or without a kind and with "flow" in the
+    name and two or more numbers a pixel) and in float normals (kind `normals`, or named so).
+    Normals coded as integers and flow coded as unsigned integers are an error. Poses and actions
+    stay as they are. The names of left and right cameras stay too: exchange the two cameras of a
+    flipped stereo pair, whose disparity is then still positive.
 
     Args:
         p: the probability.

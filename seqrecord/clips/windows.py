@@ -29,8 +29,10 @@ class Seconds:
 
     `Seconds(-0.5, 0)` are all frames of the half second up to and with the clip's own;
     `Seconds([-0.2, -0.1, 0])` the frames at three times. Frames lie `1 / fps` seconds apart, by
-    what each episode says of its frames a second; or where the timestamps `by` say. Where episodes
-    say different numbers, a list of times or `every` gives all clips equally many frames.
+    the fps of each episode, or at the timestamps `by`. An episode has an fps only if its timestamps
+    fit. If a selected episode has none, the timestamps of the dataset are `by`: the only feature of
+    kind `timestamp`, or the one called `timestamp` or `log_time`. If episodes differ in their fps,
+    or without fps, use a list of times or `every`, which give all clips equally many frames.
 
     Raises `ClipError` for times that are no numbers, out of order, or too far apart.
 
@@ -122,6 +124,13 @@ class Seconds:
         said += "" if self.by is None else f", by={self.by!r}"
         said += "" if self.beyond == "error" else f", beyond={self.beyond!r}"
         return f"Seconds({said})"
+
+    def with_clock(self, feature: str) -> Seconds:
+        """The same times, by a feature of timestamps. They are a list, or `every` so many."""
+        more: dict[str, Any] = {"tolerance": self.tolerance, "by": feature, "beyond": self.beyond}
+        if self.times is not None:
+            return Seconds(self.times, **more)
+        return Seconds(self.first, self.last, every=self.every, **more)
 
     def offsets(self, fps: float, feature: str) -> IntArray:
         """In frames, int64[T], at so many frames a second.

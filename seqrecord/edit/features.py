@@ -7,6 +7,8 @@ dataset's no more. Which features there are is kept in a file of edits.
 
 from __future__ import annotations
 
+import logging
+import shlex
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,25 +21,29 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.images import IMAGE
-from seqrecord.edit.changes import opened_to_edit
+from seqrecord.edit.changes import Opened, opened_to_edit
 from seqrecord.errors import (
     ClipError,
     FormatError,
     FrameError,
     NotFoundError,
     SchemaError,
+    located,
 )
 from seqrecord.format.edits import Features
 from seqrecord.format.footer import EpisodePart
+from seqrecord.format.lags import has_lags
 from seqrecord.indexing.opening import opened
+from seqrecord.meanings import check_meanings
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import Block, FeatureSpec, Schema
-from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id
+from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -47,6 +53,8 @@ from seqrecord.writing.stored_schema import (
     stored_schema,
 )
 from seqrecord.writing.stored_statistics import stored_statistics
+
+_logger = logging.getLogger("seqrecord")
 
 _LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
 
@@ -98,13 +106,14 @@ def add_feature(
         episodes = Dataset(storage, manifest, dataset.index).episodes
         # Now: others who commit twice before this does remove them.
         known = stored_statistics(storage, manifest)
-        said = {"kind": kind, "unit": unit}
         found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
+        asked = Schema([replace(found, group=0)])
+        said = {} if kind is None else {name: kind}, {} if unit is None else {name: unit}
         [new] = stored_schema(
-            Schema([replace(found, group=0)]),
+            asked,
             {name: codec} if isinstance(codec, str) else codec,
             None,
-            {name: {what: text for what, text in said.items() if text is not None}},
+            check_meanings(asked, *said, fits=False),
         ).values()
         writer = new_writer_id()
         new = replace(new, group=manifest.schema.num_groups, added=writer)
@@ -128,6 +137,8 @@ def add_feature(
             for episode in episodes.values():
                 _add(files, parts[episode.uid], episode, name, values)
             files.close()
+            if files.irregular:
+                _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
         except BaseException:
             files.abort()
             raise
@@ -171,6 +182,71 @@ def drop_features(
                 old = Statistics(old.num_frames, kept)
             dataset.commit([Features(schema)], old)
         return list(dropped)
+
+
+def describe_features(
+    location: str | PathLike[str],
+    *,
+    kinds: Mapping[str, str | None] | None = None,
+    units: Mapping[str, str | None] | None = None,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[FeatureSpec]:
+    """Change the kind or the unit of features; returns those that change, as they are then.
+
+    No frame is read or written. `kinds` and `units` are by feature, `None` for unknown:
+    `describe_features("records/", kinds={"seg": "segmentation"}, units={"depth": "mm"})`.
+    Statistics of features whose channels depend on the kind are removed, with a warning. With
+    `dry_run` nothing is changed.
+
+    Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature, a kind or a unit
+    that does not exist, and for a feature that becomes a timestamp after it was written, and
+    `ConflictError` where another writer commits meanwhile.
+    """
+    with opened_to_edit(location, storage_options) as dataset:
+        before = dataset.manifest.schema
+        with located(SchemaError, file=dataset.storage.url):
+            described: Mapping[str, Any] = check_meanings(before, kinds, units)
+            if not described:
+                raise SchemaError("nothing to change", expected="kinds or units of features")
+        schema = Schema([replace(s, **described.get(s.name, {})) for s in before.values()])
+        changed = [spec for spec in schema.values() if spec != before[spec.name]]
+        for spec in changed:
+            _check_lags(dataset, spec)
+        if changed and not dry_run:
+            known = stored_statistics(dataset.storage, dataset.manifest)
+            if known is not None:
+                kept = {
+                    name: known[name]
+                    for name in known
+                    if num_channels(schema[name]) == num_channels(before[name])
+                }
+                if gone := [name for name in known if name not in kept]:
+                    _logger.warning(
+                        "%s: statistics of %s removed because its channels changed; run "
+                        "`seqrecord stats`",
+                        *(dataset.storage.url, ", ".join(gone)),
+                    )
+                known = Statistics(known.num_frames, kept)
+            dataset.commit([Features(schema)], known)
+        return changed
+
+
+def _check_lags(dataset: Opened, spec: FeatureSpec) -> None:
+    """`SchemaError` for a timestamp whose lags a record file lacks: they are made in writing."""
+    if not has_lags(spec):
+        return
+    place = list(dataset.manifest.schema).index(spec.name)
+    for footer in dataset.footers.values():
+        if len(footer.schema) > place and not has_lags([*footer.schema.values()][place]):
+            url, name = dataset.storage.url, spec.name
+            raise SchemaError(
+                "a feature becomes a timestamp when it is written; write it anew: "
+                f"`seqrecord edit add {shlex.quote(url)} {name} --from {shlex.quote(url)} "
+                f"--kind timestamp --unit {shlex.quote(spec.unit or 'UNIT')} --overwrite`",
+                file=url,
+                feature=name,
+            )
 
 
 def _without(schema: Schema, names: Collection[str]) -> Iterator[FeatureSpec]:

@@ -29,6 +29,7 @@ from seqrecord.format.inventory import read_inventories
 from seqrecord.format.manifest import IndexFile, RecordFile
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key
+from seqrecord.meanings import differences
 from seqrecord.reading.metadata import read_footer, record_sizes
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
@@ -455,11 +456,13 @@ def _differences(schema: Schema, wanted: Schema, url: str, wanted_url: str) -> I
             continue
         facts = _facts(ours[name]), _facts(theirs[name])
         why = [what for what in facts[0] if facts[0][what] != facts[1][what]]
+        known = differences(ours[name], theirs[name])
         for what in why:
             got, want = (each[what] for each in facts)
-            if what in ("values", "kind", "unit") and None not in (got, want):
+            if what == "values" or known.get(what):
+                remedy = "; `seqrecord edit describe` corrects a wrong one" if what in known else ""
                 raise SchemaError(
-                    f"datasets cannot be merged: they have a feature of other {what}",
+                    f"datasets cannot be merged: they have a feature of other {what}{remedy}",
                     file=url,
                     feature=name,
                     expected=f"{want}, as in {wanted_url}",

@@ -15,7 +15,14 @@ from seqrecord.clips.transforms import ClipFunction
 from seqrecord.engine.crops import Crop
 from seqrecord.errors import ClipError
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec, add_place, check_arrays, check_text, named
+from seqrecord.reading.frames import (
+    ArraySpec,
+    add_place,
+    check_arrays,
+    check_text,
+    named,
+    unchanged,
+)
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
@@ -36,6 +43,7 @@ class ClipFunctions:
     dataset: Dataset
     names: tuple[str, ...]
     made: Mapping[str, ArraySpec]
+    unchanged: frozenset[str] = frozenset()  # features that they leave as they are
 
     @classmethod
     def of(
@@ -71,7 +79,7 @@ class ClipFunctions:
         except Exception as error:
             unknown.add_place(error, episode, start)
             raise
-        return cls(functions, dataset, tuple(clip), made)
+        return cls(functions, dataset, tuple(clip), made, unchanged(clip, clip, values))
 
     def calls(
         self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,8 +14,16 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.clips.grids import IntArray
-from seqrecord.clips.transforms import Camera, CropStep, CropWindows
+from seqrecord.clips.transforms import (
+    Camera,
+    CropStep,
+    CropWindows,
+    HorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from seqrecord.errors import ClipError
+from seqrecord.meanings import pixel_kind
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
@@ -36,6 +44,8 @@ class ClipCrops:
     smooth: frozenset[str]  # … and those that are interpolated where they are resized
     frame: tuple[int | None, int | None]
     name: str | None = None  # of the camera, where there are several
+    disparities: frozenset[str] = frozenset()  # scaled by the width
+    normals: frozenset[str] = frozenset()  # the first number is along x
 
     @classmethod
     def of(
@@ -46,8 +56,8 @@ class ClipCrops:
     ) -> ClipCrops:
         """For features of these shapes and kinds.
 
-        Raises `ClipError` for features that have no height and width, or different ones, and for a
-        crop larger than the frame.
+        Raises `ClipError` for features that have no height and width, or different ones, for a
+        crop larger than the frame, and for a flip or a resize of vectors coded as integers.
         """
         features, kind = camera.features, kinds.get
         if features is None:
@@ -67,13 +77,18 @@ class ClipCrops:
                 got=", ".join(f"{name}: {arrays[name]}" for name in features) or "none such",
             )
         frame: Any = sizes.pop()
+        found = {name: _kind_of(name, arrays[name], kind(name)) for name in features}
+        for name in features:
+            _check_coded(name, arrays[name], found[name], camera.steps)
         crops = cls(
             camera.steps,
             frozenset(features),
-            frozenset(name for name in features if _is_flow(name, arrays[name], kind(name))),
-            frozenset(name for name in features if _is_image(arrays[name], kind(name))),
+            frozenset(name for name in features if _is_flow(name, arrays[name], found[name])),
+            frozenset(name for name in features if _is_image(arrays[name], found[name])),
             frame,
             features[0] if camera.is_named else None,
+            frozenset(name for name in features if found[name] == "disparity"),
+            frozenset(name for name in features if found[name] == "normals"),
         )
         crops.size  # noqa: B018 - an error is better here and now
         return crops
@@ -133,6 +148,15 @@ class Place(NamedTuple):
     size: tuple[int, int] | None  # that it is resized to
     is_smooth: bool  # … by interpolation
     flow: tuple[float, float] = (1.0, 1.0)  # factors of the first two numbers of each pixel
+    disparity: float = 1.0  # the factor of all numbers
+
+    def scaled(self, out: Any) -> Iterator[tuple[Any, float]]:
+        """Views of the numbers of `out` [frames, …], an array or a tensor, that have a factor."""
+        if self.disparity != 1:
+            yield out, self.disparity
+        for axis, factor in enumerate(self.flow):
+            if factor != 1:
+                yield out[..., axis], factor
 
     @property
     def pixels(self) -> tuple[slice, slice, slice]:
@@ -158,9 +182,13 @@ class Crop:
         top, left, height, width = (int(column[clip]) for column in columns)
         flipped = bool(windows.flipped[clip])
         place = Place(top, left, height, width, flipped, windows.size, name in crops.smooth)
-        if name not in crops.flows:
+        if name in crops.normals:
+            return place._replace(flow=(-1.0 if flipped else 1.0, 1.0))
+        if name not in crops.flows and name not in crops.disparities:
             return place
         along_x, along_y = (float(scale[clip]) for scale in windows.scale)
+        if name in crops.disparities:
+            return place._replace(disparity=along_x)
         return place._replace(flow=(-along_x if flipped else along_x, along_y))
 
     def copy(self, name: str, clip: int, array: Any, rows: IntArray, out: npt.NDArray[Any]) -> None:
@@ -175,12 +203,13 @@ class Crop:
             for target, row in zip(out, rows.tolist(), strict=True):
                 seen = _resized(array[row][None][place.pixels][0], place)
                 copy_window(seen[None], target[None], (0, 0), flipped=place.flipped)
-        for axis, factor in enumerate(place.flow):
-            if factor != 1:
-                numbers = out[..., axis]
-                is_float = out.dtype.kind == "f"
-                scaled = numbers * out.dtype.type(factor) if is_float else np.rint(numbers * factor)
-                np.copyto(numbers, scaled, "unsafe")
+        for numbers, factor in place.scaled(out):
+            if out.dtype.kind == "f":
+                scaled = numbers * out.dtype.type(factor)
+            else:
+                limits = np.iinfo(out.dtype)
+                scaled = np.rint(numbers * factor).clip(limits.min, limits.max)
+            np.copyto(numbers, scaled, "unsafe")
 
     def view(self, name: str, clip: int, array: Any, rows: IntArray) -> npt.NDArray[Any]:
         """What `copy` copies, [frames, …]: a view, unless it is flipped or resized or its rows lie
@@ -308,7 +337,8 @@ def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
     if not found:
         largest = max((arrays[n].shape[:2] for n in images), key=_area, default=())
         found = [n for n in images if arrays[n].shape[:2] == largest]
-    if others := [n for n in images if n not in found and _is_image(arrays[n], kinds.get(n))]:
+    others = [n for n in images if n not in found]
+    if others := [n for n in others if _is_image(arrays[n], _kind_of(n, arrays[n], kinds.get(n)))]:
         raise ClipError(
             "clip_transform is for images of several sizes",
             expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
@@ -325,6 +355,32 @@ def _has_pixels(spec: ArraySpec) -> bool:
 
 def _area(shape: Any) -> int:
     return math.prod(shape)
+
+
+def _kind_of(name: str, spec: ArraySpec, kind: str | None) -> str | None:
+    """The kind, for a feature of unknown kind by its name; of images only the pixels count."""
+    if kind is not None or spec.value != "array":
+        return kind
+    found = pixel_kind(name, spec.dtype, spec.shape)
+    return None if found == "image" else found
+
+
+def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[CropStep, ...]) -> None:
+    """Raise `ClipError` for a step that changes vectors, of vectors coded as integers: the code is
+    unknown, so no sign and no scale can be changed."""
+    is_coded = (kind == "normals" and spec.dtype.kind != "f") or (
+        kind == "flow" and spec.dtype.kind in "ub"
+    )
+    flips = any(isinstance(step, HorizontalFlip) and step.p for step in steps)
+    resizes = kind == "flow" and any(isinstance(s, Resize | RandomResizedCrop) for s in steps)
+    if is_coded and (flips or resizes):
+        raise ClipError(
+            f"{'HorizontalFlip' if flips else 'Resize'} of {kind} coded as integers",
+            feature=name,
+            expected=f"float {kind}, for example by frame_transform; steps with features= that "
+            f"leave it out; or another kind, by `seqrecord edit describe PATH --kind {name}=image`",
+            got=str(spec.dtype),
+        )
 
 
 def _is_image(spec: ArraySpec, kind: str | None) -> bool:

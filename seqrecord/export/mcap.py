@@ -25,6 +25,7 @@ from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export.files import disk_errors
 from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
+from seqrecord.meanings import size_in
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -64,9 +65,9 @@ def to_mcap(
     `bool` arrays become `uint8`. A frame that lacks a feature has no message of it. The metadata of
     an episode is in the `custom_data` of `metadata.yaml`, as JSON. Holds 32 frames in memory.
 
-    Messages of frame i are of the time `i / fps`. A feature `log_time` in ns, int64 [], that all
-    frames of an episode have says the times instead, also where `features` leave it out; it is no
-    topic of its own.
+    Messages of frame i are of the time `i / fps`. A feature `log_time`, int64 [], that all frames
+    of an episode have says the times instead, also where `features` leave it out; it is no topic of
+    its own. Its unit is ns if the dataset does not know it.
 
     Args:
         dataset: local path or URL, or an open dataset.
@@ -136,7 +137,7 @@ def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
     spec = episode.features.get(LOG_TIME)
     if spec is not None and _is_clock(spec) and episode.present(LOG_TIME).all():
         read = episode.read(range(len(episode)), features=[LOG_TIME])[LOG_TIME]
-        return np.asarray(read, np.int64)
+        return np.asarray(read, np.int64) * _nanoseconds(spec)
     rate = episode.fps or fps
     if not rate or not 0 < rate < 1e9:
         raise DestinationError(
@@ -147,6 +148,20 @@ def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
         )
     times: npt.NDArray[np.int64] = (np.arange(len(episode)) * (1e9 / rate)).round().astype(np.int64)
     return times
+
+
+def _nanoseconds(spec: FeatureSpec) -> int:
+    """Of the unit of `log_time`; `DestinationError` for one that is no whole number of these."""
+    size = (size_in(spec.unit or "ns", "s") or 0.0) * 1e9
+    if size < 1 or abs(size - round(size)) > 1e-6:
+        raise DestinationError(
+            "log_time is not of a unit of time that has whole nanoseconds; correct it by "
+            "`seqrecord edit describe`",
+            feature=LOG_TIME,
+            expected="ns, us, ms or s",
+            got=spec.unit,
+        )
+    return round(size)
 
 
 def _is_clock(spec: FeatureSpec) -> bool:

@@ -18,10 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.meanings import size_in
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 
 Reals = npt.NDArray[np.float64]
+
+_CLOCKS = ("timestamp", "log_time")
+_LEAST_STEP, _MOST_STEP = 1e-5, 10.0  # seconds; milliseconds of 30 frames a second are 33 apart
 
 MOST_LAGS = 13  # over 1, 2, 4, …, 4096 frames
 _TAIL = 1 << (MOST_LAGS - 1)
@@ -39,6 +43,24 @@ def has_lags(spec: FeatureSpec) -> bool:
 def with_lags(schema: Schema) -> tuple[str, ...]:
     """The names of the features that are one timestamp a frame, in the order of the schema."""
     return tuple(name for name, spec in schema.items() if has_lags(spec))
+
+
+def clock_of(schema: Schema) -> str | None:
+    """The feature that says when frames were recorded: the only timestamp of a unit of time or of
+    unknown unit, or the one called `timestamp` or `log_time`; `None` if there is no such one."""
+    known = [n for n in with_lags(schema) if is_unit_of_time(schema[n].unit)]
+    usual = [name for name in _CLOCKS if name in known]
+    return known[0] if len(known) == 1 else usual[0] if usual else None
+
+
+def is_unit_of_time(unit: str | None) -> bool:
+    """Whether this is a unit such as `s`, `ms` or `ns`, or unknown."""
+    return unit is None or size_in(unit, "s") is not None
+
+
+def is_plausible(step: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Whether frames can be so many seconds apart, of timestamps of unknown unit."""
+    return np.asarray((np.asarray(step) >= _LEAST_STEP) & (np.asarray(step) <= _MOST_STEP))
 
 
 def num_lags(num_frames: int) -> int:
@@ -190,6 +212,26 @@ class EpisodeLags:
         ascend among them. One frame alone has no lags and needs none."""
         known: npt.NDArray[np.bool_] = self.least[rows, feature, 0] > 0
         return rows[~known]
+
+    def mean_steps(self, rows: npt.NDArray[np.int64], feature: int) -> Reals:
+        """About how far apart the frames of these episodes are, float64 [n]; NaN if unknown."""
+        last = np.zeros(len(rows), np.int64)
+        for place in range(1, self.least.shape[2]):
+            last[~np.isnan(self.least[rows, feature, place])] = place
+        found: Reals = self.least[rows, feature, last] + self.most[rows, feature, last]
+        return found / (2 << last)
+
+    def contradict(
+        self, rows: npt.NDArray[np.int64], feature: int, steps: Reals
+    ) -> npt.NDArray[np.bool_]:
+        """Whether the timestamps of these episodes cannot be within a quarter of a step of those of
+        frames so far apart, float64 [n] in the feature's unit; bool [n]."""
+        found = np.zeros(len(rows), np.bool_)
+        for place in range(self.least.shape[2]):
+            for lags in (self.least, self.most):
+                off = np.abs(lags[rows, feature, place] / steps - (1 << place))
+                found |= off > 0.5 * (1 + 1e-6)
+        return found
 
     def frames_within(
         self, rows: npt.NDArray[np.int64], feature: int, time: float

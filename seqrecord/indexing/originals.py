@@ -65,13 +65,15 @@ def index_source(
     checksums: bool = False,
     strict: bool = False,
     workers: int | None = None,
+    kinds: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Make a dataset of a source whose video, or files, stay where they are; other features are
     copied.
 
-    `workers` are processes, as for `convert`. Raises `SourceError` for a source that cannot be
-    referred to, and as `convert` does.
+    `workers`, `kinds` and `units` are as for `convert`. Raises `SourceError` for a source that
+    cannot be referred to, and as `convert` does.
     """
     if hasattr(source, "referring"):
         source = source.referring()
@@ -80,6 +82,8 @@ def index_source(
         source,
         destination,
         reference=True,
+        kinds=kinds,
+        units=units,
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
         mode="append" if append else "create",
         checksums=checksums,

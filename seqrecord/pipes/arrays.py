@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -28,6 +29,7 @@ from seqrecord.reading.frames import (
     add_place,
     apply_transform,
     mask_name,
+    unchanged,
 )
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
@@ -53,23 +55,27 @@ def transformed_arrays(
     key: str,
     frame: int,
     stored: Mapping[str, ArraySpec],
-) -> dict[str, ArraySpec]:
-    """What `frame_transform` makes of a frame, which is that of every frame.
+) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+    """What `frame_transform` makes of a frame, and which features it leaves unchanged; the same
+    for every frame.
 
     An error of the function names the episode, by its key, and the frame. Raises `ClipError` for a
     text that is not under the name of a stored one.
     """
     values = dict(dataset.episodes[key][frame])
+    given, copies = dict(values), deepcopy(values)
     try:
-        return {
+        made = apply_transform(transform, values)
+        specs = {
             name: text_spec("frame_transform", name, value, stored)
             if isinstance(value, (str, bytes))
             else ArraySpec(value.dtype, value.shape)
-            for name, value in apply_transform(transform, values).items()
+            for name, value in made.items()
         }
     except Exception as error:
         add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
         raise
+    return specs, unchanged(given, copies, made)
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -24,11 +25,21 @@ from seqrecord.clips.frames import (
 from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.clips.windows import Latest, Seconds
 from seqrecord.errors import ClipError
-from seqrecord.format.lags import has_lags, with_lags
+from seqrecord.format.index import Index
+from seqrecord.format.lags import (
+    EpisodeLags,
+    clock_of,
+    has_lags,
+    is_plausible,
+    is_unit_of_time,
+    with_lags,
+)
+from seqrecord.meanings import size_in
 from seqrecord.pipes.checks import are_names, check, refuse
+from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Window
-from seqrecord.text import repr_of
+from seqrecord.text import counted, repr_of
 from seqrecord.units import check_integer
 
 if TYPE_CHECKING:
@@ -37,15 +48,14 @@ if TYPE_CHECKING:
 # By feature: offsets in frames from a clip's start, seconds, or what was known last.
 Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
 
-_UNITS = {None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _MOST_BYTES = 16 << 20  # of timestamps in memory
 
 
 class SelectedWindows:
     """The windows of the features of a dataset, those of `clip_len` frames among them. Picklable.
 
-    Raises `ClipError` for windows of other features, and for seconds where a selected episode does
-    not say how many frames a second it has.
+    Raises `ClipError` for windows of other features, and for seconds where a selected episode has
+    neither an fps nor timestamps.
 
     Args:
         selected: rows of the selected episodes.
@@ -103,6 +113,7 @@ class SelectedWindows:
         """The windows of features that do not have `clip_len` frames, each the newest; and the rate
         of each episode of the dataset, int64[E]."""
         dataset, selected = self._dataset, self._selected
+        self.asked = _timed(self.asked, dataset, selected)
         found, rate = _by_rate(self.asked, dataset, selected)
         clocks: dict[str, Timestamps] = {}
         for name, window in self.asked.items():
@@ -219,6 +230,60 @@ class SelectedWindows:
         return found
 
 
+def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> dict[str, Any]:
+    """The windows, those in seconds by timestamps if a selected episode has no fps.
+
+    Raises `ClipError` if there are no timestamps, or a window does not name its times.
+    """
+    index = dataset.contents.index
+    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.by is None]
+    clock = clock_of(index.schema)
+    lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
+    if not len(lacking):
+        return dict(asked)
+    episode = index.key(int(lacking[0]))
+    if clock is None:
+        several = with_lags(index.schema)
+        raise ClipError(
+            "Seconds need episodes that say how many frames a second they have, or a timestamp",
+            episode=episode,
+            expected=f"by= one of {', '.join(several)}"
+            if several
+            else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
+            "kind timestamp, and Seconds(…, by=feature)",
+            got="none",
+        )
+    if unlisted := [n for n in windows if asked[n].times is None and asked[n].every is None]:
+        raise ClipError(
+            "Seconds without a list of times or every need episodes of a regular fps",
+            episode=episode,
+            feature=unlisted[0],
+            expected=f"a list of times, or every=, which are looked up in {clock}",
+            got=asked[unlisted[0]],
+        )
+    unit = index.schema[clock].unit or "unknown unit, taken as s"
+    say_once(
+        f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
+        f"fps: Seconds use the timestamps of feature {clock} ({unit})"
+    )
+    return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}
+
+
+def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
+    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
+    the unit; bool [n]."""
+    fps = index.fps[selected]
+    found: npt.NDArray[np.bool_] = fps == 0
+    if clock is not None and index.lags is not None:
+        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+        with np.errstate(divide="ignore"):
+            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+        if size is None:
+            others &= is_plausible(index.lags.mean_steps(selected, place))
+        found |= others
+    return found
+
+
 def _by_rate(
     asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
 ) -> tuple[dict[str, Any], IntArray]:
@@ -227,20 +292,12 @@ def _by_rate(
 
     All episodes are of one rate where all offsets are the same, or there are no such windows.
 
-    Raises `ClipError` where a selected episode says nothing of frames a second, where no frame is
-    near enough to a time, and where episodes have different numbers of frames in a window.
+    Raises `ClipError` where no frame is near enough to a time, and where episodes have different
+    numbers of frames in a window.
     """
     windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
     index = dataset.contents.index
     rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
-    if windows and not fps.all():
-        row = int(selected[int(np.argmin(fps > 0))])
-        raise ClipError(
-            "Seconds need episodes that say how many frames a second they have",
-            episode=index.key(row),
-            expected="an fps, as of SeqRecordWriter.episode; or Seconds by a timestamp",
-            got="none",
-        )
     values, first, which = np.unique(fps, return_index=True, return_inverse=True)
     keys = [index.key(row) for row in selected[first].tolist()]
     offsets = {n: w.at_rates(values.tolist(), keys, n) for n, w in windows.items()}
@@ -270,7 +327,7 @@ class Timestamps:
                 expected=", ".join(schema),
                 got=feature,
             )
-        if not has_lags(spec) or spec.unit not in _UNITS:
+        if not has_lags(spec) or not is_unit_of_time(spec.unit):
             raise ClipError(
                 "Seconds are by a feature that is not a timestamp",
                 feature=feature,
@@ -279,7 +336,8 @@ class Timestamps:
             )
         self._dataset = dataset.select([feature])
         self._feature = feature
-        self._unit = _UNITS[spec.unit]
+        self._unit = size_in(spec.unit, "s") or 1.0
+        self.unit = spec.unit or "s, as the unit is unknown"
         self._place = with_lags(schema).index(feature)
         self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
         self._read: dict[int, npt.NDArray[np.float64]] = {}
@@ -290,7 +348,25 @@ class Timestamps:
                 "timestamps do not ascend, or a frame has none",
                 **self.name(int(unknown[0])),  # type: ignore[arg-type]
                 expected="one for each frame of every episode, later than that before",
+                got=f"timestamps in {self.unit}",
             )
+        if spec.unit is None:
+            self._check_unit(lags)
+
+    def _check_unit(self, lags: EpisodeLags) -> None:
+        """Raise `ClipError` for timestamps of unknown unit that cannot be seconds."""
+        steps = lags.mean_steps(self._selected, self._place)
+        for row, step in zip(self._selected.tolist(), steps.tolist(), strict=True):
+            if np.isfinite(step) and not is_plausible(step):
+                name = self._dataset.contents.stored_name(self._feature)
+                url = shlex.quote(self._dataset.url)
+                raise ClipError(
+                    "timestamps without a unit that cannot be seconds",
+                    **self.name(row),  # type: ignore[arg-type]
+                    expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
+                    f"{url} --unit {name}=ns`",
+                    got=f"frames {step:g} s apart, if the unit is s",
+                )
 
     def __getstate__(self) -> dict[str, Any]:  # windows have been made
         return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
@@ -311,7 +387,11 @@ class Timestamps:
         whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
         found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
         if not (np.diff(found) > 0).all():
-            raise ClipError("timestamps do not ascend", **self.name(episode))  # type: ignore[arg-type]
+            raise ClipError(
+                "timestamps do not ascend",
+                **self.name(episode),  # type: ignore[arg-type]
+                got=f"timestamps in {self.unit}",
+            )
         if self._read_bytes > _MOST_BYTES:
             self._read, self._read_bytes = {}, 0
         self._read[episode] = found

@@ -19,6 +19,7 @@ from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.errors import ClipError
+from seqrecord.meanings import partner_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
@@ -264,8 +265,7 @@ class ClipDraws:
             for name in crops.features
         }
         for left in sorted(flipped):
-            right = left.replace("left", "right")
-            if right != left and right in flipped:
+            if (right := partner_of(left, flipped)) is not None:
                 say_once(
                     f"{self._url}: HorizontalFlip mirrors {left} and {right}: in flipped clips "
                     "the left camera is the right one, so exchange the two where they are flipped"

@@ -77,8 +77,8 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     It is an `IterableDataset`, which a `StatefulDataLoader` with `batch_size=None` resumes exactly.
 
-    Raises `ClipError` for weights, sources or shapes that make no sense, with what was expected and
-    what came, and `MemoryLimitError` for a limit that is too small.
+    Raises `ClipError` for weights, sources or shapes that make no sense, for a feature of other
+    units or kinds in two sources, and `MemoryLimitError` for a limit that is too small.
 
     Args:
         sources: loaders by name, without `batch_size`: `SeqRecordStream`, or another that streams.

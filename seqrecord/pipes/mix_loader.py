@@ -24,7 +24,15 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.memory import check_machine, share_out
-from seqrecord.pipes.mix_sources import Done, Features, Join, MixPlan, SourceLoader, Stop
+from seqrecord.pipes.mix_sources import (
+    Done,
+    Features,
+    Join,
+    MixPlan,
+    SourceLoader,
+    Stop,
+    check_meanings_agree,
+)
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Remainder, State
@@ -78,6 +86,9 @@ class MixLoader:
                     got=", ".join(sorted(wrong)),
                 )
         self.features = Features.of({n: one.selection for n, (one, _) in sources.items()}, join)
+        check_meanings_agree(
+            self.features.specs, {n: one.selection for n, (one, _) in sources.items()}
+        )
         disagreement = self.features.disagreement
         if alternate is False and disagreement is not None:
             feature, got = disagreement

@@ -4,8 +4,9 @@ epochs of a source follow each other."""
 from __future__ import annotations
 
 import hashlib
+import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
@@ -19,7 +20,9 @@ from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
+from seqrecord.meanings import differences
 from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
@@ -28,6 +31,7 @@ from seqrecord.sampling import Clips, Part
 from seqrecord.sampling.elastic import Session
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
+from seqrecord.schema import FeatureSpec
 
 _GIVEN = ("rank", "world_size", "device")  # to each source
 _OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
@@ -90,6 +94,60 @@ class Features:
     def missing_arrays(self) -> dict[str, tuple[int, ...]]:
         """Those of `missing` that are arrays, not texts or bytes."""
         return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
+
+
+def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSelection]) -> None:
+    """Raise `ClipError` for a feature of another kind or unit in one source than in another.
+
+    A warning says where only some of them know it. Features that functions of the user make or
+    change are exempt, and so are texts.
+    """
+    for name in features:
+        found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
+        specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
+        for what in ("kind", "unit"):
+            told = {source: getattr(spec, what) for source, spec in specs.items()}
+            known = [source for source, text in told.items() if text is not None]
+            for source in specs if known else ():
+                sure = known[0]
+                is_known = differences(specs[sure], specs[source]).get(what)
+                if is_known is None:
+                    continue
+                dataset = sources[source].dataset
+                given = f"{dataset.contents.stored_name(name)}={told[sure]}"
+                command = f"seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}"
+                got = "; ".join(f"{source}: {text or 'unknown'}" for source, text in told.items())
+                if is_known:
+                    raise _conflict(name, what, command, got)
+                say_once(
+                    f"a mix has feature {name} of a {what} that is unknown in a source: {got}; if "
+                    f"it is {told[sure]}: `{command}`"
+                )
+
+
+def _meaning(selection: ClipSelection, name: str) -> FeatureSpec | None:
+    """A feature of clips with its kind and unit; `None` if a function of the user makes or changes
+    it, unless that says its unit, as `DepthToMeters` does."""
+    spec, functions = selection.dataset.features.get(name), selection.draws.functions
+    called = () if functions is None else functions.functions
+    for one in reversed((selection.frame_transform, *called)):
+        if spec is not None and name in (units := getattr(one, "units", {})):
+            return replace(spec, unit=units[name])
+    is_kept = selection.frame_transform is None or name in selection.unchanged
+    return spec if is_kept and (functions is None or name in functions.unchanged) else None
+
+
+def _conflict(name: str, what: str, command: str, got: str) -> ClipError:
+    remedy = "rename the feature of a source (rename=)"
+    if what == "unit":
+        remedy = "convert the feature in the frame_transform or clip_transform of a source (depth "
+        remedy += f"by DepthToMeters({name!r}))"
+    return ClipError(
+        f"the sources of a mix have a feature of other {what}",
+        feature=name,
+        expected=f"one {what}: {remedy}; or correct a wrong one: `{command}`",
+        got=got,
+    )
 
 
 def _agree(found: Sequence[tuple[ArraySpec, int, bool]]) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.depth import bound
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipFrames, ClipUse
 from seqrecord.clips.grids import numbered
@@ -84,6 +85,7 @@ class ClipSelection:
         windows: which frames clips have of `arrays`.
         steps: how far apart these are, where that is drawn.
         arrays: of each feature of a frame, after `frame_transform` or padding.
+        unchanged: the features that `frame_transform` leaves as they are.
         nested: those of them that come as nested tensors.
         squeezed: those of them that come without an axis of frames.
         draws: what `clip_transform` makes of clips.
@@ -100,6 +102,7 @@ class ClipSelection:
     squeezed: frozenset[str] = frozenset()
     metadata: tuple[str, ...] = ()
     times_without_frame = 0
+    unchanged: frozenset[str] = frozenset()
 
     def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
         self.spec = options.spec
@@ -116,7 +119,7 @@ class ClipSelection:
             )
 
     def _select(self, options: ClipOptions) -> None:
-        self.frame_transform = options.frame_transform
+        self.frame_transform = bound(options.frame_transform, self.dataset.features)
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._last: tuple[tuple[int, int], ClipTable] | None = None  # see `clips_in`
         rotates = isinstance(options, LoaderOptions) and options.rotate_phase
@@ -143,6 +146,7 @@ class ClipSelection:
             )
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
+        functions = tuple(bound(function, self.dataset.features) for function in functions)
         wanted = (*metadata, "camera") if cameras else metadata
         self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts)
         if options.has_drawn_steps:
@@ -452,7 +456,9 @@ class ClipSelection:
         key, stored = self._facts.of(episode)[0].key, self.windows.stored
         place = stored.find(next(iter(stored.windows)), episode, start).frames[:, 0]
         frame = int(stored.stored(episode, place)[1][0])
-        return transformed_arrays(transform, self.dataset, key, frame, self.stored), frozenset()
+        place_of = self.dataset, key, frame
+        arrays, self.unchanged = transformed_arrays(transform, *place_of, self.stored)
+        return arrays, frozenset()
 
     def _check_names(self, metadata: Sequence[str], reserved: Sequence[str]) -> None:
         """Raise `ClipError` where two things of a batch have one name, and for metadata that no

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.depth import bound
 from seqrecord.clips.grids import followed
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
@@ -61,6 +62,7 @@ def compute_statistics(
     rows = dataset.find_episodes(episodes, split)
     total = int(dataset.contents.index.num_frames[rows].sum(dtype=np.int64))
     step = 1 if max_frames is None else max(1, total // max_frames)
+    frame_transform = bound(frame_transform, dataset.features)
     if frame_transform is None:
         columns = [_Column(dataset, (spec,), Schema([spec])) for spec in dataset.features.values()]
     else:

@@ -92,6 +92,26 @@ def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[st
     }
 
 
+def unchanged(
+    given: Mapping[str, Any], copies: Mapping[str, Any], made: Mapping[str, Any]
+) -> frozenset[str]:
+    """The values that a function of users has left as they were, of one frame or clip.
+
+    It was `given` these, of which there are `copies`. A copy that it `made` of zeros counts as
+    changed: they are the same in every unit.
+    """
+    kept = set()
+    for name in given.keys() & made.keys():
+        value, before = made[name], copies[name]
+        if not isinstance(value, np.ndarray) or not isinstance(before, np.ndarray):
+            continue
+        is_same = (value.dtype, value.shape) == (before.dtype, before.shape)
+        tells = before.any() or np.may_share_memory(value, given[name])
+        if is_same and tells and value.tobytes() == before.tobytes():
+            kept.add(name)
+    return frozenset(kept)
+
+
 def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
     """`ClipError` unless `what` gives of a feature a text that memory was counted for."""
     kind = str if spec.value == "text" else bytes

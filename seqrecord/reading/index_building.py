@@ -319,14 +319,19 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     """What parts of an episode have in common, with this number of frames.
 
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
+    It has no fps if a part that tells `num_frames` has none: its timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]
     texts = {part.metadata for part in parts}
     whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    episode = replace(parts[0], num_frames=num_frames, metadata=metadata, lags=())
-    same = {replace(part, num_frames=num_frames, metadata=metadata, lags=()) for part in parts}
+    said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
+    drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
+    fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
+    each = zip(parts, drops, strict=True)
+    same = {replace(part, **said, fps=fps if drop else part.fps) for part, drop in each}
+    episode = replace(parts[0], **said, fps=None if any(drops) else fps)
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode
@@ -437,14 +442,18 @@ def conformed(
     footers: Sequence[tuple[str, Footer]],
     schema: Schema | None = None,
     committed: Collection[str] = (),
+    *,
+    edited: bool = True,
 ) -> tuple[Schema | None, list[tuple[str, Footer]]]:
     """The schema of a dataset, and those of its record files that are of it, with their paths.
 
-    Without `schema` it is the longest of those files that have chunks of the first group. What an
+    Without `schema` it is the longest of those files that have chunks of the first group, which
+    must all have its kinds and units; of `schema` they may have others if it was `edited`. What an
     interrupted edit has left of a feature that is in no dataset is left out, and named in the log:
     a file without chunks of the first group that is not `committed`. Raises `FormatError` for any
     other file whose schema the dataset's does not continue.
     """
+    edited = edited and schema is not None
     if schema is None:
         whole = [footer.schema for _, footer in footers if len(footer.chunks[0])]
         schema = max(whole, key=len, default=footers[0][1].schema if footers else None)
@@ -452,7 +461,7 @@ def conformed(
         return None, []
     found = []
     for path, footer in footers:
-        if schema.continues(footer.schema):
+        if schema.continues(footer.schema, edited=edited):
             found.append((path, _renamed(footer, schema)))
         elif len(footer.chunks[0]) or path in committed:
             pairs = zip_longest(schema.values(), footer.schema.values())
@@ -469,12 +478,14 @@ def conformed(
 
 
 def _renamed(footer: Footer, schema: Schema) -> Footer:
-    """The footer with lags of the features that are still there; a name may be another's now."""
+    """The footer with lags of the timestamps that are still there; a name may be another's now."""
+    timed = with_lags(schema)
     now = dict(zip(footer.schema, schema, strict=False))
-    if all(name == new for name, new in now.items()):
+    kept = {name for name, new in now.items() if name == new and name in timed}
+    if kept.issuperset(with_lags(footer.schema)):
         return footer
     episodes = [
-        replace(part, lags=tuple((name, lags) for name, lags in part.lags if now[name] == name))
+        replace(part, lags=tuple(item for item in part.lags if item[0] in kept))
         for part in footer.episodes
     ]
     return replace(footer, episodes=tuple(episodes))

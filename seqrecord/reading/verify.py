@@ -291,7 +291,7 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
             chunks, gaps = (tuple(r[:0] for r in rows) for rows in (footer.chunks, footer.gaps))
             # It holds nothing of this dataset.
             footer = replace(footer, file_id=file.file_id, episodes=(), chunks=chunks, gaps=gaps)
-        if index is not None and not index.schema.continues(footer.schema):
+        if index is not None and not index.schema.continues(footer.schema, edited=True):
             raise FormatError(
                 "a record file of another schema",
                 file=shown,

@@ -115,12 +115,16 @@ class AlignedMessages:
 
     @property
     def fps(self) -> float | None:
-        """Frames a second, where the clock is steady: no step is a tenth off the mean."""
-        steps = np.diff(self.clock)
+        """Frames a second, where the clock is steady: no step is a tenth off the mean, and no time
+        a quarter of a step off that of the mean."""
+        since = self.clock - self.clock[0]
+        steps = np.diff(since)
         if not len(steps) or steps.min() <= 0:
             return None
-        mean = float(self.clock[-1] - self.clock[0]) / len(steps)
-        return 1e9 / mean if np.all(np.abs(steps - mean) <= 0.1 * mean) else None
+        mean = float(since[-1]) / len(steps)
+        drift = np.abs(since - mean * np.arange(len(since))).max()
+        is_steady = np.abs(steps - mean).max() <= 0.1 * mean and drift <= 0.25 * mean
+        return 1e9 / mean if is_steady else None
 
     def counts(self, topic: str) -> dict[str, int]:
         """What became of a topic: its messages, those in frames, the others, frames without it."""

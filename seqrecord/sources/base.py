@@ -41,6 +41,10 @@ class Source(Protocol):
     yields an empty dict for each frame. The schema has such a feature's codec, see
     `seqrecord.sources.describe_video`.
 
+    A source that knows when frames were recorded may have `timestamps(info)`, float64 [frames] in
+    seconds. It is asked if no feature of the schema is a timestamp, and the episode has an `fps`:
+    timestamps that contradict it take it away.
+
     A source that is a dataset has three more, see `StoredSource`. A source with the method
     `account()`, which returns an `Account`, reports possible data that it does not pack.
 

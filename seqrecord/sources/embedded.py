@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.meanings import pixel_kind
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.files import first_line
 from seqrecord.sources.images import decode_image, encoded_header, image_format, passthrough_codec
@@ -38,7 +39,8 @@ def embedded_spec(
     header = encoded_header(data, path)
     codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
     shape = shape_of(header, exif, is_kept=bool(codec))
-    return feature_spec(name, header.dtype, shape, path, codec=codec, kind="image")
+    kind = pixel_kind(name, header.dtype, shape) or "image"
+    return feature_spec(name, header.dtype, shape, path, codec=codec, kind=kind)
 
 
 def embedded_value(

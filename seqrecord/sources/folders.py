@@ -37,7 +37,7 @@ from seqrecord.sources.images import (
 from seqrecord.sources.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
-from seqrecord.sources.specs import chosen_names, feature_spec, widened
+from seqrecord.sources.specs import chosen_names, feature_spec, kind_of, widened
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,16 @@ class Folders(NumberedFrames):
             if self.reference:
                 codec = self._referable(path, folder)
             shape = shape_of(image, self.exif, is_kept=self.keep_encoded and bool(codec))
-            return feature_spec(name, image.dtype, shape, path), codec
+            kind = kind_of(name, image.dtype, shape)
+            return feature_spec(name, image.dtype, shape, path, kind=kind), codec
         header = array_header(path)
         shape = header.shape
         if folder is None:
             check_time_axis(shape, path)
             shape = shape[1:]
-        said = {"kind": "flow", "unit": "px"} if path.suffix.lower() == ".flo" else {}
+        said: dict[str, Any] = {"kind": kind_of(name, header.dtype, shape)}
+        if path.suffix.lower() == ".flo":
+            said = {"kind": "flow", "unit": "px"}
         codec = self._referable(path, folder) if self.reference and folder else ()
         return feature_spec(name, header.dtype, shape, path, **said), codec
 

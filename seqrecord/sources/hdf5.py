@@ -182,8 +182,7 @@ class Hdf5(ScannedSource):
         data = first_image(dataset, path)
         if data is not None:
             keep = self.keep_encoded and not self._is_bgr(data, one, path)
-            spec = embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
-            return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
+            return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
         if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
                 "a first row that is no image, in a file whose images are compressed",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SchemaError, SourceError, located
@@ -121,6 +122,11 @@ class LeRobot(Originals):
                     yield Block.of({**frame, **{name: next(each) for name, each in depths.items()}})
                 if not depths:
                     yield block
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """Those of the rows, in seconds."""
+        with located(SourceError, episode=info.key):
+            return self._rows.times(self._episode(info))
 
     def account(self) -> Account:
         return account_of(

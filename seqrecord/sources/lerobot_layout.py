@@ -309,7 +309,7 @@ class ParquetTable:
         groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
         skipped = first - sum(sizes[: groups[0]] if groups else sizes)
         for group in groups:
-            rows = min(rows, self._most_rows(metadata.row_group(group), columns, numbers or {}))
+            rows = self._fitting(rows, metadata.row_group(group), columns, numbers or {})
         try:
             for batch in self._file.iter_batches(
                 rows, row_groups=groups, columns=columns, use_threads=False
@@ -334,18 +334,17 @@ class ParquetTable:
                 got=self.num_rows,
             )
 
-    def _most_rows(
-        self, group: Any, columns: Sequence[str] | None, numbers: Mapping[str, int]
+    def _fitting(
+        self, rows: int, group: Any, columns: Sequence[str] | None, numbers: Mapping[str, int]
     ) -> int:
-        """The rows of a batch whose texts and images take `_BATCH_BYTES` at most, if each is as
-        large as all that its column stores."""
-        most = group.num_rows
+        """So many rows, or fewer: of texts and images they take `_BATCH_BYTES` at most, if each is
+        as large as all that its column stores."""
         for column in map(group.column, range(group.num_columns)):
             name = column.path_in_schema.partition(".")[0]
             if columns is not None and name not in columns:
                 continue
             if column.physical_type == "BYTE_ARRAY":
-                most = min(most, _BATCH_BYTES // max(1, column.total_uncompressed_size))
+                rows = min(rows, _BATCH_BYTES // max(1, column.total_uncompressed_size))
             elif name in numbers and column.num_values > group.num_rows * max(1, numbers[name]):
                 raise SourceError(
                     "a column of more numbers than info.json declares",
@@ -354,7 +353,7 @@ class ParquetTable:
                     expected=f"at most {group.num_rows * max(1, numbers[name])}",
                     got=column.num_values,
                 )
-        return int(max(1, most))
+        return max(1, rows)
 
 
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:

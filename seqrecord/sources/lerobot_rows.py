@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
+from seqrecord.meanings import PIXEL_KINDS
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
@@ -50,7 +51,7 @@ class EpisodeRows:
         self._orientation = orientation
         self._root, self._schema, self._numbered = root, schema, texts
         self._num_rows = num_rows or {}  # by file, as `meta` has it
-        has_images = any(spec.kind == "image" for spec in schema.values())
+        has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
         self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
         if batch_rows is None and all(s.is_fixed or name in texts for name, s in schema.items()):
             fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
@@ -95,7 +96,7 @@ class EpisodeRows:
                 columns[name] = _numbered_texts(batch, name, self._numbered[name])
             elif spec.value == "text":
                 columns[name] = _texts(batch.column(name), spec)
-            elif spec.kind == "image":
+            elif spec.kind in PIXEL_KINDS:
                 images[name] = batch.column(name)
             else:
                 columns[name] = array_of(batch.column(name), spec)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.meanings import pixel_kind
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.aligning import ALIGNMENTS, AlignedMessages
@@ -373,10 +374,16 @@ class _TopicFeatures:
                 continue
             if isinstance(value, Encoded):
                 spec = embedded_spec(name, value.data, path, **how)
+                if message.kind == "depth":
+                    spec = replace(spec, kind="depth", unit=message.units.get(suffix))
             elif isinstance(value, str):
                 spec = text_spec(name, path)
             else:
-                meaning = {"kind": message.kind, "unit": message.units.get(suffix)}
+                kind, unit = message.kind, message.units.get(suffix)
+                if kind == "image":
+                    kind = pixel_kind(name, value.dtype, value.shape) or kind
+                    unit = unit if kind == "depth" else None
+                meaning = {"kind": kind, "unit": unit}
                 spec = feature_spec(name, value.dtype, value.shape, path, **meaning)
             self.specs[suffix] = spec
 

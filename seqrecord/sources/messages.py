@@ -141,7 +141,13 @@ def _image(message: Any) -> Message:
         step=message.step,
         big_endian=bool(message.is_bigendian),
     )
-    return Message({"": image}, "image")
+    return Message({"": image}, "image", _depth_units(message.encoding))
+
+
+def _depth_units(encoding: str) -> dict[str, str]:
+    """The unit of a depth image of this encoding, by REP 118."""
+    unit = {"16UC1": "mm", "32FC1": "m"}.get(encoding)
+    return {} if unit is None else {"": unit}
 
 
 def _compressed_image(message: Any) -> Message:
@@ -150,6 +156,7 @@ def _compressed_image(message: Any) -> Message:
         if not message.format.startswith("16UC1"):
             raise ValueError(f"quantized depth, which is not decoded: {message.format[:80]}")
         data = data[12:]  # a header of numbers that only quantized depth uses
+        return Message({"": Encoded(data)}, "depth", {"": "mm"})
     return Message({"": Encoded(data)}, "image")
 
 
@@ -259,7 +266,7 @@ def decode_foxglove(
         raise ValueError(f"sizes that are no numbers: {sizes}"[:200])
     encoding = str(found.get("encoding", ""))
     array = pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)
-    return Message({"": array}, "image")
+    return Message({"": array}, "image", _depth_units(encoding))
 
 
 def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:

@@ -346,7 +346,7 @@ class RemoteSource:
 
 _PASSED_ON = (
     *("account", "blocks", "content", "external_files", "features", "identity"),
-    *("is_whole", "referring", "statistics", "videos"),
+    *("is_whole", "referring", "statistics", "timestamps", "videos"),
 )
 
 

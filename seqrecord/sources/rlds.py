@@ -28,13 +28,11 @@ from seqrecord.sources.rlds_layout import (
     find_shards,
     read_features,
 )
-from seqrecord.sources.specs import chosen_names, feature_spec, text_spec
+from seqrecord.sources.specs import chosen_names, feature_spec, kind_of, text_spec
 from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile, Values, parse_example
 
 _MAX_VALUES = 64
 _MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
-_MEANING = {"action": "action", "observation.state": "state"}
-"""Kinds of features by their names in RLDS."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,8 @@ class Rlds(Originals):
     def _spec(self, feature: RldsFeature) -> FeatureSpec:
         path = self._folder / FEATURES
         if feature.kind == "tensor":
-            dtype, kind = np.dtype(feature.dtype), _MEANING.get(feature.name)
+            dtype = np.dtype(feature.dtype)
+            kind = kind_of(feature.name, dtype, feature.shape)
             return feature_spec(feature.name, dtype, feature.shape, path, kind=kind)
         return (
             self._image_spec(feature) if feature.kind == "image" else text_spec(feature.name, path)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.meanings import size_in
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo
@@ -187,6 +188,14 @@ class SequenceSource(ScannedSource):
                     if value is not None:
                         frame[name] = value
                 yield frame
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """Those of the frames, in seconds."""
+        with located(SourceError, episode=info.key):
+            column = self.open(self._folders[info.key]).columns["timestamp"]
+            assert isinstance(column, Values)
+            since = column.array - column.array[0]
+            return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 
     def _opened(self, folder: Path) -> SequenceFrames:
         """The sequence, whose images are read as `exif` says."""

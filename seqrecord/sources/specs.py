@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SchemaError, SourceError
+from seqrecord.meanings import pixel_kind
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
 from seqrecord.sources.images import passthrough_of_both
 
@@ -45,17 +46,11 @@ def text_spec(name: str, path: Path) -> FeatureSpec:
 
 
 def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
-    """What a robot's recording calls by this name: `image`, `depth`, `action`, `state`, or unknown.
-
-    Pixels are [H, W] or [H, W, C]; depth says so in its name, and images are uint8 or say so.
-    """
+    """The kind of a feature by its name, dtype and shape: one of pixels (see `pixel_kind`),
+    `action`, `state`, or unknown."""
+    if (kind := pixel_kind(name, dtype, shape)) is not None:
+        return kind
     *above, last = parts = name.lower().split(".")
-    said = {word for part in parts for word in part.split("_")}
-    if len(shape) in (2, 3) and "depth" in said:
-        return "depth"
-    says_image = bool(said & {"image", "images", "img", "rgb"})
-    if len(shape) == 3 and shape[-1] in (1, 3, 4) and (dtype == np.uint8 or says_image):
-        return "image"
     if parts[0].startswith("action"):
         return "action"
     is_state = _STATES & {last, *above} or last.startswith(_PARTS_OF_STATES)

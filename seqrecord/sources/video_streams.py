@@ -28,6 +28,7 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
+from seqrecord.meanings import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
@@ -116,7 +117,8 @@ def video_spec(name: str, file: VideoFile) -> FeatureSpec:
                 )
     else:  # its packets do not say how large a frame is
         shape, config = (*file.size, 3), VideoConfig(codec, "bgr0").to_json()
-    return feature_spec(name, np.dtype(np.uint8), shape, file.path, codec=(config,), kind="image")
+    kind = pixel_kind(name, np.dtype(np.uint8), shape) or "image"
+    return feature_spec(name, np.dtype(np.uint8), shape, file.path, codec=(config,), kind=kind)
 
 
 def check_file(file: VideoFile, spec: FeatureSpec) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import SourceError, located
@@ -76,6 +77,12 @@ class Videos(Originals):
             ticks, tick = file.ticks(), file.tick
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """When the frames of the first camera are shown, in seconds."""
+        first = next(iter(self._named(info.key).values()))
+        with located(SourceError, episode=info.key), VideoFile(first) as file:
+            return np.array(file.ticks()) * file.tick
 
     def account(self) -> Account:
         """Opens each file for the kinds of its streams."""

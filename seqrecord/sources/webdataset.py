@@ -245,9 +245,7 @@ class WebDataset(NumberedFrames, ScannedSource):
             endings=one.endings,
             exif=self.exif,
         )
-        if codec is not None:
-            spec = replace(spec, codec=codec)
-        return replace(spec, kind=kind_of(name, spec.dtype, spec.shape) or "image")
+        return spec if codec is None else replace(spec, codec=codec)
 
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
         schema, files = self.schema(), info.metadata.get("files", {})

@@ -17,7 +17,7 @@ from seqrecord.text import repr_of, table_lines
 
 MAX_CHANNELS = 256  # of a feature of one dimension
 _MAX_IMAGE_CHANNELS = 32  # of one of more: a last axis that is longer is a width
-_PLANES = ("image", "depth", "mask", "segmentation")  # kinds whose two axes are rows and columns
+_PLANES = frozenset("image depth disparity mask segmentation".split())  # noqa: SIM905 - of two axes
 _VERSION = 1
 _SHOWN_QUANTILES = (0.01, 0.5, 0.99)
 _SHOWN_CHANNELS = 8  # of a feature, in a table

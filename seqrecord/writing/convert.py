@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from seqrecord.format.manifest import Manifest
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.meanings import check_meanings
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
@@ -47,9 +48,11 @@ from seqrecord.writing.convert_jobs import (
 )
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
+from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
     Codecs,
+    Described,
     check_codecs,
     check_fps,
     check_passthrough,
@@ -81,6 +84,8 @@ def convert(
     destination: StorageLike,
     *,
     codecs: Codecs | None = None,
+    kinds: Mapping[str, str | None] | None = None,
+    units: Mapping[str, str | None] | None = None,
     fps: float | None = None,
     mode: WriteMode = "create",
     workers: int | None = None,
@@ -110,6 +115,8 @@ def convert(
 
     Args:
         source: where the episodes come from.
+        kinds, units: kinds and units by feature, instead of those of the source:
+            `kinds={"seg": "segmentation"}`, `units={"depth": "mm"}`.
         fps: frames a second of the episodes of which the source does not know it.
         mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
         workers: processes; by default one for each core, 1 stays in this process. The processes
@@ -131,9 +138,10 @@ def convert(
             is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.
 
-    Raises `SourceError` for a broken original, `DestinationError` for a destination that `mode`
-    does not fit, and `ConflictError` if another writer has committed meanwhile; then the episodes
-    stay there for `mode="resume"`.
+    Raises `SchemaError` for a kind or a unit of a feature that the source does not have, and for
+    one that does not exist. Raises `SourceError` for a broken original, `DestinationError` for a
+    destination that `mode` does not fit, and `ConflictError` if another writer has committed
+    meanwhile; then the episodes stay there for `mode="resume"`.
     """
     check_mode(mode)
     fps = check_fps(fps)
@@ -150,6 +158,9 @@ def convert(
         schema = source.schema()
         episodes = source.episodes()
         inventory = inventory_of(source)
+    described: Mapping[str, Any] = check_meanings(schema, kinds, units)
+    features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
+    inventory = replace(inventory, features=tuple(features))
     if strict and inventory.left_out_data:
         _refuse(inventory)
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
@@ -160,16 +171,20 @@ def convert(
         target = Destination(open_storage(destination, storage_options), mode)
         try:
             known: Statistics | None = None
+            original = schema
             if hasattr(source, "stored"):
                 dataset = cast("StoredSource", source)
                 known = dataset.statistics
-                schema = _schema_of(dataset, schema, codecs, target.schema)
+                schema = _schema_of(dataset, schema, codecs, target.schema, described)
                 source = dataset.fitted(schema)
                 work = frame_work(source.schema())
             else:
                 work = frame_work(schema, reference=reference)
-                kept, schema = schema, stored_schema(schema, codecs, target.schema)
+                kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
                 check_passthrough(kept, schema)
+            for note in _unknown_units(original, described, target.schema):
+                _logger.warning("%s: %s", target.storage.url, note)
+                inventory = replace(inventory, notes=(*inventory.notes, note))
             externals = _put_lists(target.storage, source) if reference else {}
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
@@ -198,6 +213,19 @@ def convert(
             return _report(target, episodes, todo, written, unlisted, known, inventory, check)
         finally:
             target.release()
+
+
+def _unknown_units(
+    original: Schema, described: Mapping[str, Any], there: Schema | None
+) -> Iterator[str]:
+    """Lines about units that the source or the dataset that is appended to does not know."""
+    for name, known in there.active.items() if there is not None else ():
+        unit = described.get(name, {}).get("unit", original[name].unit)
+        if (unit is None) != (known.unit is None):
+            yield (
+                f"feature {name}: unit {unit or 'unknown'} in the source, "
+                f"{known.unit or 'unknown'} in the dataset, which keeps that"
+            )
 
 
 def _refuse(inventory: Inventory) -> None:
@@ -275,16 +303,23 @@ def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
 
 
 def _schema_of(
-    dataset: StoredSource, schema: Schema, codecs: Codecs | None, there: Schema | None
+    dataset: StoredSource,
+    schema: Schema,
+    codecs: Codecs | None,
+    there: Schema | None,
+    described: Described,
 ) -> Schema:
     """The schema to write a dataset's `schema` under: its own codecs where nothing else is asked
     for, and then its groups."""
     if there is not None or isinstance(codecs, str):
-        return stored_schema(schema, codecs, there)
+        return stored_schema(schema, codecs, there, described)
     own = {name: spec.codec for name, spec in dataset.stored.items()}
     if codecs is not None:
-        return stored_schema(schema, {**own, **codecs}, None)
-    groups = {name: {"group": spec.group} for name, spec in dataset.stored.items()}
+        return stored_schema(schema, {**own, **codecs}, None, described)
+    groups = {
+        name: {**described.get(name, {}), "group": spec.group}
+        for name, spec in dataset.stored.items()
+    }
     return stored_schema(schema, own, None, groups)
 
 
@@ -359,6 +394,10 @@ def _report(
     if every := (*unlisted, *bad):
         skipped = LeftOut("bad episodes", len(every), "skip_bad_episodes", "episodes", False)
         inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+    if irregular := [episode for job in jobs for episode in job.irregular]:
+        note = irregular_note(irregular)
+        _logger.warning("%s: %s", target.storage.url, note)
+        inventory = replace(inventory, notes=(*inventory.notes, note))
     keys = {*target.finished, *written}
     return ConvertReport(
         manifest=target.commit(keys, statistics, splits, inventory, check),

@@ -25,6 +25,7 @@ from seqrecord.errors import (
     SourceError,
     located,
 )
+from seqrecord.format.lags import clock_of
 from seqrecord.format.text import encode_metadata
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
@@ -36,6 +37,7 @@ from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
+from seqrecord.writing.rates import Irregular
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
@@ -56,7 +58,8 @@ class BadEpisode:
 
 @dataclass(frozen=True)
 class Written:
-    """What came of a job: the episodes that were left out, and statistics of the others.
+    """What came of a job: the episodes that were left out, statistics of the others, and those of
+    which timestamps contradict the fps.
 
     `frames` counts those of episodes that were left out, too, as far as they were read.
     """
@@ -64,6 +67,7 @@ class Written:
     frames: int
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
+    irregular: tuple[Irregular, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                 bad.append(BadEpisode(info.key, str(error)))
             else:
                 files.end()
-    return Written(frames, tuple(bad), None if collector is None else collector.statistics())
+    statistics = None if collector is None else collector.statistics()
+    return Written(frames, tuple(bad), statistics, tuple(files.irregular))
 
 
 def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> Written:
@@ -216,6 +221,9 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
+    timestamps = getattr(job.source, "timestamps", None)
+    if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
+        files.check_times(timestamps(info))
     with _misfits():
         files.check_even()
 

@@ -110,7 +110,8 @@ class Destination:
         storage, base = self.storage, self._base
         edits = read_edits(storage, edits_of(storage, base))
         schema = self.schema if base.manifest else edits.schema
-        self.schema, fitting = conformed(list(footers.items()), schema, base.files)
+        edited = edits.schema is not None
+        self.schema, fitting = conformed(list(footers.items()), schema, base.files, edited=edited)
         self._footers = dict(fitting)
         whole = recover(
             storage, self._footers, unfinished, self.committed, self.writer, self.schema

@@ -24,6 +24,7 @@ from seqrecord.sources.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
+from seqrecord.writing.rates import Irregular, RateCheck
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.values import plain_items
@@ -70,6 +71,8 @@ class RecordFileWriter(RecordFiles):
         watched = self._statistics.names - self._referred
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
+        self._rate = RateCheck(schema)
+        self.irregular: list[Irregular] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
 
     def begin(
@@ -93,6 +96,7 @@ class RecordFileWriter(RecordFiles):
             group.begin(chunk_frames)
         for lags in self._lags.values():
             lags.begin()
+        self._rate.begin(episode)
         self._statistics.begin(episode.key)
         for name in self._referred:
             self._statistics.leave_out(name)
@@ -156,8 +160,10 @@ class RecordFileWriter(RecordFiles):
         numbers = number + np.arange(len(rows))
         for name, lags in self._lags.items():
             if name in columns:
-                times = np.asarray(columns[name][rows.start : rows.stop])
-                lags.add(times.reshape(len(rows)), numbers)
+                times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
+                lags.add(times, numbers)
+                if name == self._rate.feature:
+                    self._rate.add(times, numbers)
         self._num_frames += len(rows)
         if watched := [name for name in self._watched if name in columns]:
             for row in rows:
@@ -186,6 +192,19 @@ class RecordFileWriter(RecordFiles):
         self._statistics.leave_out(name)
         self._write_chunks(group)
 
+    def check_times(self, times: npt.NDArray[np.float64]) -> None:
+        """Compare the episode's fps with the timestamps of its frames, in seconds; of an original
+        of which no feature has them."""
+        self._rate.add_seconds(times)
+
+    def _is_regular(self) -> bool:
+        """Whether no timestamp of the episode so far contradicts its fps."""
+        if (found := self._rate.contradiction()) is None:
+            return True
+        if found not in self.irregular[-1:]:  # it was flushed before
+            self.irregular.append(found)
+        return False
+
     def check_even(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
         assert self._episode is not None
@@ -207,7 +226,7 @@ class RecordFileWriter(RecordFiles):
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
-        self.flush_part(self._num_frames, self._lags_so_far())
+        self.flush_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def end(self) -> None:
@@ -220,7 +239,7 @@ class RecordFileWriter(RecordFiles):
             for group in self._groups:
                 group.settle()
                 self._write_chunks(group, rest=True)
-        self.end_part(self._num_frames, self._lags_so_far())
+        self.end_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def drop(self) -> bool:

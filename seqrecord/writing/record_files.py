@@ -136,17 +136,19 @@ class RecordFiles:
                 self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
             self._file.add(self._episode, chunk)
 
-    def flush_part(self, num_frames: int, lags: EpisodeLags) -> None:
+    def flush_part(self, num_frames: int, lags: EpisodeLags, *, is_regular: bool = True) -> None:
         """So many frames of the episode are there, and stay whatever happens; but see `discard`."""
         assert self._episode is not None
-        self._complete(num_frames, truncated_metadata(self._episode.metadata), lags)
+        metadata = truncated_metadata(self._episode.metadata)
+        self._complete(num_frames, metadata, lags, is_regular=is_regular)
         self._flushed = num_frames
         self._finish_held(only_if_free=True)
 
-    def end_part(self, num_frames: int, lags: EpisodeLags) -> None:
-        """The episode is there as a whole: from here on a kill does not lose it."""
+    def end_part(self, num_frames: int, lags: EpisodeLags, *, is_regular: bool = True) -> None:
+        """The episode is there as a whole: from here on a kill does not lose it. It has no fps
+        unless it `is_regular`."""
         assert self._episode is not None
-        self._complete(num_frames, self._episode.metadata, lags)
+        self._complete(num_frames, self._episode.metadata, lags, is_regular=is_regular)
         self._episode = None
 
     def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
@@ -248,7 +250,9 @@ class RecordFiles:
         if self._commit is not None:
             self._commit.wait(LEAVE_SECONDS)
 
-    def _complete(self, num_frames: int, metadata: str, lags: EpisodeLags) -> None:
+    def _complete(
+        self, num_frames: int, metadata: str, lags: EpisodeLags, *, is_regular: bool
+    ) -> None:
         """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
         assert self._episode is not None
@@ -257,7 +261,10 @@ class RecordFiles:
         if commit is not None and commit.file.holds(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
-            self._file.complete(num_frames, metadata, lags, note=self._has_notes)
+            fps = self._episode.fps if is_regular else None
+            said: dict[str, Any] = {"fps": fps, "metadata": metadata, "lags": lags}
+            part = replace(self._episode, num_frames=num_frames, **said)
+            self._file.complete(part, note=self._has_notes)
 
     @property
     def _is_free(self) -> bool:
@@ -378,17 +385,13 @@ class OpenFile:
             or len(self._episodes) * self._values >= FULL_FOOTER_EPISODES * _VALUES
         )
 
-    def complete(
-        self, num_frames: int, metadata: str, lags: EpisodeLags, *, note: bool = True
-    ) -> None:
+    def complete(self, episode: EpisodePart, *, note: bool = True) -> None:
         """What is here of the last episode is whole, or ends it: it has so many frames so far.
 
         Its chunks since the last such call go into a note. Where there are none and the metadata is
         other than there, so do those of the call before.
         """
-        before = self._episodes[-1]
-        episode = replace(before, num_frames=num_frames, metadata=metadata, lags=lags)
-        self._episodes[-1] = episode
+        before, self._episodes[-1] = self._episodes[-1], episode
         if (mark := self._mark()) != self._noted:
             self._before, self._noted = self._noted, mark
         elif episode == before:

@@ -13,6 +13,7 @@ from seqrecord.codecs import check_codec, image_chain, probe, resolve
 from seqrecord.codecs.images import FILES
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.meanings import same_unit
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer, parse_size
@@ -88,9 +89,14 @@ def stored_schema(
         told = (described or {}).get(spec.name, {})
         for what in ("kind", "unit"):
             wanted, said = getattr(spec, what), getattr(known, what)
+            if what == "unit" and wanted and said and same_unit(wanted, said):
+                continue
             if wanted not in (None, said) and (said is not None or what in told):
+                keeping = f"{what}s={{{spec.name!r}: {said!r}}}"
                 raise SchemaError(
-                    f"the dataset has another {what}; leave it out to keep that",
+                    f"the dataset has another {what}; leave it out to keep that, or pass {keeping} "
+                    f"to convert (--{what} {spec.name}={said or ''}); `seqrecord edit describe` "
+                    "changes the dataset",
                     feature=spec.name,
                     expected=said,
                     got=wanted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
+from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -37,6 +39,8 @@ from seqrecord.writing.stored_schema import (
     stored_schema,
 )
 from seqrecord.writing.values import plain
+
+_logger = logging.getLogger("seqrecord")
 
 
 class SeqRecordWriter:
@@ -70,7 +74,10 @@ class SeqRecordWriter:
             `vp9` and `av1:quality=30,gop=16`, which lose data, and `ffv1`, which does not.
             Overrides the codecs in `schema`. A
             dataset that is added to keeps its own.
-        fps: frames a second of the episodes that say nothing of it.
+        fps: frames a second of the episodes that say nothing of it. An episode keeps its fps only
+            if each of its timestamps is within a quarter of a step of `i / fps`, counted from the
+            first; otherwise `close` logs a warning. They are the feature of kind `timestamp`, of
+            several the one called `timestamp` or `log_time`.
         chunk_frames: frames a chunk, 1 to 65536; by default as many as fit 48 MiB decoded, 32 at
             most; in a group of small features as many as fit 1 MiB, 1024 at most. Where the shape
             of a feature varies, an episode's first frames decide for the episode.
@@ -195,6 +202,8 @@ class SeqRecordWriter:
         try:
             if self._files is not None:
                 self._files.close()
+                if self._files.irregular:
+                    _logger.warning("%s: %s", url, irregular_note(self._files.irregular))
             if not self._keys:
                 raise DestinationError("no episode was written", file=url)
             statistics = None if self._collector is None else self._collector.statistics()

@@ -213,13 +213,13 @@ class DeviceArena:
                     height, width = map(self._upload, nearest(place))
                     window = window[:, height][:, :, width]
                 target[there].copy_(window.flip(2) if place.flipped else window)
-            for axis, factor in enumerate(place.flow):
-                if factor != 1:
-                    numbers = out[..., axis]
-                    if out.is_floating_point():
-                        numbers *= float(self.specs[feature].dtype.type(factor))
-                    else:
-                        numbers.copy_((numbers.double() * factor).round())
+            for numbers, factor in place.scaled(out):
+                if out.is_floating_point():
+                    numbers.mul_(float(self.specs[feature].dtype.type(factor)))
+                else:
+                    limits = torch.iinfo(out.dtype)
+                    scaled = (numbers.double() * factor).round()
+                    numbers.copy_(scaled.clamp(limits.min, limits.max))
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from seqrecord.meanings import KINDS
 from seqrecord.units import parse_duration, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -32,6 +33,25 @@ common = click.option(
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:
     """`--features A,B`."""
     return click.option("--features", type=_Names(), metavar="A,B", help=f"{help_text} [all]")
+
+
+def meanings(function: _Function) -> _Function:
+    """`--kind FEATURE=KIND` and `--unit FEATURE=UNIT`, as `kinds` and `units`."""
+    kind = click.option(
+        "--kind",
+        "kinds",
+        multiple=True,
+        metavar="FEATURE=KIND",
+        help=f"The kind of a feature: {', '.join(KINDS)}; can be repeated.",
+    )
+    unit = click.option(
+        "--unit",
+        "units",
+        multiple=True,
+        metavar="FEATURE=UNIT",
+        help="The unit of a feature, such as m, mm, px, rad, ns or 1/5000 m; can be repeated.",
+    )
+    return kind(unit(function))
 
 
 def is_given(context: click.Context, name: str) -> bool:
@@ -125,15 +145,25 @@ def parse_codecs(
 
 def parse_map(values: Sequence[str]) -> dict[str, str] | None:
     """What repeated `--map FEATURE=PATH` options ask for: the place of each feature."""
-    places: dict[str, str] = {}
+    places = parse_by_feature(values, "PATH")
+    if places and not all(places.values()):
+        raise click.BadParameter(f"not FEATURE=PATH: {', '.join(values)}")
+    return places
+
+
+def parse_by_feature(values: Sequence[str], what: str) -> dict[str, str] | None:
+    """Repeated options `FEATURE=WHAT` by feature; `None` without any."""
+    found: dict[str, str] = {}
     for value in values:
-        name, equals, place = value.partition("=")
-        if not equals or not name or not place:
-            raise click.BadParameter(f"not FEATURE=PATH: {value!r}")
-        if name in places:
-            raise click.BadParameter(f"two places for {name}")
-        places[name] = place
-    return places or None
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"not FEATURE={what}: {value!r}")
+        if name in found:
+            raise click.BadParameter(
+                f"two {'place' if what == 'PATH' else what.lower()}s for {name}"
+            )
+        found[name] = text
+    return found or None
 
 
 def _parse_codec(text: str) -> Any:

@@ -12,6 +12,7 @@ import click
 from seqrecord.edit import (
     add_feature,
     delete_episodes,
+    describe_features,
     drop_features,
     keep_episodes,
     merge_datasets,
@@ -27,7 +28,7 @@ from seqrecord.indexing.opening import opened
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
-from seqrecord.tools.cli.arguments import common
+from seqrecord.tools.cli.arguments import common, meanings, parse_by_feature
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 
@@ -227,6 +228,29 @@ def add(
             spec = add_feature(path, name, values, spec=known, **options)
     would = "would be " if options["dry_run"] else ""
     click.echo(f"{parse_location(path).shown}: {spec} {would}added")
+
+
+@edit.command()
+@_PATH
+@meanings
+@_DRY_RUN
+@common
+def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **options: Any) -> None:
+    """Change kinds and units of features. No frame is read or written; `depth=` removes a unit.
+
+    `seqrecord edit describe records/ --kind seg=segmentation --unit depth=mm`.
+    """
+    if not kinds and not units:
+        raise click.UsageError("what to change: --kind FEATURE=KIND or --unit FEATURE=UNIT")
+    given = [
+        {name: text or None for name, text in (parse_by_feature(values, what) or {}).items()}
+        for values, what in ((kinds, "KIND"), (units, "UNIT"))
+    ]
+    changed = describe_features(path, kinds=given[0], units=given[1], **options)
+    for spec in changed:
+        click.echo(f"{spec.name}: kind {spec.kind or 'unknown'}, unit {spec.unit or 'unknown'}")
+    would = "would be " if options["dry_run"] else ""
+    click.echo(f"{parse_location(path).shown}: {counted(len(changed), 'feature')} {would}changed")
 
 
 @edit.command()

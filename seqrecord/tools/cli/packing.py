@@ -22,6 +22,8 @@ from seqrecord.tools.cli.arguments import (
     ByteSize,
     common,
     feature_names,
+    meanings,
+    parse_by_feature,
     parse_codecs,
     parse_map,
     parse_options,
@@ -95,6 +97,7 @@ _INVENTORY_LINES = 10
     metavar="NAME=VALUE",
     help="For the format, if it takes more options; can be repeated.",
 )
+@meanings
 @click.option("--keep-encoded", is_flag=True, help="Store PNG and JPEG images as they are.")
 @click.option(
     "--skip-bad-episodes",
@@ -142,6 +145,8 @@ def write(
     difficulty: str | None,
     places: tuple[str, ...],
     source_options: tuple[str, ...],
+    kinds: tuple[str, ...],
+    units: tuple[str, ...],
     keep_encoded: bool,
     statistics: str,
     quiet: bool,
@@ -192,6 +197,8 @@ def write(
                 source,
                 destination,
                 codecs=chosen,
+                kinds=parse_by_feature(kinds, "KIND"),
+                units=parse_by_feature(units, "UNIT"),
                 mode=mode,
                 statistics=statistics != "none",
                 progress=show,
@@ -238,6 +245,7 @@ def write(
     metavar="NAME=VALUE",
     help="For the format, as of `write`, with --dst; can be repeated.",
 )
+@meanings
 @click.option("--strict", is_flag=True, help="Fail if SRC has possible data that is left out.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @common
@@ -248,6 +256,8 @@ def index(
     checksums: bool,
     features: list[str] | None,
     source_options: tuple[str, ...],
+    kinds: tuple[str, ...],
+    units: tuple[str, ...],
     strict: bool,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -262,10 +272,9 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features or source_options or strict:
-            raise click.UsageError(
-                "--append, --checksums, --features, --source-option and --strict need --dst"
-            )
+        if append or checksums or features or source_options or kinds or units or strict:
+            options = "--append, --checksums, --features, --source-option, --kind, --unit"
+            raise click.UsageError(f"{options} and --strict need --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -287,6 +296,8 @@ def index(
             dst,
             append=append,
             checksums=checksums,
+            kinds=parse_by_feature(kinds, "KIND"),
+            units=parse_by_feature(units, "UNIT"),
             strict=strict,
             progress=lambda at: bar.show(at.frames, at.total_frames, ""),
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,

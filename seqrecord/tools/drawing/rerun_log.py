@@ -13,13 +13,12 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.indexing.opening import opened
 from seqrecord.lazy import required
+from seqrecord.meanings import size_in
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
 from seqrecord.tools.drawing.kinds import MOST_CURVES, flow_colours, kind_of
-
-_METER = {"m": 1.0, "cm": 100.0, "mm": 1000.0}  # what a meter is in a depth's unit
 
 
 def view_rerun(
@@ -153,7 +152,8 @@ class _Log:
         if kind == "depth":
             if value.dtype.kind == "f":
                 value = value.astype(np.float32)
-            return rerun.DepthImage(value, meter=_METER.get(spec.unit or "m"))
+            size = size_in(spec.unit or "m", "m")
+            return rerun.DepthImage(value, meter=None if size is None else 1 / size)
         if kind == "flow":
             if name not in self._longest:
                 length = np.hypot(*np.moveaxis(value.astype(np.float32), -1, 0))

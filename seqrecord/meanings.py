@@ -1,0 +1,276 @@
+"""Kinds and units of features: which there are, kinds by names, and units that can be converted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from seqrecord.errors import SchemaError
+from seqrecord.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.schema import FeatureSpec, Schema
+
+KINDS = tuple(
+    "image depth disparity flow normals mask segmentation points pose action state imu timestamp "  # noqa: SIM905
+    "reward audio text frame_number frame_name".split()
+)
+"""Kinds that this package gives and acts on. A dataset may have others."""
+
+PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmentation")
+_WORDS = {  # of names, by kind; a depth mask is a mask
+    "mask": "mask masks",
+    "segmentation": "seg segm segmentation segmentations semantic semantics instance instances "
+    "panoptic label labels",
+    "disparity": "disp disparity disparities",
+    "normals": "normal normals",
+    "flow": "flow flows",
+    "depth": "depth depths",
+}
+_KIND_OF_WORD = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_PAIRS = {  # what names the left camera of a stereo pair, and the right one
+    "left": "right", "lcam": "rcam", "l": "r", "cam0": "cam1", "camera0": "camera1", "0": "1",
+    "image0": "image1", "2": "3", "image2": "image3", "00": "01", "02": "03", "infra1": "infra2",
+    "im0": "im1", "cama": "camb", "leftcam": "rightcam", "ir1": "ir2",
+}  # fmt: skip
+_IMAGES = frozenset("image images img rgb".split())  # noqa: SIM905
+
+_BASE = {  # dimension, and size in its SI unit
+    "m": ("m", 1.0),
+    "s": ("s", 1.0),
+    "g": ("g", 1.0),
+    "px": ("px", 1.0),
+    "rad": ("rad", 1.0),
+    "deg": ("rad", math.pi / 180),
+    "min": ("s", 60.0),
+    "h": ("s", 3600.0),
+    "ft": ("m", 0.3048),
+    "in": ("m", 0.0254),
+    "%": ("", 0.01),
+    "degC": ("degC", 1.0),
+    "dB": ("dB", 1.0),
+    "rpm": ("rad/s", 2 * math.pi / 60),
+} | {name: (name, 1.0) for name in "N Nm J W Hz V A K T Pa G bar lx Ohm C F mol cd lm".split()}  # noqa: SIM905
+_PREFIXED = frozenset("m s g rad N Nm J W Hz V A K T Pa G bar Ohm C F mol".split())  # noqa: SIM905
+_PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "c": 1e-2, "d": 1e-1, "k": 1e3, "M": 1e6, "G": 1e9}
+_FACTOR = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:/([0-9.]+))?\s+(.+)", re.ASCII)
+_POWER = re.compile(r"([A-Za-z%]+)(?:\^(-?[0-9]))?", re.ASCII)
+
+
+class Unit(NamedTuple):
+    """A unit as a multiple of SI units: `size` of the base units with these powers."""
+
+    size: float
+    powers: tuple[tuple[str, int], ...]
+
+
+def parse_unit(text: str) -> Unit | None:
+    """The unit of a text such as `mm`, `m/s^2`, `1/5000 m`; `None` for others."""
+    size = 1.0
+    if match := _FACTOR.fullmatch(text):
+        try:
+            size = float(match[1]) / float(match[2] or 1)
+        except (ValueError, ZeroDivisionError):
+            return None
+        text = match[3]
+    if not 0 < size < math.inf:
+        return None
+    powers: dict[str, int] = {}
+    for place, part in enumerate(text.replace("*", " ").split("/")):
+        for word in part.split(" "):
+            if word == "1" and not place:
+                continue  # of 1/s
+            match = _POWER.fullmatch(word)
+            if match is None or (found := _base_unit(match[1])) is None:
+                return None
+            power = int(match[2] or 1) * (-1 if place else 1)
+            size *= found[1] ** power
+            powers[found[0]] = powers.get(found[0], 0) + power
+    return Unit(size, tuple(sorted((name, power) for name, power in powers.items() if power)))
+
+
+def size_in(text: str | None, base: str) -> float | None:
+    """How many of a base unit such as `m` or `s` one unit is; `None` for a unit of another kind."""
+    found = None if text is None else parse_unit(text)
+    return found.size if found is not None and found.powers == ((base, 1),) else None
+
+
+def same_unit(one: str, other: str) -> bool:
+    """Whether two texts are one unit: `mm` and `1/1000 m` are."""
+    if one == other:
+        return True
+    first, second = parse_unit(one), parse_unit(other)
+    if first is None or second is None or first.powers != second.powers:
+        return False
+    return math.isclose(first.size, second.size, rel_tol=1e-9)
+
+
+def check_meanings(
+    schema: Schema,
+    kinds: Mapping[str, str | None] | None,
+    units: Mapping[str, str | None] | None,
+    *,
+    fits: bool = True,
+) -> dict[str, dict[str, str | None]]:
+    """Kinds and units that somebody gives of features, by name; `None` is unknown.
+
+    Raises `SchemaError` for a feature that is not there, for a kind or a unit that does not exist,
+    and, with `fits`, for a kind that the feature's dtype and shape rule out.
+    """
+    described: dict[str, dict[str, str | None]] = {}
+    given: Any  # a user may give anything
+    name: Any
+    for what, given in (("kind", kinds), ("unit", units)):
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            example = '{"mask": "segmentation"}' if what == "kind" else '{"depth": "mm"}'
+            raise SchemaError(
+                f"{what}s is not a dict", expected=f"for example {example}", got=repr_of(given, 100)
+            )
+        for name, value in given.items():
+            if name not in schema.active:
+                raise SchemaError(
+                    f"a {what} of a feature that does not exist",
+                    feature=name if isinstance(name, str) else repr_of(name, 50),
+                    expected=f"some of {', '.join(schema.active)}",
+                )
+            if value is not None and what == "kind":
+                _check_kind(schema[name], value, fits=fits)
+            elif value is not None:
+                _check_unit(schema[name], value)
+            described.setdefault(name, {})[what] = value
+    return described
+
+
+def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise SchemaError(
+            "unknown kind",
+            feature=spec.name,
+            expected=f"{_guess(kind, KINDS)}one of {', '.join(KINDS)}",
+            got=repr_of(kind, 50),
+        )
+    shape, numbers = spec.shape, spec.value == "array" and spec.dtype.kind in "biuf"
+    ok, expected = True, ""
+    if kind in PIXEL_KINDS:
+        expected = "numbers [height, width] or [height, width, channels]"
+        ok = numbers and len(shape) in (2, 3)
+        if kind in ("flow", "normals"):
+            least = 2 if kind == "flow" else 3
+            expected = f"numbers [height, width, {least} or more]"
+            ok = numbers and len(shape) == 3 and (shape[2] is None or shape[2] >= least)
+    elif kind == "timestamp":
+        expected = "integers or floats"
+        ok = numbers and spec.dtype.kind != "b"
+    elif kind in ("text", "frame_name"):
+        expected, ok = "text", spec.value == "text"
+    elif spec.value != "array":
+        expected, ok = "an array", False
+    if fits and not ok:
+        raise SchemaError(
+            f"kind {kind} does not fit the feature",
+            feature=spec.name,
+            expected=expected,
+            got=str(spec).partition(": ")[2],
+        )
+
+
+def _check_unit(spec: FeatureSpec, unit: object) -> None:
+    parts = unit.split(", ") if isinstance(unit, str) else [""]  # of an array of several
+    if wrong := [part for part in parts if parse_unit(part) is None]:
+        raise SchemaError(
+            "unknown unit",
+            feature=spec.name,
+            expected=f"{_guess(wrong[0], _SPELT)}a unit such as m, mm, px, rad, deg, s, ns, m/s^2, "
+            "or a multiple of one such as 1/5000 m",
+            got=repr_of(unit, 50),
+        )
+    if spec.value != "array":
+        raise SchemaError(
+            "a unit of text or bytes", feature=spec.name, expected="numbers", got=spec.value
+        )
+
+
+_SPELT = {
+    "meter": "m", "meters": "m", "metre": "m", "metres": "m", "millimeter": "mm",
+    "millimeters": "mm", "millimetres": "mm", "centimeters": "cm", "pixel": "px", "pixels": "px",
+    "second": "s", "seconds": "s", "sec": "s", "milliseconds": "ms", "msec": "ms",
+    "microseconds": "us", "nanoseconds": "ns", "nsec": "ns", "radian": "rad", "radians": "rad",
+    "degree": "deg", "degrees": "deg", "M": "m", "MM": "mm",
+}  # fmt: skip
+
+
+def _guess(got: object, known: Sequence[str] | Mapping[str, str]) -> str:
+    if not isinstance(got, str):
+        return ""
+    if isinstance(known, Mapping) and got in known:
+        return f"{known[got]}; "
+    near = get_close_matches(got.lower()[:50], list(known), 1, 0.75)
+    if not near:
+        return ""
+    return f"{known[near[0]] if isinstance(known, Mapping) else near[0]}; "
+
+
+def _base_unit(word: str) -> tuple[str, float] | None:
+    if word in _BASE:
+        return _BASE[word]
+    prefix, rest = word[:1], word[1:]
+    if prefix in _PREFIXES and rest in _PREFIXED:
+        name, size = _BASE[rest]
+        return name, size * _PREFIXES[prefix]
+    return None
+
+
+def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
+    """The kind of a feature of pixels by its name: `mask`, `segmentation`, `disparity`, `normals`,
+    `flow`, `depth`, or `image`; `None` where the name is of none of these.
+
+    Pixels are [H, W] or [H, W, C]; images have 1, 3 or 4 channels, and are uint8 or named so.
+    """
+    if len(shape) not in (2, 3) or dtype.kind not in "biuf":
+        return None
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    channels = shape[2] if len(shape) == 3 else 1
+    for kind in _WORDS:
+        if not any(_KIND_OF_WORD.get(word) == kind for word in words):
+            continue
+        if kind in ("mask", "segmentation"):
+            return kind if channels in (1, 3, 4, None) else None
+        least = {"flow": 2, "normals": 3}.get(kind, 1)
+        is_coloured = kind == "flow" and dtype == np.uint8  # a picture of the flow
+        if (channels is None or channels >= least) and not is_coloured:
+            return kind
+    is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
+    return "image" if len(shape) == 3 and channels in (1, 3, 4) and is_image else None
+
+
+def partner_of(name: str, names: Collection[str]) -> str | None:
+    """The right camera of a left one by their names, such as `image_right` of `image_left`,
+    `image_rcam_front`, `image_cam1`, `image_3`; `None` where `names` has none."""
+    parts = re.split(r"([^A-Za-z0-9]+)", name)
+    for place in range(0, len(parts), 2):
+        right = _PAIRS.get(parts[place].lower())
+        for word in () if right is None else (right, right.upper(), right.capitalize()):
+            other = "".join([*parts[:place], word, *parts[place + 1 :]])
+            if other in names:
+                return other
+    other = name.replace("left", "right")
+    return other if other != name and other in names else None
+
+
+def differences(mine: FeatureSpec, theirs: FeatureSpec) -> dict[str, bool]:
+    """Which of `kind` and `unit` differ between two features that are to be one; true where both
+    are known, so that they contradict each other."""
+    found: dict[str, bool] = {}
+    for what in ("kind", "unit"):
+        one, other = getattr(mine, what), getattr(theirs, what)
+        if one == other or (what == "unit" and one and other and same_unit(one, other)):
+            continue
+        found[what] = None not in (one, other)
+    return found

@@ -1,0 +1,106 @@
+"""Compares frames a second with timestamps: an episode has an `fps` only if each of its timestamps
+is within a quarter of a step of `i / fps`, counted from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.format.footer import EpisodePart
+from seqrecord.format.lags import clock_of, is_plausible
+from seqrecord.meanings import size_in
+from seqrecord.schema import Schema
+from seqrecord.text import counted
+
+_TOLERANCE = 0.25 * (1 + 1e-6)  # of a step
+_PENDING = 1 << 12  # timestamps that wait
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """An episode whose timestamps contradict its frames a second, and the first frame of these."""
+
+    episode: str
+    fps: float
+    clock: str  # the timestamps: a feature and its unit
+    frame: int
+    seconds: float  # from the first frame
+
+    def __str__(self) -> str:
+        return (
+            f"episode {self.episode}, frame {self.frame}: {self.seconds:.6g} s after the first "
+            f"({self.clock}), expected {self.frame / self.fps:.6g} s at {self.fps:g} frames a "
+            "second"
+        )
+
+
+def irregular_note(found: Sequence[Irregular]) -> str:
+    """A line about episodes that have no fps for that reason."""
+    return (
+        f"fps left out of {counted(len(found), 'episode')}: timestamps contradict it, and Seconds "
+        f"uses them instead; {found[0]}"
+    )
+
+
+class RateCheck:
+    """Checks one episode after the other, whose timestamps it sees in order: those of `feature`."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.feature = clock_of(schema)
+        unit = None if self.feature is None else schema[self.feature].unit
+        self._size = size_in(unit, "s")
+        self._clock = f"{self.feature} in {unit or 's, as its unit is unknown'}"
+        self._episode: EpisodePart | None = None
+
+    def begin(self, episode: EpisodePart) -> None:
+        """Start an episode."""
+        self._episode = None if episode.fps is None else episode
+        self._first: tuple[Any, int] | None = None  # timestamp and number
+        self._found: Irregular | None = None
+        self._step = 0.0
+        self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
+        self._num_pending = 0
+
+    def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
+        """The timestamps of the next frames, a real dtype [n], and their numbers, int64 [n]."""
+        if self._episode is not None and self._found is None:
+            self._pending.append((times.copy(), numbers))
+            self._num_pending += len(numbers)
+            if self._num_pending >= _PENDING:
+                self._look()
+
+    def add_seconds(self, times: npt.NDArray[np.float64]) -> None:
+        """The timestamps of all frames, where no feature has them."""
+        if self._episode is not None and self.feature is None:
+            self._size, self._clock = 1.0, "timestamps of the original"
+            self._pending = [(times, np.arange(len(times)))]
+
+    def contradiction(self) -> Irregular | None:
+        """The first frame so far whose timestamp contradicts the fps."""
+        self._look()
+        is_known = self._size is not None or bool(is_plausible(self._step))
+        return self._found if is_known else None
+
+    def _look(self) -> None:
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        if self._episode is None or self._found is not None or not pending:
+            return
+        times, numbers = map(np.concatenate, zip(*pending, strict=True))
+        times = times.astype(np.int64 if times.dtype.kind in "iu" else np.float64)
+        if self._first is None:
+            self._first = times[0], int(numbers[0])
+        time, number = self._first
+        with np.errstate(invalid="ignore", over="ignore"):
+            seconds = (times - time) * (self._size or 1.0)
+        later, fps = numbers - number, float(self._episode.fps or 1)
+        if later[-1] > 0:
+            self._step = float(seconds[-1]) / int(later[-1])
+        wrong = np.flatnonzero(np.abs(seconds * fps - later) > _TOLERANCE)
+        if len(wrong):
+            at = int(wrong[0])
+            place = int(numbers[at]), float(seconds[at])
+            self._found = Irregular(self._episode.key, fps, self._clock, *place)

@@ -1,0 +1,303 @@
+"""DepthToMeters: float32 metres of any unit and dtype, in loaders, statistics and mixes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    DepthToMeters,
+    HorizontalFlip,
+    RandomCrop,
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+    edit,
+)
+from seqrecord.errors import SchemaError
+from tests.command_line import run
+
+
+def write(path: Path, depth: Any, unit: str | None = "mm", kind: str | None = "depth") -> Path:
+    said: Mapping[str, Any] = {"depth": {"kind": kind, "unit": unit}}
+    with SeqRecordWriter(path, features=said) as writer, writer.episode("e") as episode:
+        for number in range(6):
+            image = np.full((8, 10, 3), number, np.uint8)
+            episode.append({"image": image, "depth": depth + np.asarray(number, depth.dtype)})
+    return path
+
+
+def first(path: Path, **options: Any) -> torch.Tensor:
+    batch = next(iter(SeqRecordPipe(path, clip_len=2, batch_size=1, shuffle=False, **options)))
+    found: torch.Tensor = batch["depth"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit", "per_metre"),
+    [
+        ("u2", "mm", 1000),
+        ("u2", "1/5000 m", 5000),
+        ("u2", "1/1000 m", 1000),
+        ("i4", "mm", 1000),
+        ("u1", "cm", 100),
+        ("u2", "m", 1),
+        ("f4", "m", 1),
+        ("f2", "dm", 10),
+        ("f8", "km", Fraction(1, 1000)),
+        ("u4", "um", 1_000_000),
+        ("u2", "0.25 m", 4),
+    ],
+)
+def test_units_and_dtypes(tmp_path: Path, dtype: str, unit: str, per_metre: Fraction) -> None:
+    """Numbers are rounded once, to the nearest float32."""
+    values = np.arange(80, dtype=dtype).reshape(8, 10)
+    path = write(tmp_path / "a", values, unit)
+    expected = [[np.float32(Fraction(float(x)) / per_metre) for x in row] for row in values]
+    for step in (
+        {"frame_transform": DepthToMeters("depth")},
+        {"clip_transform": DepthToMeters("depth")},
+    ):
+        depth = first(path, **step)
+        assert depth.dtype == torch.float32
+        assert depth.shape == (1, 2, 8, 10)
+        assert np.array_equal(depth[0, 0].numpy(), np.array(expected))
+        assert bool((depth > 0).any())
+
+
+def test_the_recipe_takes_uint16(tmp_path: Path) -> None:
+    values = np.full((8, 10), 2000, np.uint16)
+    values[0, 0] = 0
+    path = write(tmp_path / "a", values)
+    steps: list[Any] = [RandomCrop((8, 10)), HorizontalFlip(0.0), DepthToMeters("depth")]
+    for depth in (
+        first(path, clip_transform=steps),
+        first(path, clip_transform=pickle.loads(pickle.dumps(steps))),
+    ):
+        valid = depth > 0
+        assert not valid[0, 0, 0, 0]
+        assert int(valid[0, 0].sum()) == 79
+        assert depth[0, 0][valid[0, 0]].tolist() == [2.0] * 79
+    assert SeqRecordDataset(path, clip_len=2, clip_transform=steps)[0]["depth"][0, 4, 4] == 2.0
+
+
+@pytest.mark.parametrize("invalid", [0.0, -1.0, float("nan"), float("inf")])
+def test_pixels_without_depth(tmp_path: Path, invalid: float) -> None:
+    bad = np.array([0, -1, np.nan, np.inf, -np.inf, 1.5], np.float32)
+    convert = DepthToMeters("depth", unit="m", invalid=invalid)
+    found = convert({"depth": bad, "other": 1})["depth"]
+    assert np.array_equal(found, np.array([invalid] * 5 + [1.5], np.float32), equal_nan=True)
+    found = convert({"depth": np.array([0, 3], np.uint16)})["depth"]
+    assert np.array_equal(found, np.array([invalid, 3], np.float32), equal_nan=True)
+    assert bad[0] == 0  # what it gets stays as it is
+    assert convert({"depth": np.float64(1e300)})["depth"] == np.float32(invalid) or np.isnan(
+        invalid
+    )
+
+
+def test_several_features() -> None:
+    convert = DepthToMeters("left", "right", unit="mm")
+    found = convert({"left": np.uint16(1000), "right": np.uint16(500), "image": 3})
+    assert found == {"left": 1.0, "right": 0.5, "image": 3}
+    assert repr(convert) == "DepthToMeters('left', 'right', unit='mm')"
+    assert repr(DepthToMeters("d", invalid=-1)) == "DepthToMeters('d', invalid=-1)"
+
+
+def test_unknown_units_are_refused(tmp_path: Path) -> None:
+    """The error names both remedies, and both work."""
+    path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16), None)
+    with pytest.raises(ClipError, match="unit of depth is not known") as caught:
+        first(path, frame_transform=DepthToMeters("depth"))
+    assert caught.value.feature == "depth"
+    said = str(caught.value.expected)
+    assert "DepthToMeters('depth', unit='mm')" in said
+    assert first(path, frame_transform=DepthToMeters("depth", unit="mm")).max() < 3
+    command = said.partition("`seqrecord ")[2].partition("`")[0]
+    run(*command.replace("PATH", str(path)).split())
+    assert first(path, frame_transform=DepthToMeters("depth")).max() < 3
+    with pytest.raises(ClipError, match="another unit"):
+        first(path, frame_transform=DepthToMeters("depth", unit="cm"))
+    assert first(path, frame_transform=DepthToMeters("depth", unit="1/1000 m")).max() < 3
+    with pytest.raises(ClipError, match="not known"):
+        DepthToMeters("depth")({"depth": np.zeros(3)})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DepthToMeters(), "not names of features"),
+        (lambda: DepthToMeters(["depth"]), "not names of features"),  # type: ignore[arg-type]
+        (lambda: DepthToMeters("depth", unit="meters"), "not a unit of depth"),
+        (lambda: DepthToMeters("depth", unit="s"), "not a unit of depth"),
+        (lambda: DepthToMeters("depth", invalid="no"), "invalid is not"),  # type: ignore[arg-type]
+        (lambda: DepthToMeters("d", unit="m")({"depth": 0}), "no such feature"),
+        (lambda: DepthToMeters("d", unit="m")({"d": np.zeros(3, bool)}), "not numbers"),
+    ],
+)
+def test_what_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ClipError, match=message):
+        make()
+
+
+def test_features_that_are_no_depth(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16), "px", "disparity")
+    with pytest.raises(ClipError, match="no depth"):
+        first(path, frame_transform=DepthToMeters("depth"))
+    with pytest.raises(ClipError, match="not read"):
+        first(path, frame_transform=DepthToMeters("depht"))
+    edit.describe_features(path, kinds={"depth": None})
+    with pytest.raises(ClipError, match="not a unit of depth"):
+        first(path, frame_transform=DepthToMeters("depth"))
+
+
+def make_range(clip: dict[str, Any], _: Any) -> dict[str, Any]:
+    return {**clip, "range": clip["depth"] * 2}
+
+
+def test_after_another_function_and_renamed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16))
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "shuffle": False}
+    steps: list[Any] = [make_range, DepthToMeters("range", unit="mm")]
+    batch = next(iter(SeqRecordPipe(path, clip_transform=steps, **options)))
+    assert batch["range"].unique().tolist() == [4.0]
+    pipe = SeqRecordPipe(path, rename={"depth": "z"}, clip_transform=DepthToMeters("z"), **options)
+    assert next(iter(pipe))["z"].unique().tolist() == [2.0]
+
+
+def test_statistics_are_of_metres(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", np.full((8, 10), 2000, np.uint16))
+    with seqrecord.open(path) as found:
+        statistics = found.compute_statistics(frame_transform=DepthToMeters("depth"))
+    assert statistics["depth"].min.tolist() == [2.0]
+
+
+# ---- mixes
+
+
+def mix(paths: Mapping[str, Path], options: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    sources = {
+        name: SeqRecordStream(path, clip_len=2, **(options or {}).get(name, {}))
+        for name, path in paths.items()
+    }
+    return SeqRecordMix(sources, batch_size=4, **more)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> dict[str, Path]:
+    """2 metres each, in one dtype and two units."""
+    return {
+        "a": write(tmp_path / "a", np.full((8, 10), 2000, np.float32), "mm"),
+        "b": write(tmp_path / "b", np.full((8, 10), 2, np.float32), "m"),
+    }
+
+
+@pytest.mark.parametrize("alternate", [None, True])
+def test_a_mix_refuses_other_units(two: dict[str, Path], alternate: bool | None) -> None:
+    with pytest.raises(ClipError, match="feature of other unit") as caught:
+        mix(two, alternate=alternate)
+    error = caught.value
+    assert (error.feature, error.got) == ("depth", "a: mm; b: m")
+    assert "DepthToMeters('depth')" in str(error.expected)
+    command = str(error.expected).partition("`seqrecord ")[2].partition("`")[0]
+    run(*command.split())
+    mix(two, alternate=alternate)
+
+
+def test_a_mix_of_depth_in_metres(two: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    convert = {"frame_transform": DepthToMeters("depth")}
+    batch = next(iter(mix(two, {"a": convert})))
+    assert batch["depth"].dtype == torch.float32
+    assert batch["depth"].max() < 10
+    assert {*batch["dataset"]} == {"a", "b"}
+    next(iter(mix(two, {"a": {"clip_transform": DepthToMeters("depth")}})))
+    mix(two, {"a": convert, "b": convert})
+    assert not caplog.records
+    run("edit", "describe", two["b"], "--unit", "depth=cm")
+    with pytest.raises(ClipError, match="other unit") as caught:
+        mix(two, {"a": convert})
+    assert caught.value.got == "a: m; b: cm"
+
+
+def halved(frame: dict[str, Any]) -> dict[str, Any]:
+    return {**frame, "depth": frame["depth"] / np.float32(2)}
+
+
+def in_place(frame: dict[str, Any]) -> dict[str, Any]:
+    frame["depth"] *= np.float32(0.001)
+    return frame
+
+
+def brighter(frame: dict[str, Any], _: Any = None) -> dict[str, Any]:
+    return {**frame, "image": frame["image"] + np.uint8(1)}
+
+
+def copied(frame: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(value) for name, value in frame.items()}
+
+
+@pytest.mark.parametrize("transform", [halved, in_place])
+def test_what_a_transform_changes_is_exempt(two: dict[str, Path], transform: Any) -> None:
+    mix(two, {"a": {"frame_transform": transform}})
+
+
+@pytest.mark.parametrize("transform", [brighter, copied])
+@pytest.mark.parametrize("where", ["frame_transform", "clip_transform"])
+def test_what_a_transform_passes_on_is_not(
+    two: dict[str, Path], transform: Any, where: str
+) -> None:
+    step = (lambda clip, _: transform(clip)) if where == "clip_transform" else transform
+    with pytest.raises(ClipError, match="other unit"):
+        mix(two, {"a": {where: step}})
+
+
+def test_a_mix_of_an_unknown_unit_warns_once(
+    two: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    edit.describe_features(two["a"], units={"depth": None})
+    for _ in range(2):
+        mix(two)
+    [record] = caplog.records
+    assert "a: unknown; b: m" in record.getMessage()
+    assert f"seqrecord edit describe {two['a']} --unit depth=m" in record.getMessage()
+    edit.describe_features(two["b"], units={"depth": None})
+    mix(two)
+    assert len(caplog.records) == 1
+
+
+def test_a_mix_refuses_other_kinds(two: dict[str, Path]) -> None:
+    edit.describe_features(two["a"], kinds={"depth": "disparity"}, units={"depth": "m"})
+    with pytest.raises(ClipError, match="feature of other kind") as caught:
+        mix(two)
+    assert caught.value.got == "a: disparity; b: depth"
+    mix(two, {"a": {"rename": {"depth": "disparity"}}})
+    mix(two, {"a": {"features": ["image"]}})
+
+
+def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
+    depth = np.full((8, 10), 2000, np.uint16)
+    one, other = write(tmp_path / "a", depth), write(tmp_path / "b", depth, "1/1000 m")
+    next(iter(mix({"a": one, "b": other})))
+    edit.rename_episodes(other, {"e": "f"})
+    with pytest.raises(SchemaError, match="one schema; this packs them"):
+        edit.merge_datasets([one, other], tmp_path / "c")
+    edit.describe_features(other, units={"depth": "cm"})
+    with pytest.raises(SchemaError, match="feature of other unit; `seqrecord edit describe`"):
+        edit.merge_datasets([one, other], tmp_path / "c")
+
+
+def test_a_mix_of_mixes_compares_all_datasets(two: dict[str, Path]) -> None:
+    inner = mix({"x": two["a"]})
+    with pytest.raises(ClipError, match="other unit") as caught:
+        SeqRecordMix({"in": inner, "b": SeqRecordStream(two["b"], clip_len=2)}, batch_size=2)
+    assert caught.value.got == "in/x: mm; b: m"

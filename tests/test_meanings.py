@@ -1,0 +1,515 @@
+"""Kinds and units of features: given, inferred, changed later, and obeyed by crops and flips."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    HorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    edit,
+)
+from seqrecord.errors import ConflictError, FormatError, SchemaError
+from seqrecord.meanings import parse_unit, partner_of, same_unit, size_in
+from tests.bags import image, write_mcap
+from tests.command_line import fail, run
+
+COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
+SIDE = 12
+
+
+def mask() -> npt.NDArray[np.uint8]:
+    """Three colours in a pattern that no factor of a resize fits."""
+    found: npt.NDArray[np.uint8] = COLOURS[np.add.outer(np.arange(SIDE), np.arange(SIDE)) % 3]
+    return found
+
+
+def colours(pixels: Any) -> int:
+    return len(np.unique(np.asarray(pixels).reshape(-1, 3), axis=0))
+
+
+def tree(root: Path, **features: npt.NDArray[Any]) -> Path:
+    """A tree of one episode of three frames, of images and arrays."""
+    for name, value in features.items():
+        folder = root / "episode" / name
+        folder.mkdir(parents=True)
+        for number in range(3):
+            if value.dtype == np.uint8:
+                Image.fromarray(value).save(folder / f"{number:06d}.png")
+            else:
+                np.save(folder / f"{number:06d}.npy", value)
+    return root
+
+
+def dataset(path: Path, said: Any = None, **features: Any) -> Path:
+    """A dataset of one episode of four equal frames."""
+    with SeqRecordWriter(path, features=said, codecs="raw") as writer, writer.episode("e") as e:
+        for _ in range(4):
+            e.append(features)
+    return path
+
+
+def specs(path: Path) -> dict[str, tuple[str | None, str | None]]:
+    with seqrecord.open(path) as found:
+        return {name: (spec.kind, spec.unit) for name, spec in found.features.items()}
+
+
+def batch_of(path: Path, *steps: Any, **options: Any) -> dict[str, Any]:
+    return next(
+        iter(SeqRecordPipe(path, clip_len=2, batch_size=1, clip_transform=steps, **options))
+    )
+
+
+# ---- units
+
+
+@pytest.mark.parametrize(
+    ("unit", "size"),
+    [
+        ("m", 1),
+        ("mm", 1e-3),
+        ("1/5000 m", 1 / 5000),
+        ("0.001 m", 1e-3),
+        ("cm", 0.01),
+        ("1e-3 m", 1e-3),
+    ],
+)
+def test_sizes_of_units(unit: str, size: float) -> None:
+    assert size_in(unit, "m") == pytest.approx(size)
+    assert size_in(unit, "s") is None
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["m/s", "m/s^2", "rad/s", "px", "N/m", "1/s", "m^3", "deg/s", "kg*m^2", "Nm", "%", "uT", "min"],
+)
+def test_units_that_exist(unit: str) -> None:
+    assert parse_unit(unit) is not None
+
+
+@pytest.mark.parametrize(
+    "unit", ["meters", "MM", "", "m/", "m//s", "metre", "0 m", "1/0 m", "x", "m^", "1..2 m", "mmm"]
+)
+def test_units_that_do_not_exist(unit: str) -> None:
+    assert parse_unit(unit) is None
+
+
+def test_equal_units() -> None:
+    assert same_unit("mm", "1/1000 m")
+    assert same_unit("m/s^2", "m/s/s")
+    assert not same_unit("m", "mm")
+    assert not same_unit("rad", "m")
+    assert same_unit("clicks", "clicks")
+    assert not same_unit("clicks", "m")
+
+
+# ---- given
+
+
+def test_write_and_index(tmp_path: Path) -> None:
+    depth = np.full((SIDE, SIDE), 2000, np.uint16)
+    source = tree(tmp_path / "tree", classes=mask(), range=depth)
+    given = ("--kind", "classes=segmentation", "--kind", "range=depth", "--unit", "range=mm")
+    run("write", "--src", source, "--dst", tmp_path / "a", *given, "--quiet")
+    run("index", source, "-o", tmp_path / "b", *given, "--quiet")
+    seqrecord.convert(
+        seqrecord.open_source(source),
+        tmp_path / "c",
+        kinds={"classes": "segmentation", "range": "depth"},
+        units={"range": "mm"},
+        workers=1,
+    )
+    seqrecord.convert(seqrecord.open_source(tmp_path / "a"), tmp_path / "d", units={"range": "cm"})
+    for name in "abc":
+        found = specs(tmp_path / name)
+        assert found["classes"] == ("segmentation", None)
+        assert found["range"] == ("depth", "mm")
+        assert (
+            colours(batch_of(tmp_path / name, Resize((5, 7)), features=["classes"])["classes"]) <= 3
+        )
+    assert specs(tmp_path / "d")["range"] == ("depth", "cm")
+    assert "--dst" in run("index", source, "--unit", "range=mm", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        (("--kind", "msk=mask"), ["msk", "rgb"]),
+        (("--unit", "dpth=mm"), ["dpth", "depth"]),
+        (("--unit", "depth=meters"), ["depth", "unknown unit", "m;"]),
+        (("--unit", "depth=MM"), ["depth", "unknown unit", "mm;"]),
+        (("--kind", "rgb=segmentatoin"), ["rgb", "unknown kind", "segmentation"]),
+        (("--kind", "rgb=Image"), ["rgb", "unknown kind", "image;"]),
+        (("--kind", "depth=flow"), ["depth", "does not fit", "float32"]),
+        (("--kind", "frame_number=depth"), ["frame_number", "does not fit"]),
+        (("--kind", "rgb=text"), ["rgb", "does not fit"]),
+        (("--kind", "rgb="), ["rgb", "unknown kind"]),
+    ],
+)
+def test_what_is_given_must_exist(tmp_path: Path, given: tuple[str, str], parts: list[str]) -> None:
+    source = tree(tmp_path / "tree", rgb=mask(), depth=np.ones((4, 5), np.float32))
+    line = fail("write", "--src", source, "--dst", tmp_path / "a", *given, "--quiet")
+    assert all(part in line for part in parts), line
+    assert not (tmp_path / "a").exists()
+    records = dataset(
+        tmp_path / "b", rgb=mask(), depth=np.ones((4, 5), "f4"), frame_number=np.int64(1)
+    )
+    if given[1] != "rgb=":
+        line = fail("edit", "describe", records, *given)
+        assert all(part in line for part in parts), line
+    kinds: dict[str, str | None] = {}
+    units: dict[str, str | None] = {}
+    name, _, value = given[1].partition("=")
+    (kinds if given[0] == "--kind" else units)[name] = value
+    with pytest.raises(SchemaError):
+        seqrecord.convert(seqrecord.open_source(source), tmp_path / "c", kinds=kinds, units=units)
+
+
+def test_wrong_uses(tmp_path: Path) -> None:
+    records = dataset(tmp_path / "a", x=np.ones(3))
+    for arguments in (["--kind", "x"], ["--unit", "=m"], ["--unit", "x=m", "--unit", "x=mm"], []):
+        run("edit", "describe", records, *arguments, code=2)
+    with pytest.raises(SchemaError, match="is not a dict"):
+        edit.describe_features(records, units="mm")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="unknown unit"):
+        edit.describe_features(records, units={"x": 1})  # type: ignore[dict-item]
+    with pytest.raises(SchemaError, match="nothing to change"):
+        edit.describe_features(records)
+
+
+def test_edit_add_refuses_what_does_not_exist(tmp_path: Path) -> None:
+    records = dataset(tmp_path / "a", x=np.ones(3))
+    np.savez(tmp_path / "more.npz", e=np.ones((4, 2)))
+    add = ("edit", "add", records, "y", "--files", tmp_path / "more.npz")
+    assert "unknown kind" in fail(*add, "--kind", "pos")
+    assert "unknown unit" in fail(*add, "--unit", "metres")
+    assert [*specs(records)] == ["x"]
+    run(*add, "--kind", "pose", "--unit", "m")
+    assert specs(records)["y"] == ("pose", "m")
+
+
+def test_append_keeps_kinds_and_units(tmp_path: Path) -> None:
+    """Others are refused, and the error names the argument that keeps those of the dataset."""
+    source = tree(tmp_path / "tree", mask=mask(), depth=np.ones((4, 5), np.uint16))
+    run("write", "--src", source, "--dst", tmp_path / "a", "--kind", "mask=segmentation", "--quiet")
+    (source / "episode").rename(source / "other")
+    line = fail("write", "--src", source, "--dst", tmp_path / "a", "--append", "--quiet")
+    assert "--kind mask=segmentation" in line
+    given = ("--append", "--kind", "mask=segmentation", "--quiet")
+    run("write", "--src", source, "--dst", tmp_path / "a", *given)
+    line = fail("write", "--src", source, "--dst", tmp_path / "a", *given, "--unit", "depth=mm")
+    assert "another unit" in line
+    with seqrecord.open(tmp_path / "a") as found:
+        assert [*found.episodes] == ["episode", "other"]
+
+
+def test_append_tells_of_units_that_are_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tree(tmp_path / "tree", depth=np.ones((4, 5), np.uint16), range=np.ones((4, 5), "f4"))
+    seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", units={"depth": "mm"})
+    assert not caplog.records
+    (source / "episode").rename(source / "other")
+    report = seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", mode="append")
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "depth: unit unknown in the source, mm in the dataset" in said
+    assert [note for note in report.inventory.notes if note in said]
+    caplog.clear()
+    (source / "other").rename(source / "third")
+    options: dict[str, Any] = {"units": {"depth": "1/1000 m"}, "mode": "append"}
+    seqrecord.convert(seqrecord.open_source(source), tmp_path / "a", **options)
+    assert not caplog.records
+
+
+# ---- changed
+
+
+def check_survives(path: Path, expected: dict[str, tuple[str | None, str | None]]) -> None:
+    """The features are these, and so they are when the index, and the manifest, were lost."""
+    assert specs(path) == expected
+    assert not seqrecord.verify(path, deep=True).problems
+    seqrecord.reindex(path)
+    assert specs(path) == expected
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    assert specs(path) == expected
+    assert not seqrecord.verify(path).problems
+
+
+def test_edit_describe(tmp_path: Path) -> None:
+    path = dataset(tmp_path / "a", seg=mask(), depth=np.full((3, 4), 2000, np.uint16))
+    files = {file: file.stat().st_mtime_ns for file in (path / "records").iterdir()}
+    result = run("edit", "describe", path, "--kind", "seg=mask", "--unit", "depth=mm", "--dry-run")
+    assert "2 features would be changed" in result.stdout
+    assert specs(path) == {"seg": (None, None), "depth": (None, None)}
+    result = run("edit", "describe", path, "--kind", "seg=mask", "--unit", "depth=mm")
+    assert "depth: kind unknown, unit mm" in result.stdout
+    assert {file: file.stat().st_mtime_ns for file in (path / "records").iterdir()} == files
+    check_survives(path, {"seg": ("mask", None), "depth": (None, "mm")})
+    with SeqRecordWriter(path, mode="append") as writer, writer.episode("f") as episode:
+        episode.append({"seg": mask(), "depth": np.zeros((3, 4), np.uint16)})
+    changed = edit.describe_features(path, kinds={"depth": "depth"}, units={"depth": "1/1000 m"})
+    assert [(spec.name, spec.kind, spec.unit) for spec in changed] == [
+        ("depth", "depth", "1/1000 m")
+    ]
+    check_survives(path, {"seg": ("mask", None), "depth": ("depth", "1/1000 m")})
+    edit.rewrite_files(path)
+    edit.add_feature(path, "more", lambda e: np.zeros(len(e)))
+    edit.drop_features(path, "seg")
+    run("edit", "describe", path, "--unit", "depth=", "--kind", "more=reward")
+    check_survives(path, {"depth": ("depth", None), "more": ("reward", None)})
+    assert edit.describe_features(path, kinds={"depth": "depth"}) == []
+    with seqrecord.open(path) as found:
+        assert found.episodes["e"][0]["depth"][0, 0] == 2000
+
+
+def test_a_writer_that_began_before_the_edit(tmp_path: Path) -> None:
+    """A resume takes its episodes, with the kinds and units of the dataset."""
+    path = dataset(tmp_path / "a", d=np.ones((3, 4), np.uint16))
+    writer = SeqRecordWriter(path, mode="append")
+    with writer.episode("f") as episode:
+        episode.append({"d": np.ones((3, 4), np.uint16)})
+    edit.describe_features(path, units={"d": "mm"})
+    with pytest.raises(ConflictError):
+        writer.close()
+    with SeqRecordWriter(path, mode="resume") as resumed:
+        assert resumed.finished_keys == {"e", "f"}
+    check_survives(path, {"d": (None, "mm")})
+
+
+def test_a_merge_takes_what_was_edited(tmp_path: Path) -> None:
+    one = dataset(tmp_path / "a", {"d": {"unit": "mm"}}, d=np.ones((3, 4), np.uint16))
+    with SeqRecordWriter(tmp_path / "b", codecs="raw") as writer, writer.episode("f") as episode:
+        episode.append({"d": np.ones((3, 4), np.uint16)})
+    other = edit.describe_features(tmp_path / "b", units={"d": "mm"})
+    assert other[0].unit == "mm"
+    with SeqRecordWriter(tmp_path / "b", mode="append") as writer, writer.episode("g") as episode:
+        episode.append({"d": np.ones((3, 4), np.uint16)})
+    edit.merge_datasets([one, tmp_path / "b"], tmp_path / "c")
+    check_survives(tmp_path / "c", {"d": (None, "mm")})
+
+
+def test_files_of_other_units_are_no_dataset_without_an_edit(tmp_path: Path) -> None:
+    one = dataset(tmp_path / "a", {"d": {"unit": "mm"}}, d=np.ones(3))
+    other = dataset(tmp_path / "b", {"d": {"unit": "m"}}, d=np.ones(3))
+    for file in (other / "records").iterdir():
+        file.rename(one / "records" / file.name)
+    with pytest.raises(FormatError, match="different schemas"):
+        seqrecord.reindex(one)
+    with pytest.raises(FormatError, match="different schemas"):
+        SeqRecordWriter(one, mode="resume")
+
+
+def test_statistics_of_other_channels_are_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = dataset(tmp_path / "a", grid=np.ones((3, 4)), pose=np.ones(7))
+    edit.describe_features(path, units={"grid": "m"})
+    with seqrecord.open(path) as found:
+        assert {*found.statistics} == {"grid", "pose"}
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        edit.describe_features(path, kinds={"grid": "depth"})
+    assert "grid removed" in caplog.text
+    assert "seqrecord stats" in caplog.text
+    with seqrecord.open(path) as found:
+        assert {*found.statistics} == {"pose"}
+
+
+def test_a_timestamp_needs_lags(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    said = {"t": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(path, features=said) as writer, writer.episode("e") as episode:
+        for i in range(5):
+            episode.append({"t": float(i), "u": i * 10})
+    line = fail("edit", "describe", path, "--kind", "u=timestamp", "--unit", "u=ms")
+    command = line.partition("`seqrecord ")[2].partition("`")[0]
+    run(*(word.strip("'") for word in command.split()))
+    assert specs(path)["u"] == ("timestamp", "ms")
+    run("edit", "describe", path, "--kind", "t=state")
+    check_survives(path, {"t": ("state", "s"), "u": ("timestamp", "ms")})
+    run("edit", "describe", path, "--kind", "t=timestamp")
+    check_survives(path, {"t": ("timestamp", "s"), "u": ("timestamp", "ms")})
+
+
+# ---- inferred
+
+
+def test_folders_infer_kinds_from_names(tmp_path: Path) -> None:
+    floats = np.ones((4, 5), np.float32)
+    source = tree(
+        tmp_path / "tree",
+        rgb=mask(),
+        seg_left=mask(),
+        mask=mask()[..., 0],
+        depth_left=floats,
+        disparity=floats,
+        normals=np.ones((4, 5, 3), np.float32),
+        flow=np.ones((4, 5, 2), np.float32),
+        other=floats,
+    )
+    np.save(source / "episode" / "action.npy", np.ones((3, 7), np.float32))
+    np.save(source / "episode" / "qpos.npy", np.ones((3, 7), np.float32))
+    found = {spec.name: spec.kind for spec in seqrecord.open_source(source).schema().values()}
+    assert found == {
+        "rgb": "image",
+        "seg_left": "segmentation",
+        "mask": "mask",
+        "depth_left": "depth",
+        "disparity": "disparity",
+        "normals": "normals",
+        "flow": "flow",
+        "other": None,
+        "action": "action",
+        "qpos": "state",
+        "frame_number": "frame_number",
+    }
+
+
+def test_topics_of_images_infer_kinds(tmp_path: Path) -> None:
+    """Depth of 16 bits is in millimetres and depth of floats in metres, as ROS has it (REP 118)."""
+    pictures: dict[str, tuple[Any, str]] = {
+        "depth": (np.ones((4, 5), np.uint16), "16UC1"),
+        "far.depth": (np.ones((4, 5), np.float32), "32FC1"),
+        "seg": (mask(), "rgb8"),
+        "color": (mask(), "rgb8"),
+        "thermal": (np.ones((4, 5), np.uint16), "16UC1"),
+    }
+    messages = [("/" + n.replace(".", "/"), 10**18, image(*each)) for n, each in pictures.items()]
+    write_mcap(tmp_path / "run.mcap", messages)
+    source = seqrecord.open_source(tmp_path, clock="/color")
+    found = {spec.name: (spec.kind, spec.unit) for spec in source.schema().values()}
+    assert found == {
+        "depth": ("depth", "mm"),
+        "far.depth": ("depth", "m"),
+        "seg": ("segmentation", None),
+        "color": ("image", None),
+        "thermal": ("image", None),
+        "log_time": ("timestamp", "ns"),
+    }
+
+
+def test_embedded_images_infer_kinds(tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File(tmp_path / "e.hdf5", "w") as file:
+        for name in ("rgb", "mask"):
+            file[f"observations/images/{name}"] = np.stack([mask()] * 3)
+        file["action"] = np.zeros((3, 7))
+    source = seqrecord.open_source(
+        tmp_path,
+        map={"a_mask": "/observations/images/mask", "rgb": "/observations/images/rgb"},
+    )
+    assert {spec.name: spec.kind for spec in source.schema().values()} == {
+        "a_mask": "mask",
+        "rgb": "image",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["mask", "seg", "observation.images.seg", "left_labels", "maskLeft"]
+)
+def test_coloured_masks_keep_their_colours(tmp_path: Path, name: str) -> None:
+    """Also those without a kind: as written by hand, with such a name."""
+    path = dataset(tmp_path / "a", **{name: mask()})
+    for step in (Resize((5, 7)), RandomResizedCrop((5, 7), (0.4, 0.9))):
+        assert colours(batch_of(path, step)[name]) <= 3
+    edit.describe_features(path, kinds={name: "image"})  # an image that has the name of a mask
+    assert colours(batch_of(path, Resize((5, 7)))[name]) > 3
+
+
+# ---- obeyed
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_resize_scales_disparity_by_the_width(tmp_path: Path, device: str | None) -> None:
+    said = {"disp16": {"kind": "disparity"}, "d": {"kind": "disparity"}}
+    values = {
+        "disparity": np.full((8, 10), 3.0, np.float32),
+        "disp16": np.full((8, 10), 40_000, np.uint16),
+        "d": np.full((8, 10, 1), 3.0, np.float64),
+        "depth": np.full((8, 10), 3.0, np.float32),
+    }
+    path = dataset(tmp_path / "a", said, **values)
+    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
+    assert {*batch["disparity"].unique().tolist()} == {6.0}
+    assert {*np.unique(batch["disp16"]).tolist()} == {65_535}  # the greatest there is
+    assert {*batch["d"].unique().tolist()} == {6.0}
+    assert {*batch["depth"].unique().tolist()} == {3.0}
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_flips_negate_x_of_normals(tmp_path: Path, device: str | None) -> None:
+    values = np.tile(np.array([0.5, 0.25, -1.0], np.float32), (8, 10, 1))
+    path = dataset(tmp_path / "a", {"n": {"kind": "normals"}}, n=values, normal=values)
+    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
+    for name in ("n", "normal"):
+        assert np.unique(batch[name].reshape(-1, 3), axis=0).tolist() == [[-0.5, 0.25, -1.0]]
+    batch = batch_of(path, Resize((4, 20)))
+    assert np.unique(batch["n"].reshape(-1, 3), axis=0).tolist() == [[0.5, 0.25, -1.0]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "kind", "step"),
+    [
+        ("u1", "normals", None, HorizontalFlip()),
+        ("i2", "n", "normals", HorizontalFlip()),
+        ("u2", "n", "flow", HorizontalFlip()),
+        ("u2", "flow", None, HorizontalFlip()),
+        ("u2", "flow", None, Resize((4, 4))),
+        ("u2", "n", "flow", RandomResizedCrop((4, 4))),
+    ],
+)
+def test_coded_vectors_are_refused(
+    tmp_path: Path, dtype: str, name: str, kind: str | None, step: Any
+) -> None:
+    path = dataset(tmp_path / "a", {name: {"kind": kind}}, **{name: np.ones((8, 10, 3), dtype)})
+    with pytest.raises(ClipError, match="coded as integers") as caught:
+        SeqRecordPipe(path, clip_len=2, clip_transform=step)
+    assert caught.value.feature == name
+    command = str(caught.value.expected).partition("`seqrecord ")[2].partition("`")[0]
+    run(*command.replace("PATH", str(path)).split())
+    SeqRecordPipe(path, clip_len=2, clip_transform=step)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("image_left", "image_right"),
+        ("image_lcam_front", "image_rcam_front"),
+        ("image_cam0", "image_cam1"),
+        ("image_0", "image_1"),
+        ("image_2", "image_3"),
+        ("left", "right"),
+        ("Left_camera", "Right_camera"),
+        ("observation.images.cam_left", "observation.images.cam_right"),
+        ("cam0", "cam1"),
+        ("image_L", "image_R"),
+        ("imageleft", "imageright"),
+        ("infra1", "infra2"),
+    ],
+)
+def test_flipped_stereo_pairs_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str, right: str
+) -> None:
+    path = dataset(tmp_path / "a", **{left: mask(), right: mask(), "image_front": mask()})
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        SeqRecordPipe(path, clip_len=2, clip_transform=HorizontalFlip())
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"mirrors {left} and {right}" in said
+
+
+def test_others_are_no_pairs() -> None:
+    names = ["image", "image_1", "wrist", "front", "cam_high", "cam_low", "image_lcam_front"]
+    assert [partner_of(name, names) for name in names] == [None] * len(names)
