@@ -85,7 +85,9 @@ def values(source: Source, feature: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(("format_", "ending"), [("PNG", "png"), ("JPEG", "jpg")])
+@pytest.mark.parametrize(
+    ("format_", "ending"), [("PNG", "png"), ("JPEG", "jpg"), ("WEBP", "webp"), ("TIFF", "tif")]
+)
 def test_a_lone_stream_is_turned_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, orientation: int, format_: str, ending: str
 ) -> None:
@@ -101,6 +103,24 @@ def test_a_lone_stream_is_turned_with_a_warning(
     if said:
         assert "exif=ignore" in said[0]
         assert str(root / "run" / "rgb") in said[0]
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("format_", ["WEBP", "TIFF"])
+def test_stored_pixels_of_formats_that_are_always_decoded(
+    tmp_path: Path, format_: str, orientation: int
+) -> None:
+    """Pillow turns a TIFF when it loads it."""
+    options: dict[str, Any] = {"lossless": True} if format_ == "WEBP" else {}
+    data = encoded(orientation, format_, **options)
+    root = write_folder(tmp_path, [data], format_.lower())
+    np.testing.assert_array_equal(values(open_source(root, exif="ignore"), "rgb"), [STORED])
+    beside_depth(root / "run")
+    for number in range(1, COUNT):
+        (root / "run" / "rgb" / f"{number:06d}.{format_.lower()}").write_bytes(data)
+    if orientation != 1:
+        with pytest.raises(SourceError, match=r"exif=apply.*exif=ignore"):
+            values(open_source(root), "rgb")
 
 
 @pytest.mark.parametrize("change", [late_exif, raw_profile])
@@ -414,6 +434,16 @@ def previewed() -> bytes:
     entries = at + int.from_bytes(data[found + 8 : found + 12], order)
     data[entries + 16 : entries + 20] = (0x010002).to_bytes(4, order)
     return bytes(data)
+
+
+@pytest.mark.parametrize(("format_", "ending"), [("WEBP", "webp"), ("TIFF", "tiff")])
+def test_several_pictures_that_are_always_decoded(
+    tmp_path: Path, format_: str, ending: str
+) -> None:
+    root = write_folder(tmp_path, [encoded(1, format_), animated(format_, 3)], ending)
+    with pytest.raises(SourceError, match="a file of 3 pictures, expected one") as caught:
+        values(open_source(root), "rgb")
+    assert str(caught.value.file).endswith(f"000001.{ending}")
 
 
 @pytest.mark.parametrize(("format_", "ending"), [("PNG", "png"), ("MPO", "jpg")])

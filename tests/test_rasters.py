@@ -115,7 +115,7 @@ def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
         "normal: float16 [5, 7, 3]",
     ]
     assert (source.schema()["flow"].kind, source.schema()["flow"].unit) == ("flow", "px")
-    assert source.schema()["depth"].kind is None
+    assert source.schema()["depth"].kind == "depth"
     convert(source, tmp_path / "records", workers=1)
     with open_records(tmp_path / "records") as dataset:
         frame = dataset.episodes["scene"][2]

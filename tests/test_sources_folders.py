@@ -219,7 +219,6 @@ def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
         (["0.png", "0_depth.png"], "depth frame"),
         (["img_0.png", "arm.npy"], "arm img"),
         (["plot.png", "arm.npy"], "arm"),
-        (["rgb/IMG_1.png", "rgb/DSC_2.png"], "rgb"),
         (["rgb/0_rgb.png", "depth/00_depth.png"], "depth rgb"),
         (["0.rgb.png", "0.depth.png", "1.rgb.png", "1.depth.png"], "depth rgb"),
     ],

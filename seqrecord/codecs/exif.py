@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _ORIENTATION, _PICTURES, _ENTRIES = 0x0112, 0xB001, 0xB002  # tags of EXIF, and of MPO
 _STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1)}
 _STEPS[8] = (-1, 1)
+OPPOSITE = {6: 8, 8: 6}
+"""By orientation the one that undoes it, of those that do not undo themselves."""
+
 _XMP_ORIENTATION = re.compile(r"tiff:Orientation(?:=[\"']|>)([1-8])")
 _VALUES = {1: "B", 3: "H", 4: "I"}  # of the types of EXIF's numbers
 _LARGE_THUMBNAILS = (0x010001, 0x010002)  # of MPO: previews, which are no other pictures

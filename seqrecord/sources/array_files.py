@@ -1,11 +1,11 @@
-"""Checked reading of `.npy`, `.flo`, PFM and OpenEXR files: arrays of numbers, as they are stored.
+"""Checked reading of `.npy`, `.npz`, `.flo`, `.dpt`, PFM and OpenEXR files: arrays as stored.
 
 Nothing is unpickled, and a header is not trusted: it is compared with the file's size before
-anything is allocated. npy is numpy's own format,
+anything is allocated. npy is numpy's own format, and npz a ZIP file of them,
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; `.flo` is Middlebury's flow,
-https://vision.middlebury.edu/flow/code/flow-code/README.txt; PFM is
-https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the library OpenEXR, an
-optional extra.
+https://vision.middlebury.edu/flow/code/flow-code/README.txt; `.dpt` is Sintel's depth, the same
+with one channel; PFM is https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the
+library OpenEXR, an optional extra.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,9 @@ from seqrecord.sources.files import (
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
 _PFM_HEADER = 128  # bytes that a PFM's header may take
+NPZ = ".npz"
+"""File name ending of ZIP files of npy files, in lower case."""
+
 _EXR = ".exr"
 _EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))
 
@@ -61,12 +66,16 @@ class ArrayHeader:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-def array_header(path: Path) -> ArrayHeader:
+def array_header(path: Path, member: str | None = None) -> ArrayHeader:
     """The header, which agrees with the file's size; raises `SourceError` otherwise.
 
-    An OpenEXR file is decoded, for its library tells kinds of pixels of decoded ones alone.
+    An OpenEXR file is decoded, for its library tells kinds of pixels of decoded ones alone. Of an
+    npz file it is the header of the array `member`, by default of its only one.
     """
     with opened(path) as stream:
+        if path.suffix.lower() == NPZ:
+            with _opened_member(stream, member) as (file, size):
+                return _header(file, path, size)
         if path.suffix.lower() == _EXR:
             array = _read_exr(path)
             return ArrayHeader(array.dtype, array.shape)
@@ -74,15 +83,19 @@ def array_header(path: Path) -> ArrayHeader:
 
 
 def read_array(
-    path: Path, dtype: npt.DTypeLike | None = None, shape: tuple[int, ...] | None = None
+    path: Path,
+    dtype: npt.DTypeLike | None = None,
+    shape: tuple[int, ...] | None = None,
+    member: str | None = None,
 ) -> npt.NDArray[Any]:
     """The whole array, little-endian and in C order, of at most `MAX_FRAME_BYTES`.
 
     `dtype` and `shape` are demanded where given, before any value is read. Rows of images come from
     the top down. `.flo`: float32 [H, W, 2], pixels to the right and down; unknown flow is above
-    1e9, as stored. PFM: float32 [H, W] or [H, W, 3], as stored: the header's scale is not applied.
-    OpenEXR: float16, float32 or uint32, [H, W] of one channel, [H, W, 3] or [H, W, 4] of R, G, B
-    and A.
+    1e9, as stored. `.dpt`: float32 [H, W]. PFM: float32 [H, W] or [H, W, 3], as stored: the
+    header's scale is not applied. OpenEXR: float16, float32 or uint32, [H, W] of one channel,
+    [H, W, 3] or [H, W, 4] of R, G, B and A. Of an npz file it is the array `member`, by default its
+    only one.
 
     Raises `SourceError` for a file that cannot be read, is cut, or holds anything else.
     `MissingPackageError` names what reads OpenEXR files where it is not installed.
@@ -90,7 +103,16 @@ def read_array(
     with opened(path) as stream:
         if path.suffix.lower() == _EXR:
             return _read_exr(path)
+        if path.suffix.lower() == NPZ:
+            with _opened_member(stream, member) as (array, size):
+                return _read(array, path, dtype, shape, size)
         return _read(stream, path, dtype, shape)
+
+
+def npz_names(path: Path) -> list[str]:
+    """The names of the arrays in an npz file; raises `SourceError` for one without any."""
+    with opened(path) as stream, _zip(stream) as file:
+        return [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
 
 
 def decode_array(data: bytes, path: Path) -> npt.NDArray[Any]:
@@ -102,16 +124,19 @@ def decode_array(data: bytes, path: Path) -> npt.NDArray[Any]:
 class NpyFile:
     """An npy file of an array [T, …], of which `file[t]` reads item t, as stored.
 
+    An array in an npz file, its `member`, is read whole.
+
     Nothing is mapped: a mapped file that is cut meanwhile ends the process with SIGBUS, and this
     one is a `SourceError`. Of an array in Fortran order, whose items are scattered over the file,
     all is read, so it may have at most `MAX_FRAME_BYTES`.
     """
 
-    def __init__(self, path: Path) -> None:
-        header = array_header(path)
+    def __init__(self, path: Path, member: str | None = None) -> None:
+        header = array_header(path, member)
         self.dtype, self.shape = header.dtype, header.shape
         self._path, self._offset = path, header.offset
-        self._whole = read_array(path) if header.fortran_order and len(self.shape) > 1 else None
+        is_read = (header.fortran_order and len(self.shape) > 1) or path.suffix.lower() == NPZ
+        self._whole = read_array(path, member=member) if is_read else None
         if self._whole is not None:
             self.dtype = self._whole.dtype
             return
@@ -154,8 +179,9 @@ def _read(
     path: Path,
     dtype: npt.DTypeLike | None = None,
     shape: tuple[int, ...] | None = None,
+    size: int | None = None,
 ) -> npt.NDArray[Any]:
-    header = _header(stream, path)
+    header = _header(stream, path, size)
     want = header.dtype if dtype is None else np.dtype(dtype)
     check_array(header.dtype, header.shape, want, shape or header.shape, path)
     if header.nbytes > MAX_FRAME_BYTES:
@@ -164,7 +190,8 @@ def _read(
             expected=f"at most {MAX_FRAME_BYTES} bytes",
             got=f"{header.nbytes} bytes",
         )
-    stream.seek(header.offset)
+    if size is None:
+        stream.seek(header.offset)
     values = read_values(stream, header.dtype, math.prod(header.shape))
     if values.nbytes != header.nbytes:  # cut since the header was checked
         raise SourceError(
@@ -177,12 +204,14 @@ def _read(
     return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
 
 
-def _header(stream: BinaryIO, path: Path) -> ArrayHeader:
+def _header(stream: BinaryIO, path: Path, size: int | None = None) -> ArrayHeader:
+    """The header of a file of `size` bytes, by default of all that is in `stream`."""
     parse = _RASTERS.get(path.suffix.lower())
     header = (parse or _npy_header)(stream)
     if parse:
         _check_size(header.shape, header.dtype.itemsize)
-    declared, size = header.offset + header.nbytes, stream.seek(0, os.SEEK_END)
+    declared = header.offset + header.nbytes
+    size = stream.seek(0, os.SEEK_END) if size is None else size
     if declared != size or min(header.shape, default=0) < 0:
         raise SourceError(
             f"an {_noun(path)} whose size is not what its header declares",
@@ -190,6 +219,36 @@ def _header(stream: BinaryIO, path: Path) -> ArrayHeader:
             got=f"{size} bytes",
         )
     return header
+
+
+@contextmanager
+def _zip(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
+    """The ZIP file; its many errors become `SourceError`."""
+    try:
+        with zipfile.ZipFile(stream) as file:
+            if not any(name.endswith(".npy") for name in file.namelist()):
+                raise SourceError("an npz file without arrays", got=f"{len(file.namelist())} files")
+            yield file
+    except SourceError:
+        raise
+    except Exception as error:  # zipfile, zlib and struct raise about any kind
+        raise SourceError("an npz file that cannot be read", got=first_line(error)) from error
+
+
+@contextmanager
+def _opened_member(stream: BinaryIO, member: str | None) -> Iterator[tuple[BinaryIO, int]]:
+    """An array's npy file in an npz file, and its declared size, of which no more is read."""
+    with _zip(stream) as file:
+        names = [name for name in file.namelist() if name.endswith(".npy")]
+        name = names[0] if member is None and len(names) == 1 else f"{member}.npy"
+        if name not in names:
+            raise SourceError(
+                "other arrays in an npz file than in the first one",
+                expected=member or "one array",
+                got=", ".join(each.removesuffix(".npy") for each in names)[:200],
+            )
+        with file.open(name) as array:
+            yield cast("BinaryIO", array), file.getinfo(name).file_size
 
 
 def _check_size(shape: tuple[int, ...], itemsize: int) -> None:
@@ -224,12 +283,12 @@ def _npy_header(stream: BinaryIO) -> ArrayHeader:
     return ArrayHeader(dtype, shape, stream.tell(), fortran_order)
 
 
-def _flo_header(stream: BinaryIO) -> ArrayHeader:
+def _flo_header(stream: BinaryIO, *channels: int) -> ArrayHeader:
     head = stream.read(12)
     if len(head) < 12 or head[:4] != _FLO_MAGIC:
         raise SourceError("not a .flo file", expected="PIEH", got=repr(head[:4]))
     width, height = (int.from_bytes(head[i : i + 4], "little", signed=True) for i in (4, 8))
-    return ArrayHeader(np.dtype("<f4"), (max(height, 0), max(width, 0), 2), 12)
+    return ArrayHeader(np.dtype("<f4"), (max(height, 0), max(width, 0), *channels), 12)
 
 
 def _pfm_header(stream: BinaryIO) -> ArrayHeader:
@@ -277,7 +336,11 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
     return np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
 
 
-_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {".flo": _flo_header, ".pfm": _pfm_header}
+_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {
+    ".flo": lambda stream: _flo_header(stream, 2),
+    ".dpt": _flo_header,
+    ".pfm": _pfm_header,
+}
 
 RASTER_ENDINGS = frozenset([*_RASTERS, _EXR])
 """File name endings, lower case."""

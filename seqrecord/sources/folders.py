@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,29 +17,39 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.encodings import kind_of_values, known_meaning
 from seqrecord.sources.exported import ExportedFeature, read_description
 from seqrecord.sources.files import is_directory, list_folder, read_bytes
+from seqrecord.sources.folders_account import LookedAt, account_of, encoding_notes, gap_notes
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
+from seqrecord.sources.folders_rows import RowFiles, find_camera, find_rows
 from seqrecord.sources.folders_tree import (
     METADATA,
     EpisodeFolder,
     FeatureFolder,
+    ending_of,
+    files_like,
     find_episodes,
+    is_text_name,
     read_metadata,
 )
 from seqrecord.sources.frame_names import name_specs
 from seqrecord.sources.images import (
-    IMAGE_FORMATS,
+    IMAGE_ENDINGS,
     image_header,
     load_imagecodecs,
     passthrough_codec,
     passthrough_of_both,
     referable_codec,
 )
+from seqrecord.sources.inventory import Account
+from seqrecord.sources.number_files import frames_shape
 from seqrecord.sources.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
-from seqrecord.sources.specs import chosen_names, feature_spec, kind_of, widened
+from seqrecord.sources.specs import chosen_names, feature_name, feature_spec, widened
+
+_logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
@@ -46,8 +58,10 @@ class Folders(NumberedFrames):
 
     ::
 
-        ROOT/…/EPISODE/FEATURE/000000.png     one file a frame: png, jpg, npy, flo, pfm or exr
+        ROOT/…/EPISODE/FEATURE/000000.png     one file a frame: images, npy, npz, flo, exr, txt, …
         ROOT/…/EPISODE/FEATURE.npy            the whole episode, time first: float32 [T, 32]
+        ROOT/…/EPISODE/FEATURE.txt            a row a frame: numbers in txt, csv or tsv
+        ROOT/…/EPISODE/K.txt                  the camera, for the metadata
         ROOT/…/EPISODE/metadata.json          a JSON object, if there is one
 
     ROOT/…/EPISODE/000000_rgb.png, 000000_depth.npy       features `rgb` and `depth` in one folder
@@ -56,14 +70,22 @@ class Folders(NumberedFrames):
     the numbers in their names, and all features of an episode have the same frames: those that are
     `sparse` (a list of names, or a text with commas) may lack some. A gap in the numbers is refused
     unless `allow_gaps`; numbers that all rise by the same step are none, nor are times. An npy file
-    beside the feature folders holds a whole episode unless its name has a number of its own.
+    beside the feature folders holds a whole episode unless its name has a number of its own; so
+    does an npz file, whose arrays are features. Files whose names differ by more than numbers are
+    refused where they would be one feature.
+
+    Text tables are float64 [columns], and columns of integers that float64 cannot represent int64;
+    text files of one frame are float64 [R, C]. Tables and arrays in npz files with another number
+    of rows than frames are left out, and `account()` lists them. `camera` in the metadata comes
+    from `K.txt`, `intrinsics.txt` or the like (fx, fy, cx, cy or a matrix of them) if there is one
+    such file and all images have one size.
 
     The feature `frame_number` is that of each frame's files, or its place where names have none,
     and `files` in the metadata has by feature what makes their paths of it, below the episode's
     folder: `files["rgb"].format(number)`. Where numbers are not enough, there is `frame_name`, too.
 
     Images give uint8 or uint16 [H, W] (grayscale, or the indices of a palette), [H, W, 3] RGB or
-    [H, W, 4] RGBA; `.flo`, PFM and OpenEXR files floating-point numbers, see
+    [H, W, 4] RGBA; `.flo`, `.dpt`, PFM and OpenEXR files floating-point numbers, see
     docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
     in which the first frames of two episodes differ is variable. `features` are the names to read,
     in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG, and with
@@ -76,7 +98,7 @@ class Folders(NumberedFrames):
     A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
     """
 
-    unpickled = ("_found",)
+    unpickled = ("_found", "_rows")
 
     def schema(self) -> Schema:
         return referring_schema(self._schema) if self.reference else self._schema
@@ -94,6 +116,14 @@ class Folders(NumberedFrames):
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(episode) for episode in self._episodes]
+
+    def account(self) -> Account:
+        """Places of features, files that are none with reasons, and what is assumed."""
+        found = [
+            LookedAt(episode, self._rows_of(episode), self._camera(episode)[1])
+            for episode in self._episodes
+        ]
+        return account_of(self.path, found, self.schema().keys(), self._notes(self._schema))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -118,7 +148,26 @@ class Folders(NumberedFrames):
 
     @cached_property
     def _found(self) -> list[EpisodeFolder]:
-        return find_episodes(self.path)
+        return find_episodes(self.path, self.sparse)
+
+    @cached_property
+    def _rows(self) -> dict[Path, RowFiles]:
+        """What the row files of each episode are, without their values."""
+        return {}
+
+    def _rows_of(self, episode: EpisodeFolder) -> RowFiles:
+        """None of an exported episode, and of a broken one: `frames` says what is wrong."""
+        if episode.path not in self._rows:
+            found = RowFiles(0)
+            if not episode.is_exported:
+                with suppress(SourceError):
+                    num_frames = self._num_frames(episode)
+                    taken = {*episode.folders, *episode.arrays}
+                    found = find_rows(episode.path, episode.rows, taken, num_frames)
+            for name, rows in found.features.items():
+                found.features[name] = replace(rows, values=None)
+            self._rows[episode.path] = found
+        return self._rows[episode.path]
 
     @property
     def _episodes(self) -> list[EpisodeFolder]:
@@ -126,13 +175,19 @@ class Folders(NumberedFrames):
             raise SourceError(
                 "no episode found",
                 file=str(self.root),
-                expected="folders with FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or "
-                "with FEATURE.npy",
+                expected="folders with FEATURE/000000.png (or another image, npy, npz, flo, exr), "
+                "or with FEATURE.npy",
             )
         return self._found
 
     @cached_property
     def _schema(self) -> Schema:
+        schema = self._make_schema()
+        for note in self._notes(schema):
+            _logger.warning("%s: %s", self.path, note)
+        return schema
+
+    def _make_schema(self) -> Schema:
         """The features of the episodes: those asked for in that order, by default all.
 
         dtype comes from the first episode that has the feature; a dimension in which two episodes
@@ -156,7 +211,9 @@ class Folders(NumberedFrames):
                 errors.setdefault("", error)
                 continue
             exported |= dict.fromkeys(described)
-            here = described.keys() if episode.is_exported else {*episode.folders, *episode.arrays}
+            rows = self._rows_of(episode).features
+            own = {*episode.folders, *episode.arrays, *rows}
+            here = {*described} if episode.is_exported else own
             offered |= here
             for name in here if self.features is None else here & set(self.features):
                 try:
@@ -171,10 +228,8 @@ class Folders(NumberedFrames):
                     continue
                 specs[name] = widened(specs.get(name, spec), spec)
                 if codec is not None:
-                    # Of an exported feature all files are known: one that is no image is enough.
-                    gives_up = episode.is_exported and not codec
                     known = codecs.get(name, codec)
-                    codecs[name] = () if gives_up else passthrough_of_both(known, codec)
+                    codecs[name] = passthrough_of_both(known, codec) if codec else ()
         for name in sorted(errors.keys() - specs.keys()):
             if name or not specs:
                 raise errors[name]
@@ -182,6 +237,8 @@ class Folders(NumberedFrames):
             if spec.name not in offered and (self.features is None or spec.name in self.features):
                 specs[spec.name] = spec
             offered.add(spec.name)
+        for name in {*(self.features or ())} - offered:
+            self._check_rows(name)
         every = [*exported, *sorted(offered - {*exported})]
         names = chosen_names(every, self.features, self.path, "no such feature in this tree")
         if not self.keep_encoded:
@@ -189,6 +246,26 @@ class Folders(NumberedFrames):
         if self.reference:
             codecs = {name: codec for name, codec in codecs.items() if specs[name].is_fixed}
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
+
+    def _check_rows(self, name: str) -> None:
+        """Raises `SourceError` if a row file of this name is no feature."""
+        for episode in self._episodes:
+            for place, reason in self._rows_of(episode).reasons.items():
+                file, _, member = place.partition(": ")
+                if name in (member, feature_name(Path(file).with_suffix("").as_posix())):
+                    raise SourceError(
+                        "a feature without a row for each frame",
+                        file=str(episode.path / file),
+                        episode=self._key(episode.path),
+                        feature=name,
+                        got=reason,
+                    )
+
+    def _notes(self, schema: Schema) -> list[str]:
+        plain = [episode for episode in self._episodes if not episode.is_exported]
+        dense = {self._key(each.path): self._dense(each)[:1] for each in plain}
+        gaps = {key: folders[0].gaps for key, folders in dense.items() if folders}
+        return [*gap_notes(gaps), *encoding_notes(schema, plain)]
 
     def _as_exported(
         self, episode: EpisodeFolder, feature: ExportedFeature
@@ -207,31 +284,36 @@ class Folders(NumberedFrames):
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
         """The feature as the header of this episode's first file declares it."""
-        folder = episode.folders.get(name)
-        if folder is not None:
-            path = episode.path / folder.folder / folder.first
-        else:
+        codec: _Codec = ()
+        told: Mapping[str, str] = {}
+        shape: Sequence[int | None]
+        if (rows := self._rows_of(episode).features.get(name)) is not None:
+            path, dtype, shape = episode.path / rows.file, rows.dtype, rows.shape
+        elif (folder := episode.folders.get(name)) is None:
             path = episode.path / episode.arrays[name]
-        if folder is not None and path.suffix.lower() in IMAGE_FORMATS:
-            image = image_header(path)
-            if image.dtype == np.uint16 and len(image.shape) == 3:
-                load_imagecodecs(path)
-            codec = passthrough_codec(image, folder.endings, exif=self.exif)
+            header = array_header(path)
+            check_time_axis(header.shape, path)
+            dtype, shape = header.dtype, header.shape[1:]
+        else:
+            path = episode.path / folder.folder / folder.first
+            told = known_meaning(folder.pattern, folder.first)
+            if ending_of(path.name) in IMAGE_ENDINGS:
+                image = image_header(path)
+                if image.dtype == np.uint16 and len(image.shape) == 3:
+                    load_imagecodecs(path)
+                dtype = image.dtype
+                codec = passthrough_codec(image, folder.endings, exif=self.exif)
+                is_kept = self.keep_encoded and bool(codec)
+                shape = shape_of(image, self.exif, is_kept=is_kept)
+            elif is_text_name(path.name):
+                dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
+            else:
+                header = array_header(path, folder.member)
+                dtype, shape = header.dtype, header.shape
             if self.reference:
                 codec = self._referable(path, folder)
-            shape = shape_of(image, self.exif, is_kept=self.keep_encoded and bool(codec))
-            kind = kind_of(name, image.dtype, shape)
-            return feature_spec(name, image.dtype, shape, path, kind=kind), codec
-        header = array_header(path)
-        shape = header.shape
-        if folder is None:
-            check_time_axis(shape, path)
-            shape = shape[1:]
-        said: dict[str, Any] = {"kind": kind_of(name, header.dtype, shape)}
-        if path.suffix.lower() == ".flo":
-            said = {"kind": "flow", "unit": "px"}
-        codec = self._referable(path, folder) if self.reference and folder else ()
-        return feature_spec(name, header.dtype, shape, path, **said), codec
+        meaning = {"kind": kind_of_values(name, dtype, shape), **told}
+        return feature_spec(name, dtype, shape, path, **meaning), codec
 
     def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
         return referable_codec(read_bytes(path), folder.endings, path, self.exif)
@@ -266,7 +348,7 @@ class Folders(NumberedFrames):
         try:
             num_frames, fps = self._length(episode)
             if not episode.is_exported:
-                metadata = self._files(episode, num_frames)
+                metadata = {**self._files(episode, num_frames), **self._told_by_text(episode)}
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
         except SourceError:
@@ -285,22 +367,47 @@ class Folders(NumberedFrames):
         }
         return {"files": files, **lacking} if files else lacking
 
+    def _told_by_text(self, episode: EpisodeFolder) -> dict[str, Any]:
+        """The camera, and names of columns of tables."""
+        camera, _ = self._camera(episode)
+        told: dict[str, Any] = {} if camera is None else {"camera": camera}
+        columns = self._rows_of(episode).columns
+        chosen = {name: columns[name] for name in sorted(columns.keys() & self.schema().keys())}
+        return {**told, "columns": chosen} if chosen else told
+
+    def _camera(self, episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        if not episode.cameras:
+            return None, {}
+        sizes = set()
+        for folder in episode.folders.values():
+            path = episode.path / folder.folder / folder.first
+            if path.suffix.lower() in IMAGE_ENDINGS:
+                with suppress(SourceError):  # `frames` says what is wrong
+                    height, width = image_header(path).shape[:2]
+                    sizes.add((height, width))
+        return find_camera(episode.path, episode.cameras, sizes)
+
     def _length(self, episode: EpisodeFolder) -> tuple[int, float | None]:
         """Frames, and how many a second. From one feature: `frames` checks the others."""
         if episode.is_exported:
             described = read_description(episode.path)
             return len(described.frames), described.fps
+        return self._num_frames(episode) or self._rows_of(episode).num_frames, None
+
+    def _num_frames(self, episode: EpisodeFolder) -> int | None:
+        """As files or an npy array tell it; `None` if there are neither."""
         for folder in self._dense(episode):
-            return folder.num_frames, None
-        path = episode.path / next(iter(episode.arrays.values()))
-        shape = array_header(path).shape
-        check_time_axis(shape, path)
-        return shape[0], None
+            return folder.num_frames
+        for file in episode.arrays.values():
+            shape = array_header(episode.path / file).shape
+            check_time_axis(shape, episode.path / file)
+            return shape[0]
+        return None
 
 
 FORMAT = SourceFormat(
     "folders",
-    "any EPISODE/FEATURE/000000.png (or jpg, npy, flo, pfm, exr), or EPISODE/FEATURE.npy",
+    "any EPISODE/FEATURE/000000.png (or another image, npy, npz, flo, exr), or EPISODE/FEATURE.npy",
     Folders,
     options=("sparse", "allow_gaps", "exif"),
     is_fallback=True,

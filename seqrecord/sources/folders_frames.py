@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedFile
@@ -16,12 +17,13 @@ from seqrecord.sources.array_files import NpyFile, read_array
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.exported import DESCRIPTION, ENDINGS, ExportedEpisode, read_description
 from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.folders_rows import find_rows
 from seqrecord.sources.folders_tree import (
     METADATA,
-    are_features,
-    feature_of,
+    Listing,
     is_frame,
-    list_frames,
+    look,
+    name_features,
     read_metadata,
 )
 from seqrecord.sources.frame_names import (
@@ -29,10 +31,10 @@ from seqrecord.sources.frame_names import (
     FRAME_NUMBER,
     FrameFiles,
     check_numbers,
-    files_by_feature,
     frame_files,
 )
-from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.images import IMAGE_ENDINGS
+from seqrecord.sources.number_files import TEXT_ENDINGS, is_blank, read_numbers
 from seqrecord.sources.orientation import Orientation
 from seqrecord.sources.specs import check_spec
 
@@ -53,13 +55,13 @@ def read_frames(
     Raises `SourceError` before the first frame if the features' lengths or frame names disagree,
     and for a gap in the frames' numbers.
     """
-    entries = sorted(list_folder(path))
-    if (METADATA, False) in entries:
+    own = look(path)
+    if METADATA in own.names:
         read_metadata(path / METADATA)
-    if (DESCRIPTION, False) in entries:
+    if DESCRIPTION in own.names:
         found = _find_exported(path, schema, read_description(path))
     else:
-        found = _find(path, entries, schema, sparse)
+        found = _find(path, own, schema, sparse)
         if not allow_gaps:
             check_numbers(list(found.order), path)
     for index, (key, file) in enumerate(found.order.items()):
@@ -72,14 +74,15 @@ def read_frames(
             if name in found.arrays:
                 frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
             elif name in found.files:
-                folder, files = found.files[name]
+                folder, files, member = found.files[name]
                 if key not in files.names:
                     continue
                 if reference and spec.may_be_referred_to:
                     frame[name] = ReferencedFile(str(folder / files.names[key]))
                 else:
                     with located(SourceError, feature=name, frame=index):
-                        frame[name] = _read_frame(folder / files.names[key], spec, orientation)
+                        path_of = folder / files.names[key]
+                        frame[name] = _read_frame(path_of, spec, orientation, member)
             elif spec.kind in told:
                 frame[name] = told[spec.kind]
         yield frame
@@ -93,49 +96,53 @@ class _Found:
     """
 
     order: Mapping[int | str, str]
-    arrays: Mapping[str, NpyFile]
+    arrays: Mapping[str, NpyFile | npt.NDArray[Any]]
     files: Mapping[str, _Files]
 
 
 class _Files(NamedTuple):
-    """Files of a feature, and their folder."""
+    """Files of a feature, their folder, and the array in npz files."""
 
     folder: Path
     files: FrameFiles
+    member: str | None = None
 
 
-def _find(
-    path: Path, entries: Sequence[tuple[str, bool]], schema: Schema, sparse: Collection[str]
-) -> _Found:
+def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collection[str]) -> _Found:
     """The features of an episode that are called as their files and folders."""
-    arrays = _open_arrays(path, [name for name, is_folder in entries if not is_folder], schema)
-    every = dict(_features(path, entries))
+    arrays = {
+        name: _open_array(path / file, schema[name])
+        for name, file in own.arrays.items()
+        if name in schema
+    }
+    inside = {name: look(path / name) for name in own.subfolders}
+    named, row_files = name_features(path, own, inside, sparse)
+    every = {n: _Files(path / each.folder, each.files, each.member) for n, each in named.items()}
     files = {name: found for name, found in every.items() if name in schema}
-    for name, (folder, one) in files.items():
-        if one.twice:
-            file, other = one.twice
-            raise SourceError(
-                "two files of one frame", file=str(folder / file), feature=name, got=f"{other} too"
-            )
     dense = [name for name in files if name not in sparse]
-    if not dense and (files or arrays):  # an episode has the same frames with any choice
+    if not dense:  # an episode has the same frames with any choice
         dense = [name for name in every if name not in sparse][:1]
+    for name in {**dict.fromkeys(dense), **files}:
+        every[name].files.check(every[name].folder, name)
     _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
+    order: Mapping[int | str, str] = {}
     if dense:
-        return _Found(every[dense[0]].files.names, arrays, files)
-    return _Found(dict.fromkeys(range(len(next(iter(arrays.values())))), ""), arrays, files)
-
-
-def _features(path: Path, entries: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, _Files]]:
-    """Each feature of one file a frame, by name."""
-    inside = {name: list_frames(path / name) for name, is_folder in entries if is_folder}
-    own = files_by_feature(name for name, is_folder in entries if not is_folder and is_frame(name))
-    if are_features(own, [name for name, features in inside.items() if features]):
-        inside = {"": own, **inside}
-    for folder, features in inside.items():
-        for words, files in features.items():
-            name = feature_of(folder, words, is_alone=len(features) == 1)
-            yield name, _Files(path / folder, files)
+        order = every[dense[0]].files.names
+    elif own.arrays:
+        one = next(iter(arrays.values()), None) or NpyFile(path / next(iter(own.arrays.values())))
+        check_time_axis(one.shape, path)
+        order = dict.fromkeys(range(len(one)), "")
+    is_known = bool(dense or own.arrays)
+    taken = {*every, *own.arrays}
+    rows = find_rows(path, row_files, taken, len(order) if is_known else None)
+    chosen = {name: each for name, each in rows.features.items() if name in schema}
+    for name, each in chosen.items():
+        check_spec(each.dtype, each.shape, schema[name], path / each.file)
+    loaded = {name: each.load(path) for name, each in chosen.items()}
+    order = order or dict.fromkeys(range(rows.num_frames), "")
+    if not order or not (arrays or files or loaded):
+        raise SourceError("an episode without frames of the features", file=str(path))
+    return _Found(order, {**arrays, **loaded}, files)
 
 
 def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
@@ -175,15 +182,6 @@ def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
         )
 
 
-def _open_arrays(path: Path, files: Sequence[str], schema: Schema) -> dict[str, NpyFile]:
-    """The per-episode arrays, checked."""
-    return {
-        name: _open_array(path / file, schema[name])
-        for file in files
-        if (name := Path(file).stem) in schema and Path(file).suffix.lower() == ".npy"
-    }
-
-
 def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
     array = NpyFile(path)
     check_time_axis(array.shape, path)
@@ -210,13 +208,16 @@ def _check_lengths(
     lengths = {name: len(files[name].files.names) for name in dense}
     lengths |= {name: len(array) for name, array in arrays.items()}
     if not any(lengths.values()):
-        raise SourceError("an episode without frames of the features", file=str(path))
+        return
     first, num_frames = next(iter(lengths.items()))
     origin = f"as in {first}{'/' if dense else '.npy'}"
     for name, length in lengths.items():
         if length != num_frames:
             wanted = f"{num_frames} frames, {origin}"
             fewer = name if length < num_frames else first
+            if {first, name} <= files.keys() and places[first] == places[name]:
+                shown = " and ".join(files[each].files.first for each in (first, name))
+                wanted += f"; if {shown} are of two recordings, move one to another folder"
             raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
     frames = {*(files[first].files.names if dense else range(num_frames))}
     for name, one in files.items():
@@ -249,7 +250,9 @@ def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
     )
 
 
-def _read_frame(path: Path, spec: FeatureSpec, orientation: Orientation) -> Any:
+def _read_frame(
+    path: Path, spec: FeatureSpec, orientation: Orientation, member: str | None = None
+) -> Any:
     if spec.value != "array":
         data = read_bytes(path)
         if spec.value == "bytes":
@@ -261,10 +264,16 @@ def _read_frame(path: Path, spec: FeatureSpec, orientation: Orientation) -> Any:
                 "text that is not UTF-8", file=str(path), got=str(error)[:200]
             ) from error
     ending = path.suffix.lower()
-    if ending not in IMAGE_FORMATS:
+    if ending not in IMAGE_ENDINGS:
         if spec.codec:
             raise SourceError(f"a {ending} file among kept images", file=str(path))
-        array = read_array(path)
+        if ending not in TEXT_ENDINGS:
+            array = read_array(path, member=member)
+        elif spec.shape[:1] != (None,):
+            array = np.asarray(read_numbers(path).matrix())
+        else:
+            values = np.empty(0) if is_blank(path) else read_numbers(path).matrix()
+            array = np.atleast_2d(values) if values.size else values.reshape(0, *spec.shape[1:])
         check_spec(array.dtype, array.shape, spec, path)
         return array
     return embedded_value(read_bytes(path), spec, path, orientation)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.array_files import RASTER_ENDINGS
+from seqrecord.sources.array_files import NPZ, RASTER_ENDINGS, npz_names
+from seqrecord.sources.cameras import is_camera_name
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import list_folder, read_bytes
-from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature
-from seqrecord.sources.images import IMAGE_FORMATS
+from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
+from seqrecord.sources.images import IMAGE_ENDINGS, IMAGE_FORMATS
+from seqrecord.sources.number_files import TEXT_ENDINGS, is_numeric
 from seqrecord.sources.originals import check_depth
+from seqrecord.sources.specs import feature_name
 
 METADATA = "metadata.json"
 
@@ -29,6 +32,7 @@ class FeatureFolder:
 
     `folder` is that of its files, below the episode's, or empty if they lie in it; `first` is the
     first file's name. `endings` are those of the files, in lower case. See `FrameFiles.pattern`.
+    `member` is the array in each npz file, and `gaps` are those of times, see `time_gaps`.
     """
 
     folder: str
@@ -36,6 +40,8 @@ class FeatureFolder:
     first: str
     endings: frozenset[str]
     pattern: str | None
+    member: str | None = None
+    gaps: str | None = None
 
     @property
     def all_images(self) -> bool:
@@ -54,28 +60,155 @@ class EpisodeFolder:
     """An episode: feature folders and per-episode arrays by the names of their places.
 
     These are the features' names, unless the episode is exported: then its description tells.
+    `rows` are files below `path` that may have a row for each frame: npz and text.
     """
 
     path: Path
     folders: dict[str, FeatureFolder] = field(default_factory=dict)
     arrays: dict[str, str] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()
     has_metadata: bool = False
     is_exported: bool = False
 
 
-def find_episodes(root: Path) -> list[EpisodeFolder]:
-    """All episodes below `root`, which may be one itself, in the order of their paths."""
+_Files = TypeVar("_Files", FeatureFolder, FrameFiles)
+
+
+@dataclass(frozen=True)
+class Listing(Generic[_Files]):
+    """What lies in one folder, by name.
+
+    `groups` are features of one file a frame, by the words of the files' names: images, arrays, and
+    text beside them; `texts` are those of text with the words of a group, or without any group.
+    """
+
+    groups: Mapping[str, _Files]
+    texts: Mapping[str, _Files]
+    arrays: Mapping[str, str]
+    rows: Sequence[str]
+    cameras: Sequence[str]
+    subfolders: Sequence[str]
+    names: frozenset[str]
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether its files can be those of the episode above."""
+        return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
+
+    def row_files(self, folder: str) -> list[str]:
+        """Paths of files with rows, of which text may be named like a camera's."""
+        files = (*self.rows, *filter(is_text_name, self.cameras))
+        return [f"{folder}/{file}".lstrip("/") for file in files]
+
+
+def look(folder: Path) -> Listing[FrameFiles]:
+    """Lists a folder. Of text files with a number in their names the first one is read."""
+    frames: list[str] = []
+    texts: list[str] = []
+    subfolders: list[str] = []
+    arrays: dict[str, str] = {}
+    rows: list[str] = []
+    cameras: list[str] = []
+    names: set[str] = set()
+    for name, is_folder in list_folder(folder):
+        if is_folder:
+            subfolders.append(name)
+        elif is_frame(name):
+            frames.append(name)
+        elif (ending := ending_of(name)) == ".npy":
+            arrays[Path(name).stem] = name
+        elif name in (METADATA, DESCRIPTION):
+            names.add(name)
+        elif is_camera_name(name):
+            cameras.append(name)
+        elif is_text_name(name) and _NUMBERED.fullmatch(Path(name).stem):
+            texts.append(name)
+        elif is_text_name(name) or ending == NPZ:
+            rows.append(name)
+    groups = files_by_feature(frames)
+    numeric: dict[str, FrameFiles] = {}
+    for words, files in files_by_feature(texts).items():
+        if files.num_frames == 1 and all(each.num_frames > 1 for each in groups.values()):
+            rows.append(files.first)
+        elif is_numeric([folder / name for name in files.names.values()]):
+            (numeric if words in groups or not groups else groups)[words] = files
+    return Listing(
+        *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(cameras)),
+        *(sorted(subfolders), frozenset(names)),
+    )
+
+
+@dataclass(frozen=True)
+class Feature(Generic[_Files]):
+    """A feature of one file a frame: its folder below the episode's, files, array in npz files."""
+
+    folder: str
+    files: _Files
+    member: str | None = None
+
+
+def name_features(
+    path: Path,
+    own: Listing[_Files],
+    inside: Mapping[str, Listing[_Files]],
+    sparse: Collection[str] = (),
+) -> tuple[dict[str, Feature[_Files]], list[str]]:
+    """The features of an episode by name, and files below it that may have a row for each frame.
+
+    `own` is what lies in the episode's folder at `path`, and `inside` what lies in those in it.
+    Text files of fewer than half of the frames are among the latter unless they are `sparse`.
+    """
+    listed: dict[str, Listing[_Files]] = {n: part for n, part in inside.items() if part.groups}
+    if are_features(own.groups, listed):
+        listed = {"": own, **listed}
+    found: dict[str, Feature[_Files]] = {}
+    for folder, part in listed.items():
+        for words, files in part.groups.items():
+            name = feature_of(folder, words, is_alone=len(part.groups) == 1)
+            members = _members(path / folder / files.first)
+            for member in members if len(members) > 1 else (None,):
+                place = name if member is None else feature_name(member)
+                if place in found:
+                    place = f"{name}.{place}"
+                found[place] = Feature(folder, files, member)
+    rows: list[str] = []
+    for folder, leaf in {"": own, **inside}.items():
+        if leaf is not own and not leaf.is_leaf:
+            continue
+        for words, files in leaf.texts.items():
+            name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
+            found[f"{name}.txt" if name in found else name] = Feature(folder, files)
+        rows += leaf.row_files(folder)
+    is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
+    counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
+    for name in [name for name in found if is_text[name] and name not in sparse]:
+        if 2 * found[name].files.num_frames < max(counts, default=0):
+            feature = found.pop(name)
+            every = files_like(path / feature.folder / feature.files.first)
+            rows += [file.relative_to(path).as_posix() for file in every]
+    return found, rows
+
+
+def files_like(first: Path) -> list[Path]:
+    """The text files of the feature whose first frame's file is this one."""
+    listed = look(first.parent)
+    groups = (*listed.groups.values(), *listed.texts.values())
+    names = next((each.names.values() for each in groups if each.first == first.name), ())
+    return [first.parent / name for name in names] or [first]
+
+
+def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolder]:
+    """All episodes below `root`, which may be one itself, in the order of their paths.
+
+    See `name_features` for `sparse`.
+    """
     found: list[EpisodeFolder] = []
-    part = _visit(root, 0, found)
-    if part is not None and len(part.folders) > 1:
-        found.append(_whole(part, {}))
-    return sorted(found, key=lambda episode: episode.path.parts)
-
-
-def list_frames(folder: Path) -> dict[str, FrameFiles]:
-    """The features of a folder, by the words in the names of its images and npy files."""
-    names = (name for name, is_folder in list_folder(folder) if not is_folder and is_frame(name))
-    return files_by_feature(names)
+    spare: list[EpisodeFolder] = []
+    part = _visit(root, 0, sparse, found, spare)
+    if part is not None and len(part.groups) + bool(part.rows or part.texts) > 1:
+        found.append(_whole(root, part, {}, sparse))
+    return sorted(found or spare, key=lambda episode: episode.path.parts)
 
 
 def are_features(
@@ -112,68 +245,103 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return value
 
 
-def _visit(path: Path, depth: int, found: list[EpisodeFolder]) -> EpisodeFolder | None:
-    """What `path` holds for the folder above, by the words of features; episodes go to `found`.
+def _visit(
+    path: Path,
+    depth: int,
+    sparse: Collection[str],
+    found: list[EpisodeFolder],
+    spare: list[EpisodeFolder],
+) -> Listing[FeatureFolder] | None:
+    """What `path` holds for the folder above; `None` if it is an episode. Episodes go to `found`,
+    and to `spare` folders of npz files, which are episodes if there are no others.
 
     Each folder is listed once, and no names of frames' files are kept. A folder of one feature is
     a feature of the folder above, and one of several is an episode; unless there are others beside
     it, of which one is a feature with other words.
     """
     check_depth(path, depth)
-    frames: list[str] = []
-    subfolders: list[str] = []
-    arrays: dict[str, str] = {}
-    files: set[str] = set()
-    for name, is_folder in list_folder(path):
-        if is_folder:
-            subfolders.append(name)
-        elif is_frame(name):
-            frames.append(name)
-        elif name.lower().endswith(".npy"):
-            arrays[Path(name).stem] = name
-        elif name in (METADATA, DESCRIPTION):
-            files.add(name)
-    own = {words: _summary(each) for words, each in files_by_feature(frames).items()}
-    del frames
-    here = EpisodeFolder(
-        path, own, dict(sorted(arrays.items())), METADATA in files, DESCRIPTION in files
+    listed = look(path)
+    here = Listing(
+        {words: _summary(files) for words, files in listed.groups.items()},
+        {words: _summary(files) for words, files in listed.texts.items()},
+        *(listed.arrays, listed.rows, listed.cameras, listed.subfolders, listed.names),
     )
-    visited = (_visit(path / name, depth + 1, found) for name in sorted(subfolders))
-    parts = {part.path.name: part for part in visited if part is not None}
-    several = (part.folders for part in parts.values() if len(part.folders) > 1)
-    shared = {words for folders in several for words in folders if words}
-    alone = (part.folders.keys() for part in parts.values() if len(part.folders) == 1)
-    if arrays or here.is_exported or any(not words & shared for words in alone):
-        found.append(_whole(here, parts))
-        return None
-    found.extend(_whole(part, {}) for part in parts.values())
-    return here if own else None
-
-
-def _whole(here: EpisodeFolder, parts: Mapping[str, EpisodeFolder]) -> EpisodeFolder:
-    """The episode with the features of folders in it, by their names."""
-    features = {name: part.folders for name, part in parts.items()}
-    if are_features(here.folders, features):
-        features = {"": here.folders, **features}
-    folders = {
-        feature_of(folder, words, is_alone=len(every) == 1): replace(each, folder=folder)
-        for folder, every in features.items()
-        for words, each in every.items()
+    del listed
+    visited = {
+        name: _visit(path / name, depth + 1, sparse, found, spare) for name in here.subfolders
     }
-    return replace(here, folders=folders)
+    inside = {name: part for name, part in visited.items() if part is not None}
+    parts = {name: part for name, part in inside.items() if part.groups}
+    several = (part.groups for part in parts.values() if len(part.groups) > 1)
+    shared = {words for groups in several for words in groups if words}
+    alone = (part.groups.keys() for part in parts.values() if len(part.groups) == 1)
+    if here.arrays or DESCRIPTION in here.names or any(not words & shared for words in alone):
+        found.append(_whole(path, here, inside, sparse))
+        return None
+    found.extend(_whole(path / name, part, {}, sparse) for name, part in parts.items())
+    if any(name.lower().endswith(NPZ) for name in here.rows):
+        spare.append(_whole(path, here, inside, sparse))
+    return here
+
+
+def _whole(
+    path: Path,
+    here: Listing[FeatureFolder],
+    inside: Mapping[str, Listing[FeatureFolder]],
+    sparse: Collection[str],
+) -> EpisodeFolder:
+    """The episode with the features of folders in it, by their names."""
+    found, rows = name_features(path, here, inside, sparse)
+    folders = {
+        name: replace(each.files, folder=each.folder, member=each.member)
+        for name, each in found.items()
+    }
+    leaves = {name: part for name, part in inside.items() if part.is_leaf}
+    cameras = [f"{name}/{file}" for name, part in leaves.items() for file in part.cameras]
+    return EpisodeFolder(
+        path,
+        folders,
+        dict(here.arrays),
+        tuple(rows),
+        (*here.cameras, *cameras),
+        METADATA in here.names,
+        DESCRIPTION in here.names,
+    )
 
 
 def _summary(files: FrameFiles) -> FeatureFolder:
     names = list(files.names.values())
-    endings = frozenset(Path(name).suffix.lower() for name in names)
-    return FeatureFolder("", len(names), names[0], endings, files.pattern)
+    endings = frozenset(map(ending_of, names))
+    gaps = time_gaps(files.names)
+    return FeatureFolder("", len(names), names[0], endings, files.pattern, gaps=gaps)
+
+
+def _members(first: Path) -> list[str]:
+    """The arrays in npz files like the first one; none if it is another file, or broken."""
+    if first.suffix.lower() != NPZ:
+        return []
+    try:
+        return npz_names(first)
+    except SourceError:
+        return []
 
 
 def is_frame(name: str) -> bool:
-    """Images, and npy files with a number in their name: others hold a whole episode."""
-    stem, ending = Path(name).stem, Path(name).suffix.lower()
-    is_image = ending in IMAGE_FORMATS or ending in RASTER_ENDINGS
-    return is_image or (ending == ".npy" and bool(_NUMBERED.fullmatch(stem)))
+    """Images, and npy and npz files with a number in their name: others hold a whole episode."""
+    ending = ending_of(name)
+    if ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS:
+        return True
+    return ending in (".npy", NPZ) and bool(_NUMBERED.fullmatch(Path(name).stem))
+
+
+def is_text_name(name: str) -> bool:
+    return ending_of(name) in TEXT_ENDINGS
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name, in lower case: `.png`."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{dot}{ending.lower()}" if stem else ""
 
 
 def _no_constant(name: str) -> None:

@@ -5,9 +5,11 @@
     000007.png                          frame 7
     0007_rgb.png, 0007_depth.npy        frame 7 of rgb and of depth
     cam0_0007.png, cam1_0007.png        frame 7 of cam0 and of cam1
+    -5.png, frame_-5.png, frame-5.png   frames -5, -5 and 5
 
 A number stands between separators (`_`, `-`, `.`, blanks); in a name without one it is the last
-digits (`frame0007`). What is left of a name are its words.
+digits (`frame0007`). A minus is its sign unless letters or digits precede. What is left of a name
+are its words.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from string import Formatter
 from typing import Any, NamedTuple
 
@@ -33,11 +37,16 @@ FRAME_NUMBER = "frame_number"
 FRAME_NAME = "frame_name"
 """The feature, and its kind, of files' names without ending, where numbers do not tell them."""
 
-_NUMBER = re.compile(r"(?<![^_.\- ])(\d+)(?![^_.\- ])", re.ASCII)
+_NUMBER = re.compile(r"(?<![^_.\- ])((?:(?<![^_. ])-)?\d+)(?![^_.\- ])", re.ASCII)
 _LAST = re.compile(r"(\d+)(?=\D*$)", re.ASCII)
 _SEPARATORS = re.compile(r"[_.\- ]+")
+_DECIMAL = re.compile(r"(?<![^_\- ])(-?\d+\.\d+)(?![^_\- ])", re.ASCII)
+_WORD = re.compile(r"(?!(?:.*_)?(?:copy|kopie|copie|copia)(?:_|$))[a-z0-9_]*", re.IGNORECASE)
+"""Words that may name a feature: neither `(1)` nor `copy`."""
 _FIRST_TIME = 10**9
 """Numbers from here on are times: seconds since 1970, or parts of these."""
+_TIME_GAP = 5
+"""Steps between times that exceed the median so many times are gaps."""
 _MOST = (1 << 63) - 1
 
 
@@ -47,12 +56,44 @@ class FrameFiles:
 
     `names` are the files by number; by name without ending where these have no numbers, or several
     that differ. `pattern` makes of a number the name without ending, by `str.format`; it is `None`
-    where the number is not enough. `twice` are two files of one frame, if there are such.
+    where the number is not enough. `twice` are two files of one frame, if there are such, and
+    `unlike` two files of which the names differ by more than numbers.
     """
 
     names: Mapping[int | str, str]
     pattern: str | None = None
     twice: tuple[str, str] | None = None
+    unlike: tuple[str, str] | None = None
+
+    @property
+    def first(self) -> str:
+        """Name of the first frame's file."""
+        return next(iter(self.names.values()))
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.names)
+
+    def check(self, folder: Path, feature: str | None = None) -> None:
+        """Raises `SourceError` for two files of one frame, and for files of two recordings."""
+        if self.twice:
+            file, other = self.twice
+            raise SourceError(
+                "two files of one frame",
+                file=str(folder / file),
+                feature=feature,
+                got=f"{other} too",
+            )
+        if self.unlike:
+            file, other = self.unlike
+            raise SourceError(
+                "names of files that differ by more than a number: two recordings, or a copy; move "
+                "one of them to a folder of its own",
+                file=str(folder / file),
+                feature=feature,
+                expected=f"names like {other}",
+                got=file,
+            )
 
 
 class _Name(NamedTuple):
@@ -68,7 +109,8 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
     """The files of each feature among those of a folder, by the words of their names.
 
     They are several features where one number is in names of different words: then names without
-    a number are left out. Otherwise they are one, with the words that all names have, or none.
+    a number are left out. Otherwise they are one, with the words that all names have, or none; and
+    if names differ by more than numbers, two of them are its `unlike`.
     """
     by_texts: dict[tuple[str, ...], list[_Name]] = {}
     for name in map(_parsed, files):
@@ -82,11 +124,20 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
         if len(by_texts) > 1:
             found = (words_of.setdefault(name.numbers, words) for name in names if name.numbers)
             are_several |= any(other != words for other in found)
-    if are_several:
-        by_words = {w: [n for n in by_words[w] if n.numbers] for w in sorted(by_words)}
+    odd = [
+        name for words, names in by_words.items() if not _WORD.fullmatch(words) for name in names
+    ]
+    words_of_features = filter(_WORD.fullmatch, sorted(by_words))
+    valid = {words: [n for n in by_words[words] if n.numbers] for words in words_of_features}
+    if are_several and any(valid.values()):
+        by_words = valid
     elif len(by_words) > 1:
-        by_words = {"": [name for names in by_words.values() for name in names]}
-    return {words: _in_order(names) for words, names in by_words.items() if names}
+        by_words, odd = {"": [name for names in by_words.values() for name in names]}, []
+    ordered = {words: _in_order(names) for words, names in by_words.items() if names}
+    if are_several and odd:
+        words, one = next(iter(ordered.items()))
+        ordered[words] = replace(one, unlike=(min(odd).file, one.first))
+    return ordered
 
 
 def frame_files(files: Iterable[str]) -> FrameFiles:
@@ -130,6 +181,34 @@ def check_numbers(
             )
 
 
+def time_gaps(frames: Iterable[int | str]) -> str | None:
+    """Gaps between frames whose names are times, in words; `None` if there are none.
+
+    A gap is a step of more than five times the median. Times are numbers from 1e9 on.
+    """
+    times = [time for frame in frames if (time := _time(frame)) is not None]
+    steps = [later - one for one, later in pairwise(times)]
+    typical = median(steps) if len(steps) > 2 else 0
+    gaps = [place for place, step in enumerate(steps) if step > _TIME_GAP * typical > 0]
+    if not gaps:
+        return None
+    widest = max(gaps, key=lambda place: steps[place])
+    return (
+        f"{len(gaps)} {'gap' if len(gaps) == 1 else 'gaps'} in the times of the frames, the widest "
+        f"{steps[widest]:.6g} after {times[widest]}; median step {typical:.6g}"
+    )
+
+
+def _time(frame: int | str) -> float | None:
+    """The time that a frame's name is; integers stay exact."""
+    if isinstance(frame, str):
+        found = _DECIMAL.search(frame)
+        time: float = float(found[1]) if found else 0
+    else:
+        time = frame
+    return time if time >= _FIRST_TIME else None
+
+
 def name_specs(root: Path, *, are_named: bool) -> list[FeatureSpec]:
     """The features of files' names; of text only where the frames `are_named`."""
     specs = [FeatureSpec(FRAME_NUMBER, np.dtype("<i8"), (), kind=FRAME_NUMBER)]
@@ -152,14 +231,30 @@ def _words(texts: Iterable[str]) -> str:
 
 def _in_order(names: Sequence[_Name]) -> FrameFiles:
     """By the first number that differs from file to file, where they are alike but for numbers."""
-    if names and names[0].numbers and all(name.texts == names[0].texts for name in names):
+    if not names:
+        return FrameFiles({})
+    usual, other = _unlike(names)
+    if names[0].numbers and other is None and not _is_time(names[0].stem):
         columns = [*zip(*(name.numbers for name in names), strict=True)]
         place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
         column = columns[place]
         is_unique = len(columns) == 1 or len({*column}) == len({*zip(*columns, strict=True)})
-        if is_unique and max(column) <= _MOST:
+        if is_unique and min(column) >= -_MOST and max(column) <= _MOST:
             return _once(column, names, _pattern(names[column.index(min(column))], place))
-    return _once([name.stem for name in names], names)
+    found = _once([name.stem for name in names], names)
+    return found if other is None else replace(found, unlike=(other.file, usual.file))
+
+
+def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
+    """A name of the kind that most have, and one of another kind, if there is one.
+
+    Names without any number are of one kind.
+    """
+    kinds: dict[tuple[str, ...], list[_Name]] = {}
+    for name in names:
+        kinds.setdefault(name.texts if name.numbers else (), []).append(name)
+    usual, *others = sorted(kinds.values(), key=len, reverse=True)
+    return min(usual), min(others[0]) if others else None
 
 
 def _once(
@@ -177,12 +272,26 @@ def _once(
 
 
 def _place(frame: int | str) -> Any:
-    return frame if isinstance(frame, int) else natural_order(frame)
+    """Names in natural order, but times by value: 1305031102.5 is after 1305031102.25."""
+    if isinstance(frame, int):
+        return frame
+    found = _DECIMAL.search(frame)
+    if found is None or not _is_time(frame):
+        return 0, natural_order(frame)
+    return 1, natural_order(frame[: found.start()]), Decimal(found[1]), natural_order(frame)
+
+
+def _is_time(stem: str) -> bool:
+    """Whether a name has a time with decimals, of which each number alone is not enough."""
+    found = _DECIMAL.search(stem)
+    return found is not None and Decimal(found[1]) >= _FIRST_TIME
 
 
 def _pattern(name: _Name, place: int) -> str:
     """The name without ending, for `str.format` of the number at this place."""
     parts = (_NUMBER if _NUMBER.search(name.stem) else _LAST).split(name.stem)
     texts = [escaped(part) for part in parts]
-    texts[2 * place + 1] = f"{{:0{len(parts[2 * place + 1])}d}}"
+    number = parts[2 * place + 1]
+    width = 1 if re.match("-[1-9]", number) else len(number)
+    texts[2 * place + 1] = f"{{:0{width}d}}"
     return "".join(texts)

@@ -1,7 +1,8 @@
-"""Images: checked reading of PNG and JPEG files, and pixels that lie in messages as they are.
+"""Images: checked reading of image files, and pixels that lie in messages as they are.
 
 Files are read whole, of the right kind, and at their full depth. Pillow decodes them. It would turn
-16-bit colour PNGs into 8 bits and say nothing, so imagecodecs, an optional extra, decodes those.
+16-bit colour PNGs and TIFFs into 8 bits and say nothing, so imagecodecs, an optional extra, decodes
+those. Only files with the ending of their format are anything but PNG and JPEG.
 Encodings of uncompressed images have the names of ROS, `sensor_msgs/image_encodings.hpp`, which
 Foxglove's schemas share.
 """
@@ -9,10 +10,11 @@ Foxglove's schemas share.
 from __future__ import annotations
 
 import io
+import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -21,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.exif import (
+    OPPOSITE,
     check_single,
     check_upright,
     orientation_of,
@@ -33,18 +36,44 @@ from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.files import first_line, opened
+from seqrecord.sources.netpbm import (
+    NETPBM,
+    NETPBM_HEADER_BYTES,
+    NETPBM_MAGIC,
+    decode_netpbm,
+    netpbm_header,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
-"""Image format by file name ending, lower case."""
+"""Format of images that can stay encoded, by file name ending in lower case."""
+
+DECODED_FORMATS = {
+    **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), NETPBM),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    ".webp": "webp",
+    ".bmp": "bmp",
+}
+"""Format of images that are always decoded, by file name ending in lower case."""
+
+IMAGE_ENDINGS = frozenset((*IMAGE_FORMATS, *DECODED_FORMATS))
+"""File name endings of all image files, in lower case."""
 
 SMALL_ARRAY = 4096
 """Bytes of an array that is referred to, at least: a smaller one is better copied."""
 
+_SIGNATURES: dict[str, tuple[bytes, ...]] = {
+    NETPBM: NETPBM_MAGIC,
+    "tiff": (b"II*\0", b"MM\0*"),
+    "webp": (b"RIFF",),
+    "bmp": (b"BM",),
+}
 _PNG_SIGNATURE_BYTES = 8
+_TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_SAMPLES = 256, 257, 258, 339  # tags of TIFF
+_TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _CHANNELS: dict[str, tuple[int, ...]] = {
     "1": (),
@@ -53,6 +82,7 @@ _CHANNELS: dict[str, tuple[int, ...]] = {
     "I": (),
     "I;16": (),
     "I;16B": (),
+    "F": (),
     "LA": (2,),
     "RGB": (3,),
     "RGBA": (4,),
@@ -118,7 +148,8 @@ def passthrough_codec(
 
     `endings` are those of all files, where they are known: some may be images of the other format.
     """
-    if header.mode != "RGB" or header.dtype != np.uint8:
+    is_kept = header.format in IMAGE_FORMATS.values() and DECODED_FORMATS.keys().isdisjoint(endings)
+    if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
         return ()
     others = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
     return (kept_config("any" if others else header.format, exif),)
@@ -135,14 +166,20 @@ def passthrough_of_both(
 
 
 def image_format(data: bytes, path: Path) -> str:
-    """`png` or `jpeg`, of an image's first bytes; raises `SourceError` that names `path` for
-    anything else, and where that has the ending of the other one."""
+    """`png`, `jpeg` or the format that the ending names, of an image's first bytes.
+
+    Raises `SourceError` that names `path` for anything else.
+    """
+    ending = path.suffix.lower()
+    named = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
+    if data.startswith(_SIGNATURES.get(named or "", ())):
+        return str(named)
     try:
         found = format_of(data)
     except ValueError as error:
-        raise SourceError(str(error), file=str(path), got=repr(bytes(data[:8]))) from error
-    named = IMAGE_FORMATS.get(path.suffix.lower(), found)
-    if named != found:
+        message = f"not a {named} image" if named in _SIGNATURES else str(error)
+        raise SourceError(message, file=str(path), got=repr(bytes(data[:8]))) from error
+    if named not in (None, found):
         raise SourceError(
             "an image of another format than its name says",
             file=str(path),
@@ -166,8 +203,8 @@ def decode_image(
     *,
     turn: Callable[[ImageHeader], int] | None = None,
 ) -> npt.NDArray[Any]:
-    """The pixels of an image that was read from `path`, of the dtypes uint8, uint16 or, for bilevel
-    images, bool: [H, W] or [H, W, C].
+    """The pixels of an image that was read from `path`, [H, W] or [H, W, C]: uint8, uint16, of
+    bilevel images bool, and of TIFF also int8, int16, int32, uint32 or float32.
 
     A palette image gives its indices. `turn` says by which EXIF orientation the pixels are turned,
     1 for none; see `Orientation.of`. Without it, an image that EXIF turns is refused.
@@ -191,12 +228,16 @@ def decode_image(
         if header.format == "png":
             _check_png(data)
         try:
-            if header.dtype == np.uint16 and len(header.shape) == 3:
-                array = load_imagecodecs().png_decode(data)
+            if image is None:
+                array = decode_netpbm(data)
+            elif header.dtype == np.uint16 and len(header.shape) == 3:
+                array = getattr(load_imagecodecs(), f"{header.format}_decode")(data)
             else:
                 with _no_truncated_images():
                     image.load()
                 array = np.asarray(image)
+                if header.format == "tiff":  # which Pillow has turned
+                    array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
                 if header.dtype == np.bool_:  # of which Pillow's bytes are 0 and 255
                     array = array.view(np.uint8) != 0
         except SourceError:
@@ -213,19 +254,24 @@ def load_imagecodecs(path: Path | None = None) -> Any:
         import imagecodecs
     except ImportError as error:
         raise SourceError(
-            "16-bit colour PNGs (TartanAir V2's flow) need imagecodecs: pip install imagecodecs",
+            "16-bit colour images (TartanAir V2's flow) need imagecodecs: pip install imagecodecs",
             file=None if path is None else str(path),
         ) from error
     return imagecodecs
 
 
-def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image]:
-    """The checked header, and Pillow's image, whose pixels still lie in `stream`."""
+def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | None]:
+    """The checked header, and Pillow's image, whose pixels still lie in `stream`; `None` for an
+    image that Pillow does not decode."""
     from PIL import Image  # here, since not all sources have images
 
     head = stream.read(26)
     stream.seek(0)
     format_ = image_format(head, path)
+    if format_ == NETPBM:
+        header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
+        _check_pixels(header.shape)
+        return header, None
     try:
         image = Image.open(stream, formats=(format_.upper(),))
     except Exception as error:
@@ -240,6 +286,10 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image]:
             dtype = np.dtype(np.uint16)
         elif image.mode == "1":
             mode, dtype = "1", np.dtype(np.bool_)
+    elif format_ == "tiff":
+        dtype = _tiff_dtype(image)
+    elif mode == "1":
+        dtype = np.dtype(np.bool_)
     if mode not in _CHANNELS:
         raise SourceError(
             "an image of a kind that cannot be stored",
@@ -247,18 +297,43 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image]:
             got=mode,
         )
     shape = (image.height, image.width, *_CHANNELS[mode])
-    if image.height * image.width * 8 > MAX_FRAME_BYTES:
-        raise SourceError(
-            "an image that is too large",
-            expected=f"at most {MAX_FRAME_BYTES // 8} pixels",
-            got=list(shape),
-        )
+    if format_ == "tiff":  # Pillow gives the size of the turned image
+        tags: Any = getattr(image, "tag_v2", {})
+        shape = (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *_CHANNELS[mode])
+    _check_pixels(shape)
     try:
         check_single(image)
     except ValueError as error:
         raise SourceError(str(error)) from error
-    orientation = orientation_of(image, stream)
-    return ImageHeader(format_, mode, dtype, shape, orientation), image
+    except Exception as error:  # of pages that are broken
+        raise _undecodable(error) from error
+    return ImageHeader(format_, mode, dtype, shape, orientation_of(image, stream)), image
+
+
+def _tiff_dtype(image: Any) -> np.dtype[Any]:
+    """The dtype of the stored samples: Pillow's modes hide signs and 16-bit colour."""
+    bits, kinds = ({*image.tag_v2.get(tag, (1,))} for tag in (_TIFF_BITS, _TIFF_SAMPLES))
+    if image.mode == "1":
+        return np.dtype(np.bool_)
+    if image.mode == "P" and max(bits) <= 8:
+        return np.dtype(np.uint8)
+    kind, size = _TIFF_KINDS.get(min(kinds)), min(bits)
+    if len(bits) > 1 or len(kinds) > 1 or kind is None or size not in (8, 16, 32):
+        raise SourceError(
+            "a TIFF of samples that cannot be stored",
+            expected="8, 16 or 32 bits, all alike",
+            got=f"{sorted(bits)} bits",
+        )
+    return np.dtype(f"{kind}{size // 8}")
+
+
+def _check_pixels(shape: Sequence[int]) -> None:
+    if min(shape) < 1 or math.prod(shape[:2]) * 8 > MAX_FRAME_BYTES:
+        raise SourceError(
+            "an image of an impossible size",
+            expected=f"1 to {MAX_FRAME_BYTES // 8} pixels",
+            got=list(shape),
+        )
 
 
 def _check_png(data: bytes) -> None:

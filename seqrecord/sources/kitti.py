@@ -24,7 +24,7 @@ from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.base import SourceFormat
 from seqrecord.sources.files import is_file, list_folder, read_bytes
-from seqrecord.sources.images import IMAGE_FORMATS, image_header
+from seqrecord.sources.images import IMAGE_ENDINGS, image_header
 from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.text_tables import rows_of, table, timed_values
 
@@ -73,7 +73,7 @@ class Kitti(SequenceSource):
                 continue
             places[name] = f"{name}/*"
             if self.wants(name):
-                endings = (".bin",) if name == _SCANS else tuple(IMAGE_FORMATS)
+                endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
                 mine = _files(folder / name, len(times), endings)
                 files += mine
                 columns[name] = _Scans(mine) if name == _SCANS else Images(mine)

@@ -58,7 +58,8 @@ class Orientation:
     """
 
     def __init__(self, exif: str | None, is_alone: Callable[[], bool]) -> None:
-        self._exif, self._is_alone = exif, is_alone
+        self._exif, self._ask = exif, is_alone
+        self._is_alone: bool | None = None
         self._warned: set[str] = set()
 
     def of(self, header: ImageHeader, spec: FeatureSpec, path: Path) -> int:
@@ -88,7 +89,9 @@ class Orientation:
             )
         if self._exif == "apply":
             return found
-        if not self._is_alone():
+        if self._is_alone is None:
+            self._is_alone = self._ask()
+        if not self._is_alone:
             raise SourceError(
                 "an image that EXIF turns, beside features or cameras that belong to its pixels: "
                 "choose --source-option exif=apply (pixels as viewers show them) or exif=ignore "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,30 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
 from seqrecord.sources.images import load_imagecodecs
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.originals import FirstError, Originals
 from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
-    has_frames,
     imu_counts,
     list_frames,
     read_frames,
 )
 from seqrecord.sources.tartanair_layout import (
     CAMERAS,
-    DIFFICULTIES,
     IMU_ROWS,
     LAYOUTS,
     PixelFiles,
     Size,
     TartanAirLayout,
+)
+from seqrecord.sources.tartanair_tree import (
+    DIFFICULTIES,
     Trajectory,
     find_trajectories,
+    has_frames,
+    is_tartanair,
     open_trajectory,
 )
 
@@ -45,7 +50,8 @@ from seqrecord.sources.tartanair_layout import (
 class TartanAir(Originals):
     """A TartanAir tree as a source of episodes.
 
-    `root` is a folder of environments, one environment, one difficulty or one trajectory.
+    `root` is a folder of environments, one environment, one difficulty or one trajectory; so is any
+    tree with trajectories, whatever their folders are called: `samples/office_P000`.
     `features` are the names to read, in that order; by default all that the tree has for
     `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG, and with
     `reference` where they are; so do npy files, and PNG files of segmentations.
@@ -105,6 +111,35 @@ class TartanAir(Originals):
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(trajectory) for trajectory in self._trajectories]
 
+    def account(self) -> Account:
+        """Places of features, files of no feature, and what is decoded."""
+        found = self._trajectories
+        taken = [t for t in self._found.values() if t not in found]
+        versions = sorted({t.layout.version for t in found if t.layout})
+        first = next(trajectory for trajectory in found if trajectory.layout)
+        files = next((files.folder for files in first.pixels if has_frames(first, files)), "")
+        noun = "trajectory" if len(found) == 1 else "trajectories"
+        reason = f"{len(found)} {noun} of TartanAir {' and '.join(versions)}, such as "
+        offered = {spec.name: place for layout in LAYOUTS for spec, place in _places(layout)}
+        _, _, every = replace(self, cameras=CAMERAS)._everything()
+        left_out = [
+            LeftOut(
+                f"feature {name}", 1, "not selected by features= or cameras=", "features", False
+            )
+            for name in every
+            if name not in self.schema()
+        ]
+        if taken:
+            not_chosen = f"not selected by difficulty={self.difficulty}"
+            left_out.append(LeftOut("trajectories", len(taken), not_chosen, "episodes", False))
+        is_taken = partial(_is_taken, {t.path: t for t in self._found.values()}, {*every})
+        return Account(
+            f"{reason}{first.key}/{files}",
+            {name: offered[name] for name in self.schema()},
+            (*unread_files(self.path, is_taken), *left_out),
+            tuple(_NOTES[version] for version in versions),
+        )
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
             schema, sizes, folders = self._probed
@@ -120,16 +155,8 @@ class TartanAir(Originals):
             )
 
     def exists(self) -> bool:
-        """Whether `root` is a TartanAir tree: named like one, with files that are named so too.
-
-        Names of folders alone can be those of another tree, such as an exported episode.
-        """
-        return any(
-            any(file in trajectory.entries for *_, file in trajectory.layout.poses)
-            or any(_some_has([trajectory], files) for files in trajectory.pixels)
-            for trajectory in self._found.values()
-            if trajectory.layout
-        )
+        """Whether there are files named as TartanAir's among the first entries below `root`."""
+        return is_tartanair(self.path)
 
     @cached_property
     def _found(self) -> dict[str, Trajectory]:
@@ -152,6 +179,19 @@ class TartanAir(Originals):
     @cached_property
     def _probed(self) -> tuple[Schema, dict[str, Size], dict[str, Path]]:
         """The schema, the image size by layout version, and folders by key."""
+        layouts, sizes, offered = self._everything()
+        names = chosen_names(offered, self.features, self.path, "no such feature in this tree")
+        for layout in layouts:
+            for files in layout.pixels:
+                if files.needs_imagecodecs and any(f.name in names for f in files.features):
+                    load_imagecodecs()
+        folders = {key: trajectory.path for key, trajectory in self._found.items()}
+        return Schema([offered[name] for name in names]), sizes, folders
+
+    def _everything(
+        self,
+    ) -> tuple[list[TartanAirLayout], dict[str, Size], dict[str, FeatureSpec]]:
+        """The layouts, the image size by version, and the features of the cameras."""
         layouts = [
             layout for layout in LAYOUTS if any(t.layout is layout for t in self._trajectories)
         ]
@@ -160,13 +200,7 @@ class TartanAir(Originals):
         for layout in layouts:
             for spec in self._offered(layout, sizes.get(layout.version)):
                 offered[spec.name] = spec
-        names = chosen_names(offered, self.features, self.path, "no such feature in this tree")
-        for layout in layouts:
-            for files in layout.pixels:
-                if files.needs_imagecodecs and any(f.name in names for f in files.features):
-                    load_imagecodecs()
-        folders = {key: trajectory.path for key, trajectory in self._found.items()}
-        return Schema([offered[name] for name in names]), sizes, folders
+        return layouts, sizes, offered
 
     def _offered(self, layout: TartanAirLayout, size: Size | None) -> Iterator[FeatureSpec]:
         """The features that some trajectory of this layout has."""
@@ -238,6 +272,41 @@ FORMAT = SourceFormat(
     options=("cameras", "difficulty", "exif"),
     takes_urls=True,
 )
+
+
+_NOTES = {
+    "V1": "TartanAir V1: no frame rate known; poses in NED",
+    "V2": "TartanAir V2: depth PNGs decoded as the bytes of float32, flow PNGs as "
+    "(value - 32768) / 64 and a mask; 10 frames a second; poses in NED",
+}
+
+
+def _places(layout: TartanAirLayout) -> Iterator[tuple[FeatureSpec, str]]:
+    """The features of a layout, and the patterns of their files."""
+    for files in layout.pixels:
+        for spec in files.features:
+            yield spec, f"*/{files.folder}/{files.shown}"
+    for spec, _, file in layout.poses:
+        yield spec, f"*/{file}"
+    for name, file, unit in layout.imu:
+        spec = FeatureSpec(name, np.dtype("<f8"), (IMU_ROWS, 3), kind="imu", unit=unit)
+        yield spec, f"*/imu/{file}"
+
+
+def _is_taken(found: Mapping[Path, Trajectory], features: Collection[str], path: Path) -> bool:
+    """Whether a file is one of a feature."""
+    if (trajectory := found.get(path.parent)) is not None:
+        poses = trajectory.layout.poses if trajectory.layout else ()
+        return any(file == path.name for *_, file in poses)
+    trajectory = found.get(path.parent.parent)
+    if trajectory is None or trajectory.layout is None:
+        return False
+    if path.parent.name == "imu":
+        names = {file: name for name, file, _ in trajectory.layout.imu}
+        return names.get(path.name) in features
+    folder = path.parent.name
+    kinds = [files for files in trajectory.layout.pixels if files.folder == folder]
+    return any(files.pattern.fullmatch(path.name) for files in kinds)
 
 
 def _some_has(trajectories: Sequence[Trajectory], files: PixelFiles) -> bool:

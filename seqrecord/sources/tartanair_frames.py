@@ -17,7 +17,8 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import read_array
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.orientation import Orientation
-from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, Trajectory, check_rgb
+from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
+from seqrecord.sources.tartanair_tree import Trajectory
 from seqrecord.sources.text_tables import rows_of, table
 
 
@@ -135,14 +136,6 @@ class FrameLists:
             if file in self._trajectory.entries:
                 return len(_read_poses(self._trajectory.path / file)), f"as in {file}"
         return 0, ""
-
-
-def has_frames(trajectory: Trajectory, files: PixelFiles) -> bool:
-    """Whether there is any file of this kind."""
-    if files.folder not in trajectory.entries:
-        return False
-    names = (name for name, _ in list_folder(trajectory.path / files.folder))
-    return any(map(files.pattern.fullmatch, names))
 
 
 def imu_counts(num_frames: int) -> tuple[int, int]:

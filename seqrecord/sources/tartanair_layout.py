@@ -1,4 +1,4 @@
-"""Where TartanAir keeps what: trajectories in a tree; folders, file names and encodings in them.
+"""Where a TartanAir trajectory keeps what: folders, file names and encodings.
 
 ::
 
@@ -19,7 +19,7 @@ https://github.com/castacks/tartanairpy/blob/main/docs/modalities.rst.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,9 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.sources.array_files import array_header, read_array
-from seqrecord.sources.exported import DESCRIPTION
-from seqrecord.sources.files import check_array, list_folder, read_bytes
+from seqrecord.sources.files import check_array, read_bytes
 from seqrecord.sources.images import decode_image, image_header, kept_config
 from seqrecord.sources.orientation import Orientation, shape_of
-from seqrecord.sources.originals import by_key
 
 CAMERAS = ("left", "right")
 
@@ -70,6 +68,12 @@ class PixelFiles:
     features: tuple[FeatureSpec, ...]
     read: Reader
     between: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The names of its files: `*_left_depth.npy`."""
+        pattern = self.pattern.pattern.replace(r"(\d+)", "*")
+        return pattern.replace("*_*", "*").replace("\\.", ".")
 
     @property
     def is_image(self) -> bool:
@@ -246,104 +250,3 @@ def _v2() -> TartanAirLayout:
 
 
 LAYOUTS = (_v1(), _v2())
-
-
-DIFFICULTIES = {"Easy": "Easy", "Hard": "Hard", "Data_easy": "Easy", "Data_hard": "Hard"}
-"""Difficulty by the name of its folder."""
-
-_TRAJECTORY = re.compile(r"P\d+", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """One trajectory's folder. `entries` are the names in it, `layout` is `None` if none fits."""
-
-    path: Path
-    layout: TartanAirLayout | None
-    entries: frozenset[str]
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def difficulty(self) -> str | None:
-        return DIFFICULTIES.get(self.path.parent.name)
-
-    @property
-    def environment(self) -> str | None:
-        parent = self.path.parent
-        return (parent.parent if self.difficulty else parent).name or None
-
-    @property
-    def key(self) -> str:
-        """`ENV/Easy/P000`, whichever of these folders the source begins at."""
-        return "/".join(_key_parts(self.path))
-
-    @property
-    def pixels(self) -> list[PixelFiles]:
-        """The kinds of files whose folder is there, of both cameras."""
-        pixels = self.layout.pixels if self.layout else ()
-        return [files for files in pixels if files.folder in self.entries]
-
-
-def find_trajectories(root: Path) -> dict[str, Trajectory]:
-    """All trajectories by key, in order; none if `root` is no such tree.
-
-    `root` may hold environments (each perhaps in a folder of the same name again, as the original
-    zip files have it), or be an environment, a difficulty or a trajectory. Raises `SourceError`
-    where two folders hold the same trajectory.
-    """
-    found = sorted(_walk(root), key=lambda trajectory: trajectory.key)
-    by_key((each.key, each.path) for each in found)
-    return {trajectory.key: trajectory for trajectory in found}
-
-
-def _walk(root: Path) -> Iterator[Trajectory]:
-    here = open_trajectory(root)
-    folders = _folders(root)
-    has_levels = not DIFFICULTIES.keys().isdisjoint(folders)
-    if here.layout:
-        yield here
-    elif root.name in DIFFICULTIES or (not has_levels and any(map(_TRAJECTORY.fullmatch, folders))):
-        yield from _in_difficulty(root, folders)
-    elif has_levels:
-        yield from _in_environment(root, folders)
-    else:
-        for name in folders:
-            yield from _in_environment(root / name, _folders(root / name))
-
-
-def _in_environment(path: Path, folders: Sequence[str]) -> Iterator[Trajectory]:
-    if path.name in folders:
-        yield from _in_environment(path / path.name, _folders(path / path.name))
-    for name in folders:
-        if name in DIFFICULTIES:
-            yield from _in_difficulty(path / name, _folders(path / name))
-
-
-def _in_difficulty(path: Path, folders: Sequence[str]) -> Iterator[Trajectory]:
-    for name in folders:
-        trajectory = open_trajectory(path / name)
-        # One that is empty or half downloaded is still an episode: a bad one, not none.
-        if trajectory.layout or _TRAJECTORY.fullmatch(name):
-            yield trajectory
-
-
-def _folders(path: Path) -> list[str]:
-    return sorted(name for name, is_folder in list_folder(path) if is_folder)
-
-
-def open_trajectory(path: Path) -> Trajectory:
-    """A folder as a trajectory, whatever lies there."""
-    entries = frozenset(name for name, _ in list_folder(path))
-    fits = [layout for layout in LAYOUTS if not entries.isdisjoint(layout.names)]
-    if DESCRIPTION in entries:  # an exported episode, whatever its features are called
-        fits = []
-    return Trajectory(path, fits[0] if fits else None, entries)
-
-
-def _key_parts(path: Path) -> tuple[str, ...]:
-    """Names from the environment on; a nested environment counts once."""
-    depth = 3 if path.parent.name in DIFFICULTIES else 2
-    return path.parts[1:][-depth:]

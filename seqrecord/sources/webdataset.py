@@ -31,7 +31,7 @@ from seqrecord.sources.frame_names import (
     name_specs,
     number_of,
 )
-from seqrecord.sources.images import IMAGE_FORMATS, referable_codec
+from seqrecord.sources.images import IMAGE_ENDINGS, referable_codec
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import (
@@ -53,7 +53,7 @@ _logger = logging.getLogger("seqrecord")
 _ARRAYS = (".npy", ".flo", ".pfm")
 _TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
 _NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
-_READ = frozenset((*IMAGE_FORMATS, *_ARRAYS, *_TEXTS, *_NUMBERS))
+_READ = frozenset((*IMAGE_ENDINGS, *_ARRAYS, *_TEXTS, *_NUMBERS))
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class WebDataset(NumberedFrames, ScannedSource):
     A sample, files that follow each other and have one name up to its first dot, is a frame. The
     dot of a time belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An
     episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
-    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images (`png`,
-    `jpg`) and arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
+    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images and
+    arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
     `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
     them in `left_out`, and a warning does. Nothing is unpickled. A field that is a short number,
     as in `000012.5.png`, may be a part of a time: it must be selected by `features` or `sparse`.
@@ -433,7 +433,7 @@ def _value(data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation)
         raise SourceError(
             "a field that cannot be read", file=str(path), expected=wanted, got=repr(data[:80])
         ) from error
-    if ending in IMAGE_FORMATS:
+    if ending in IMAGE_ENDINGS:
         return embedded_value(data, spec, path, orientation)
     if spec.codec:
         raise SourceError(f"a {ending} file among kept images", file=str(path))

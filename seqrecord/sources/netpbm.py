@@ -1,0 +1,97 @@
+"""Netpbm images (`.pbm`, `.pgm`, `.ppm`, `.pnm`): samples as stored, in text or binary.
+
+https://netpbm.sourceforge.net/doc/pgm.html. Pillow scales samples to 255 or 65535, and 16-bit
+colour to 8 bits, so it does not read these files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.images import ImageHeader
+from seqrecord.errors import SourceError
+
+NETPBM = "netpbm"
+"""Name of the format in `ImageHeader.format`."""
+
+NETPBM_MAGIC = tuple(f"P{kind}".encode() for kind in range(1, 7))
+
+NETPBM_HEADER_BYTES = 4096
+"""Maximum size of a header with its comments."""
+
+_GAP = rb"(?:\s|#[^\n]*\n)+"
+_SIZE = re.compile(rb"P[1-6]" + _GAP + rb"(\d{1,9})" + _GAP + rb"(\d{1,9})")
+_MOST = re.compile(_GAP + rb"(\d{1,6})")
+_COMMENT = re.compile(rb"#[^\n]*")
+
+
+def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
+    """Header, maximum sample value, and offset of the samples, from a file's first bytes."""
+    kind, size = data[:2], _SIZE.match(data)
+    most = None if size is None or kind in (b"P1", b"P4") else _MOST.match(data, size.end())
+    found = most or size
+    value = int(most[1]) if most else 1
+    if size is None or found is None or (kind not in (b"P1", b"P4") and most is None):
+        raise SourceError("not a Netpbm image", expected="P1 to P6, width, height, maximum value")
+    if not 0 < value < 65536 or not data[found.end() : found.end() + 1].isspace():
+        raise SourceError("not a Netpbm image", expected="a maximum value of 1 to 65535", got=value)
+    shape: tuple[int, ...] = (int(size[2]), int(size[1]))
+    mode = "L"
+    dtype: np.dtype[Any] = np.dtype(np.uint8 if value < 256 else np.uint16)
+    if kind in (b"P3", b"P6"):
+        mode, shape = "RGB", (*shape, 3)
+    elif kind in (b"P1", b"P4"):
+        mode, dtype = "1", np.dtype(np.bool_)
+    return ImageHeader(NETPBM, mode, dtype, shape), value, found.end() + 1
+
+
+def decode_netpbm(data: bytes) -> npt.NDArray[Any]:
+    """Samples [H, W] or [H, W, 3]: uint8, uint16, or bool of bitmaps, where 1 is black."""
+    header, most, offset = netpbm_header(data)
+    kind, count = data[:2], math.prod(header.shape)
+    if kind in (b"P1", b"P2", b"P3"):
+        samples = _samples_of_text(_COMMENT.sub(b"", data[offset:]), count, is_bits=kind == b"P1")
+    elif kind == b"P4":
+        height, width = header.shape
+        rows = _exactly(data, offset, height * ((width + 7) // 8), np.dtype("u1"))
+        samples = np.unpackbits(rows.reshape(height, -1), axis=1, count=width)
+    else:
+        samples = _exactly(data, offset, count, header.dtype.newbyteorder(">"))
+    if samples.max() > most:
+        raise SourceError(
+            "a sample above the maximum value of its image",
+            expected=f"at most {most}",
+            got=int(samples.max()),
+        )
+    return samples.astype(header.dtype).reshape(header.shape)
+
+
+def _exactly(data: bytes, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    wanted = count * dtype.itemsize
+    if len(data) - offset != wanted:
+        raise SourceError(
+            "an image whose size is not what its header declares",
+            expected=f"{wanted} bytes of samples",
+            got=f"{len(data) - offset} bytes",
+        )
+    return np.frombuffer(data, dtype, offset=offset)
+
+
+def _samples_of_text(text: bytes, count: int, *, is_bits: bool) -> npt.NDArray[Any]:
+    words = re.findall(rb"[01]", text) if is_bits else text.split()
+    try:
+        values = np.array([int(word) for word in words], np.int64)
+    except (ValueError, OverflowError):
+        values = np.empty(0, np.int64)
+    if len(values) != count or values.min() < 0:
+        raise SourceError(
+            "samples of an image that cannot be read",
+            expected=f"{count} numbers",
+            got=f"{len(words)} words",
+        )
+    return values

@@ -1,0 +1,457 @@
+"""Folders: text of numbers beside images, cameras, and names of files that are no frame's."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+import seqrecord
+from seqrecord.errors import SourceError
+from seqrecord.sources import Folders, inventory_of, open_source
+
+Array = npt.NDArray[Any]
+RNG = np.random.default_rng(0)
+
+
+def images(folder: Path, names: list[str], size: tuple[int, int] = (4, 6)) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        pixels = RNG.integers(0, 256, (*size, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+
+
+def frames(source: Folders, episode: int = 0) -> list[dict[str, Any]]:
+    return [dict(frame) for frame in source.frames(source.episodes()[episode])]
+
+
+def numbered(count: int, ending: str = ".png") -> list[str]:
+    return [f"{number:06d}{ending}" for number in range(count)]
+
+
+def features(source: Folders) -> dict[str, str]:
+    told = ("frame_number", "frame_name")
+    return {n: f"{s.dtype} {list(s.shape)}" for n, s in source.schema().items() if n not in told}
+
+
+def test_7_scenes(tmp_path: Path) -> None:
+    """A text of a 4x4 matrix beside each image, its columns separated by tabs and a blank."""
+    poses = RNG.normal(size=(2, 3, 4, 4)).astype(np.float32).astype(np.float64)
+    for sequence in range(2):
+        folder = tmp_path / "chess" / f"seq-0{sequence + 1}"
+        images(folder, [f"frame-{i:06d}.color.png" for i in range(3)])
+        for i, pose in enumerate(poses[sequence]):
+            depth = RNG.integers(0, 65536, (4, 6)).astype(np.uint16)
+            Image.fromarray(depth).save(folder / f"frame-{i:06d}.depth.png")
+            rows = ("\t ".join(f"{x!r}" for x in row.tolist()) + "\t " for row in pose)
+            (folder / f"frame-{i:06d}.pose.txt").write_text("\r\n".join(rows) + "\r\n")
+            (folder / f"._frame-{i:06d}.pose.txt").write_bytes(b"junk")
+        (folder / "Thumbs.db").write_bytes(b"junk")
+    (tmp_path / "chess" / "TrainSplit.txt").write_text("sequence1\nsequence2\n")
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["chess/seq-01", "chess/seq-02"]
+    assert features(source) == {
+        "frame_color": "uint8 [4, 6, 3]",
+        "frame_depth": "uint16 [4, 6]",
+        "frame_pose": "float64 [4, 4]",
+    }
+    for episode in range(2):
+        for frame, pose in zip(frames(source, episode), poses[episode], strict=True):
+            np.testing.assert_array_equal(frame["frame_pose"], pose, strict=True)
+    seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=2)
+    (tmp_path / "chess" / "seq-02" / "frame-000001.pose.txt").unlink()
+    with pytest.raises(SourceError, match="disagrees") as caught:
+        frames(Folders(tmp_path), 1)
+    assert caught.value.feature == "frame_pose"
+
+
+def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
+    """As ScanNet exports them; a pose may be infinite."""
+    images(tmp_path / "scene" / "color", [f"{i}.jpg" for i in range(12)])
+    (tmp_path / "scene" / "pose").mkdir()
+    for i in range(12):
+        text = "-inf -inf\n-inf -inf\n" if i == 5 else f"{i} 0.5\n0 1\n"
+        (tmp_path / "scene" / "pose" / f"{i}.txt").write_text(text)
+    (tmp_path / "scene" / "captions").mkdir()
+    for i in range(12):
+        (tmp_path / "scene" / "captions" / f"{i}.txt").write_text(f"a cup and {i} spoons")
+    source = Folders(tmp_path)
+    assert features(source) == {"color": "uint8 [4, 6, 3]", "pose": "float64 [2, 2]"}
+    read = frames(source)
+    assert read[11]["pose"].tolist() == [[11, 0.5], [0, 1]]
+    assert np.isneginf(read[5]["pose"]).all()
+
+
+def test_texts_of_any_number_of_rows(tmp_path: Path) -> None:
+    """Labels of objects: none, one or more in a frame."""
+    images(tmp_path / "run" / "images", numbered(4))
+    (tmp_path / "run" / "labels").mkdir()
+    for i, rows in enumerate((2, 1, 0, 3)):
+        text = "".join(f"{row} 0.1 0.2 0.3 {i}\n" for row in range(rows))
+        (tmp_path / "run" / "labels" / f"{i:06d}.txt").write_text(text)
+    source = Folders(tmp_path)
+    assert features(source)["labels"] == "float64 [None, 5]"
+    assert [frame["labels"].shape for frame in frames(source)] == [(2, 5), (1, 5), (0, 5), (3, 5)]
+
+
+TABLES = {
+    "blanks": ("0.5 1 -2e3\n", []),
+    "commas": ("0.5,1,-2e3\n", []),
+    "commas and blanks": ("0.5, 1, -2e3\n", []),
+    "semicolons": ("0.5;1;-2e3\n", []),
+    "tabs": ("0.5\t1\t-2e3\t\n", []),
+    "names of columns": ("0.5,1,-2e3\n", ["x", "y", "z"]),
+    "windows": ("\ufeff0.5,1,-2e3\r\n", []),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_with_a_row_a_frame(tmp_path: Path, name: str) -> None:
+    line, columns = TABLES[name]
+    images(tmp_path / "run" / "rgb", numbered(3))
+    text = f"# a comment\n{','.join(columns)}\n" if columns else ""
+    (tmp_path / "run" / "motion.csv").write_bytes((text + line * 3).replace("\ufeff", "").encode())
+    if name == "windows":
+        (tmp_path / "run" / "motion.csv").write_bytes((line + line[1:] * 2).encode())
+    source = Folders(tmp_path)
+    assert features(source)["motion"] == "float64 [3]"
+    assert [frame["motion"].tolist() for frame in frames(source)] == [[0.5, 1, -2000]] * 3
+    assert source.episodes()[0].metadata.get("columns", {}) == (
+        {"motion": columns} if columns else {}
+    )
+
+
+def test_times_in_nanoseconds_stay_exact(tmp_path: Path) -> None:
+    base = 1403636579763555584 + 1  # float64 cannot represent it
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "times.txt").write_text("".join(f"{base + i}\n" for i in range(3)))
+    rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
+    (tmp_path / "run" / "poses.csv").write_text(f"time,x,y\n{rows}")
+    source = Folders(tmp_path)
+    assert features(source) == {
+        "poses": "float64 [2]",
+        "poses.time": "int64 []",
+        "rgb": "uint8 [4, 6, 3]",
+        "times": "int64 []",
+    }
+    for i, frame in enumerate(frames(source)):
+        assert (int(frame["times"]), int(frame["poses.time"])) == (base + i, base + i)
+        assert frame["poses"].tolist() == [i + 0.5, 2]
+    assert source.episodes()[0].metadata["columns"] == {"poses": ["x", "y"]}
+
+
+def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "pose").mkdir()
+    np.savetxt(tmp_path / "run" / "pose" / "left_0.txt", np.zeros((3, 7)))
+    np.savetxt(tmp_path / "run" / "rgb.txt", np.zeros((3, 2)))
+    assert features(Folders(tmp_path)) == {
+        "pose.left_0": "float64 [7]",
+        "rgb": "uint8 [4, 6, 3]",
+        "rgb.txt": "float64 [2]",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 2\n3 4\n",
+        "1 2\n3 4\n5 6\n7 8\n9 10\n",
+        "1 2\n3\n4 5\n",
+        "1,5 2,5\n1,5 2,5\n1,5 2,5\n",
+        "a\nb\nc\n",
+        "1_0\n2\n3_0\n",
+        "",
+    ],
+    ids=repr,
+)
+def test_other_text_is_no_feature(tmp_path: Path, text: str) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "imu.csv").write_text(text)
+    assert features(Folders(tmp_path)) == {"rgb": "uint8 [4, 6, 3]"}
+
+
+def test_text_alone_is_no_episode(tmp_path: Path) -> None:
+    """As KITTI's poses beside its sequences."""
+    for name in ("00", "01"):
+        images(tmp_path / "sequences" / name / "left", numbered(3))
+        (tmp_path / "poses").mkdir(exist_ok=True)
+        np.savetxt(tmp_path / "poses" / f"{name}.txt", np.zeros((3, 12)))
+    np.savetxt(tmp_path / "splits.txt", np.zeros((3, 2)))
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["sequences/00", "sequences/01"]
+    assert [*features(source)] == ["left"]
+
+
+# --- cameras -----------------------------------------------------------------------------------
+
+CAMERA = {"fx": 5.0, "fy": 5.5, "cx": 3.0, "cy": 2.0, "width": 6, "height": 4}
+CAMERAS = {
+    "K.txt": "5 0 3\n0 5.5 2\n0 0 1\n",
+    "intrinsics.txt": "5.0, 5.5, 3.0, 2.0",
+    "intrinsic_color.txt": "5 0 3 0\n0 5.5 2 0\n0 0 1 0\n0 0 0 1\n",
+    "camera.txt": "5 0 3 0 5.5 2 0 0 1",
+    "calib.txt": "# fx fy cx cy\n5 5.5 3 2",
+    "camera.json": '{"fx": 5, "fy": 5.5, "cx": 3, "cy": 2}',
+}
+
+
+@pytest.mark.parametrize("name", CAMERAS)
+def test_cameras(tmp_path: Path, name: str) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / name).write_text(CAMERAS[name])
+    np.savetxt(tmp_path / "run" / "extrinsics.txt", np.eye(4))
+    source = Folders(tmp_path)
+    assert source.episodes()[0].metadata["camera"] == CAMERA
+    assert [*features(source)] == ["rgb"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"K_left.txt": CAMERAS["K.txt"], "K_right.txt": CAMERAS["K.txt"]},
+        {"K.txt": "5 0.1 3\n0 5.5 2\n0 0 1\n"},
+        {"K.txt": "5 0 9\n0 5.5 2\n0 0 1\n"},
+        {"K.txt": "-5 0 3\n0 5.5 2\n0 0 1\n"},
+        {"K.txt": "nan 0 3\n0 5.5 2\n0 0 1\n"},
+        {"calib.yaml": "fx: 5\n"},
+        {"camera.json": '{"fx": 5}'},
+        {"camera.json": "[" * 100_000},
+        {"intrinsics.txt": "cup"},
+    ],
+    ids=repr,
+)
+def test_cameras_that_are_ambiguous(tmp_path: Path, files: dict[str, str]) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    for name, text in files.items():
+        (tmp_path / "run" / name).write_text(text)
+    source = Folders(tmp_path)
+    assert "camera" not in source.episodes()[0].metadata
+    assert [*features(source)] == ["rgb"]
+
+
+def test_a_table_that_is_called_like_a_camera(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(5))
+    np.savetxt(tmp_path / "run" / "camera_poses.txt", np.zeros((5, 7)))
+    assert features(Folders(tmp_path))["camera_poses"] == "float64 [7]"
+
+
+# --- names of files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a_0.png", "a_1.png", "a_2.png", "b_3.png", "b_4.png"], "b_3.png"),
+        (["IMG_1.png", "IMG_2.png", "DSC_3.png"], "DSC_3.png"),
+        ([*numbered(4), "000003 (1).png"], "000003 (1).png"),
+        ([*numbered(3), "000003 (1).png"], "000003 (1).png"),
+        ([*numbered(4), "000003_1.png"], "000003_1.png"),
+        ([*numbered(4), "000003 - Copy.png"], "000003 - Copy.png"),
+        ([*numbered(4), "000003copy.png"], "000003copy.png"),
+        ([*numbered(4), "preview.png"], "preview.png"),
+        (["0.5.png", "1.5.png", "2.png"], "2.png"),
+    ],
+    ids=str,
+)
+def test_files_that_are_of_another_recording(tmp_path: Path, names: list[str], shown: str) -> None:
+    images(tmp_path / "run" / "rgb", names)
+    images(tmp_path / "sound" / "rgb", numbered(3))
+    source = Folders(tmp_path)
+    assert len(frames(source, 1)) == 3
+    with pytest.raises(SourceError, match="differ by more than a number") as caught:
+        frames(source)
+    error = caught.value
+    assert (error.episode, error.feature, error.got) == ("run", "rgb", shown)
+    assert error.file == str(tmp_path / "run" / "rgb" / shown)
+    assert names[0] in str(error.expected)
+
+
+def test_a_copy_among_features_in_one_folder(tmp_path: Path) -> None:
+    """It breaks its own episode, and no other one."""
+    for run in "ab":
+        names = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
+        images(tmp_path / run, names)
+    images(tmp_path / "a", ["1_rgb (1).png"])
+    source = Folders(tmp_path)
+    assert [info.key for info in source.episodes()] == ["a", "b"]
+    assert len(frames(source, 1)) == 3
+    with pytest.raises(SourceError, match="differ by more than a number") as caught:
+        frames(source)
+    assert caught.value.got == "1_rgb (1).png"
+
+
+def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> None:
+    """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
+    images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
+    with pytest.raises(SourceError, match=r"a_0.png and b_0.png are of two recordings") as caught:
+        frames(Folders(tmp_path))
+    assert caught.value.feature == "b"
+
+
+def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
+    for feature in ("rgb", "depth"):
+        images(tmp_path / "run" / feature, [f"{number}.png" for number in range(-5, 6)])
+    source = Folders(tmp_path)
+    numbers = [int(frame["frame_number"]) for frame in frames(source)]
+    assert numbers == [*range(-5, 6)]
+    assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
+    images(tmp_path / "other" / "rgb", [f"frame-{number}.png" for number in range(4)])
+    assert [int(frame["frame_number"]) for frame in frames(Folders(tmp_path))] == [0, 1, 2, 3]
+    images(tmp_path / "third" / "rgb", [f"frame_{number}.png" for number in range(-2, 1)])
+    source = Folders(tmp_path / "third")
+    assert [int(frame["frame_number"]) for frame in frames(source)] == [-2, -1, 0]
+
+
+def test_times_of_any_number_of_decimals_are_in_order(tmp_path: Path) -> None:
+    names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103.0"]
+    images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
+    assert [frame["frame_name"] for frame in frames(Folders(tmp_path))] == names
+    images(tmp_path / "second" / "rgb", [f"{name}.png" for name in names[:4]])  # no gap in 05 … 25
+    assert [frame["frame_name"] for frame in frames(Folders(tmp_path), 1)] == names[:4]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{1403636579763555584 + i * 50_000_000 + (i > 4) * 10**9}.png" for i in range(9)],
+        [f"{1305031102 + i / 8 + (i > 4) * 3:.6f}.png" for i in range(9)],
+        [f"cam_{1700000000000 + i * 33 + (i > 4) * 1000}_left.png" for i in range(9)],
+    ],
+    ids=lambda names: str(names[0]),
+)
+def test_a_gap_in_time_is_a_warning(
+    tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    images(tmp_path / "run" / "rgb", names)
+    images(tmp_path / "steady" / "rgb", names[:5])
+    source = open_source(tmp_path)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        source.schema()
+        source.schema()
+    [text] = [record.getMessage() for record in caplog.records if "gap" in record.getMessage()]
+    assert "run" in text
+    assert "1 gap" in text
+    assert len(list(source.frames(source.episodes()[0]))) == 9
+
+
+# --- the inventory -----------------------------------------------------------------------------
+
+
+def unpacked(source: Any) -> dict[str, tuple[int, str]]:
+    return {each.pattern: (each.count, each.reason) for each in inventory_of(source).left_out}
+
+
+def test_the_inventory(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run = tmp_path / name
+        images(run / "rgb", numbered(4))
+        for i in range(4):
+            (run / "sound").mkdir(exist_ok=True)
+            (run / "sound" / f"{i:06d}.wav").write_bytes(b"RIFF")
+            (run / "words").mkdir(exist_ok=True)
+            (run / "words" / f"{i:06d}.txt").write_text("a cup")
+        np.save(run / "actions.npy", np.zeros((4, 2)))
+        np.savez(run / "robot.npz", state=np.zeros((4, 3)), limits=np.zeros((7, 2)), rate=30.0)
+        np.savetxt(run / "poses.txt", np.zeros((4, 7)))
+        np.savetxt(run / "imu.csv", np.zeros((1200, 6)), delimiter=",")
+        (run / "calib.yaml").write_text("fx: 5\n")
+        (run / "notes.txt").write_text("a cup\n")
+        (run / "README.md").write_text("a run\n")
+        (run / "Thumbs.db").write_bytes(b"junk")
+        (run / "._imu.csv").write_bytes(b"junk")
+        (run / "metadata.json").write_text('{"task": "pick"}')
+    found = inventory_of(open_source(tmp_path, features=["rgb", "poses", "state"]))
+    assert found.format == "folders"
+    assert found.reason == "2 episode folders, such as a with */actions.npy"
+    assert {each.name: each.place for each in found.features} == {
+        "poses": "*/poses.txt",
+        "rgb": "*/rgb/*.png",
+        "state": "*/robot.npz: state",
+    }
+    assert {(each.pattern, each.count, each.reason) for each in found.left_out} == {
+        ("*/imu.csv", 2, "1,200 rows for 4 frames"),
+        ("*/robot.npz: limits", 2, "7 rows for 4 frames"),
+        ("*/robot.npz: rate", 2, "no time axis"),
+        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a matrix of them"),
+        ("sound/*.wav", 8, "no reader"),
+        ("words/*.txt", 8, "no reader"),
+        ("a/notes.txt", 1, "no reader"),
+        ("b/notes.txt", 1, "no reader"),
+        ("feature actions", 1, "not selected by features="),
+    }
+    assert [each.pattern for each in found.left_out if not each.is_data] == ["feature actions"]
+
+
+def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", [f"{i}_left.png" for i in range(3)])
+    images(tmp_path / "run" / "times", ["1305031102.5.png", "1305031103.5.png", "1305031104.5.png"])
+    images(tmp_path / "flat", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
+    np.savetxt(tmp_path / "flat" / "poses.txt", np.zeros((3, 7)))
+    for i in range(3):
+        np.savetxt(tmp_path / "flat" / f"{i}_pose.txt", np.eye(4))
+    (tmp_path / "flat" / "K.txt").write_text(CAMERAS["K.txt"])
+    assert unpacked(Folders(tmp_path / "flat")) == {}
+    source = Folders(tmp_path / "flat")
+    with pytest.raises(SourceError, match="no such feature"):
+        Folders(tmp_path / "flat", features=["imu"]).schema()
+    seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
+
+
+def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
+    images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
+    images(tmp_path / "run", ["preview.png"])
+    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "no reader")}
+
+
+def test_a_feature_that_was_asked_for_says_why_it_is_none(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    np.savetxt(tmp_path / "run" / "imu.csv", np.zeros((1200, 6)), delimiter=",")
+    with pytest.raises(SourceError, match="1,200 rows for 3 frames") as caught:
+        Folders(tmp_path, features=["rgb", "imu"]).schema()
+    assert caught.value.feature == "imu"
+
+
+def test_gaps_in_time_are_notes(tmp_path: Path) -> None:
+    names = [f"{1700000000000 + i * 33 + (i > 4) * 1000}.png" for i in range(9)]
+    images(tmp_path / "run" / "rgb", names)
+    [note] = inventory_of(Folders(tmp_path)).notes
+    assert "1 gap in the times of the frames" in note
+
+
+def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
+    """Whatever the inventory has to look at."""
+    for name in "abc":
+        (tmp_path / "src" / name).mkdir(parents=True)
+        np.save(tmp_path / "src" / name / "actions.npy", np.zeros((5, 2)))
+        np.savetxt(tmp_path / "src" / name / "poses.txt", np.zeros((5, 7)))
+        images(tmp_path / "src" / name / "rgb", numbered(5))
+        (tmp_path / "src" / name / "K.txt").write_text(CAMERAS["K.txt"])
+    (tmp_path / "src" / "a" / "rgb" / "000000.png").write_bytes(b"cut")
+    (tmp_path / "src" / "d").mkdir()
+    (tmp_path / "src" / "d" / "actions.npy").write_bytes(b"cut")
+    (tmp_path / "src" / "b" / "poses.txt").write_text("1 2\n" * 4 + "1 2 3\n")
+    report = seqrecord.convert(
+        Folders(tmp_path / "src"), tmp_path / "records", workers=1, skip_bad_episodes=True
+    )
+    assert report.inventory is not None
+    with seqrecord.open(tmp_path / "records") as dataset:
+        assert sorted(dataset.episodes.keys()) == ["b", "c"]
+        assert dataset.episodes["c"].metadata["camera"] == CAMERA
+    left_out = {each.pattern: each.reason for each in report.inventory.left_out}
+    reason = "not a table of numbers: rows of different numbers of columns"
+    assert left_out["*/poses.txt"] == reason
+
+
+def test_the_folder_of_one_recording_itself(tmp_path: Path) -> None:
+    images(tmp_path / "run", numbered(5))
+    np.savetxt(tmp_path / "run" / "poses.txt", np.zeros((5, 7)))
+    source = Folders(tmp_path / "run")
+    assert [info.key for info in source.episodes()] == ["run"]
+    assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [7]"}
+    assert len(frames(source)) == 5

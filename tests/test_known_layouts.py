@@ -1,0 +1,240 @@
+"""Known layouts at any depth and under other names, and files of a known encoding without one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import imagecodecs
+import numpy as np
+import pytest
+from PIL import Image
+
+from seqrecord.sources import Folders, TartanAir, inventory_of, open_source
+from tests.source_faults import check_frames
+from tests.source_writers import write_euroc, write_kitti, write_tum
+from tests.trees import make_frames, write_junk, write_v1, write_v2
+
+
+@pytest.mark.parametrize("place", ["office_P000", "a/b/c/office", "samples/P7/run", "Easy_P000"])
+@pytest.mark.parametrize("v2", [False, True])
+def test_a_trajectory_under_any_name(tmp_path: Path, place: str, v2: bool) -> None:
+    frames = make_frames(0, 3, v2=v2)
+    (write_v2 if v2 else write_v1)(tmp_path / place, frames)
+    write_junk(tmp_path)
+    source = open_source(tmp_path)
+    assert isinstance(source, TartanAir)
+    [info] = source.episodes()
+    assert info.key == place
+    assert info.metadata["env"] is None
+    check_frames(source, 0, frames)
+    inside = open_source(tmp_path / place)
+    assert [info.key for info in inside.episodes()] == [Path(place).name]
+    check_frames(inside, 0, frames)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        ("depth_lcam_front", "pose_lcam_front"),
+        ("flow_lcam_front", "mask_lcam_front"),
+        ("seg_rcam_front",),
+        ("depth_left", "pose_left"),
+        ("flow",),
+    ],
+    ids=str,
+)
+def test_a_part_of_the_modalities(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    v2 = not any(name in ("depth_left", "flow") for name in kept)
+    frames = make_frames(0, 3, v2=v2)
+    (write_v2 if v2 else write_v1)(tmp_path / "x" / "office", frames)
+    for path in (tmp_path / "x" / "office").iterdir():
+        if path.stem not in kept and not (path.stem == "flow" and "mask" in kept):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    for path in (tmp_path / "x" / "office").glob("flow/*_mask.npy"):
+        path.unlink()
+    source = open_source(tmp_path)
+    assert isinstance(source, TartanAir)
+    assert [*source.schema()] == [*kept]
+    wanted = [{name: frame[name] for name in kept if name in frame} for frame in frames]
+    check_frames(source, 0, wanted)
+
+
+def test_named_and_unnamed_trajectories_side_by_side(tmp_path: Path) -> None:
+    for number, place in enumerate(("env/Easy/P000", "more/kitchen", "env/Easy/P001/again")):
+        write_v1(tmp_path / place, make_frames(number, 2))
+    assert [info.key for info in open_source(tmp_path).episodes()] == [
+        "env/Easy/P000",
+        "env/Easy/P001/again",
+        "more/kitchen",
+    ]
+
+
+def test_a_pose_file_alone_claims_no_other_tree(tmp_path: Path) -> None:
+    (tmp_path / "run" / "left").mkdir(parents=True)
+    for number in range(3):
+        Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(
+            tmp_path / "run" / "left" / f"{number}.png"
+        )
+    np.savetxt(tmp_path / "run" / "pose_left.txt", np.zeros((3, 7)))
+    source = open_source(tmp_path)
+    assert isinstance(source, Folders)
+    assert [*source.schema()] == ["frame_number", "left", "pose_left"]
+
+
+def test_folders_of_these_names_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "run" / "image_left").mkdir(parents=True)
+    for number in range(3):
+        path = tmp_path / "run" / "image_left" / f"{number}.png"
+        Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(path)
+    assert isinstance(open_source(tmp_path), Folders)
+
+
+@pytest.mark.parametrize("name", ["tum", "euroc", "kitti"])
+def test_sequences_deep_in_a_tree(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "data" / "2024" / "my-copy"
+    write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[name]
+    write(place)
+    assert type(open_source(tmp_path)).__name__.lower() == name
+
+
+# --- encodings without a known layout ----------------------------------------------------------
+
+U1, U2 = np.uint8, np.uint16
+ENCODED: dict[str, tuple[str, str, Any, str]] = {
+    "depth of four bytes": ("depth", "000000.png", np.zeros((4, 5, 4), U1), "float32"),
+    "depth by file name": ("front", "000000_lcam_front_depth.png", np.zeros((4, 5, 4), U1), "BGRA"),
+    "depth of 16 bits": ("depth", "0.png", np.zeros((4, 5), U2), "without a unit in the files: mm"),
+    "depth in a TIFF": ("depth", "0.tiff", np.zeros((4, 5), U2), "without a unit"),
+    "depth of three bytes": ("depth_cam", "0.png", np.zeros((4, 5, 3), U1), "CARLA"),
+    "depth of one byte": ("depth", "0.png", np.zeros((4, 5), U1), "display"),
+    "disparity": ("disp_occ_0", "0.png", np.zeros((4, 5), U2), "256 a pixel as in KITTI"),
+    "disparity of Sintel": ("disparities", "0.png", np.zeros((4, 5, 3), U1), "Sintel"),
+    "flow": ("flow_occ", "0.png", np.zeros((4, 5, 3), U2), "(value - 32768) / 64"),
+    "colours of flow": ("flow", "0.png", np.zeros((4, 5, 3), U1), "display"),
+    "colours of labels": ("semantic", "0.png", np.zeros((4, 5, 3), U1), "stand for labels"),
+    "normals": ("normals", "0.png", np.zeros((4, 5, 3), U1), "/ 255 - 1"),
+}
+
+
+def save(path: Path, pixels: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if pixels.dtype == U2 and pixels.ndim == 3:
+        path.write_bytes(imagecodecs.png_encode(pixels))
+    else:
+        Image.fromarray(pixels).save(path)
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_a_known_encoding_is_a_warning(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    feature, file, pixels, text = ENCODED[name]
+    for run in "ab":
+        save(tmp_path / run / feature / file, pixels)
+        save(tmp_path / run / "rgb" / "0.png", np.zeros((4, 5, 3), U1))
+        np.save(tmp_path / run / "actions.npy", np.zeros((1, 2)))
+    source = open_source(tmp_path)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        schema = source.schema()
+    if pixels.ndim == 3 and not {"semantic", "normals"} & {feature}:  # channels of codes
+        assert schema[feature].kind not in ("depth", "disparity", "flow")
+    [message] = [record.getMessage() for record in caplog.records]
+    assert f"feature {feature}: " in message
+    assert text in message
+    [note] = inventory_of(source).notes
+    assert text in note
+
+
+def test_plain_images_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for feature, pixels in {
+        "rgb": np.zeros((4, 5, 3), U1),
+        "mask": np.zeros((4, 5), U1),
+        "image_left": np.zeros((4, 5, 4), U1),
+        "infrared": np.zeros((4, 5), U2),
+    }.items():
+        save(tmp_path / "run" / feature / "0.png", pixels)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        assert inventory_of(open_source(tmp_path)).notes == ()
+    assert not caplog.records
+
+
+def test_7_scenes_tell_the_unit_of_depth(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2):
+        stem = tmp_path / "seq-01" / f"frame-{number:06d}"
+        save(stem.with_name(f"{stem.name}.color.png"), np.zeros((4, 5, 3), U1))
+        save(stem.with_name(f"{stem.name}.depth.png"), np.zeros((4, 5), U2))
+        np.savetxt(stem.with_name(f"{stem.name}.pose.txt"), np.eye(4))
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        schema = open_source(tmp_path).schema()
+    assert (schema["frame_depth"].kind, schema["frame_depth"].unit) == ("depth", "mm")
+    assert (schema["frame_pose"].kind, schema["frame_pose"].unit) == ("pose", "m")
+    assert not caplog.records
+
+
+def test_sintel_depth(tmp_path: Path) -> None:
+    depth = np.random.default_rng(0).normal(size=(4, 5)).astype("<f4")
+    (tmp_path / "alley" / "depth").mkdir(parents=True)
+    head = b"PIEH" + (5).to_bytes(4, "little") + (4).to_bytes(4, "little")
+    for number in range(2):
+        path = tmp_path / "alley" / "depth" / f"frame_{number:04d}.dpt"
+        path.write_bytes(head + depth.tobytes())
+    source = open_source(tmp_path)
+    frame = next(iter(source.frames(source.episodes()[0])))
+    np.testing.assert_array_equal(np.asarray(frame["depth"]), depth, strict=True)
+
+
+# --- the inventory of TartanAir ----------------------------------------------------------------
+
+
+def test_the_inventory_of_tartanair(tmp_path: Path) -> None:
+    for number, place in enumerate(("house/Data_easy/P000", "house/Data_hard/P001")):
+        write_v2(tmp_path / place, make_frames(number, 3, v2=True))
+        for i in range(3):
+            save(
+                tmp_path / place / "depth_lcam_back" / f"{i:06d}_lcam_back_depth.png", np.eye(4) > 0
+            )
+            (tmp_path / place / "lidar").mkdir(exist_ok=True)
+            (tmp_path / place / "lidar" / f"{i:06d}_lcam_front_lidar.ply").write_bytes(b"ply")
+        np.save(tmp_path / place / "imu" / "vel_global.npy", np.zeros((20, 3)))
+    write_junk(tmp_path)
+    source = open_source(tmp_path, cameras=["left"], features=["depth_lcam_front", "imu_acc"])
+    found = inventory_of(source)
+    assert found.format == "tartanair"
+    assert found.reason == (
+        "2 trajectories of TartanAir V2, such as house/Data_easy/P000/image_lcam_front"
+    )
+    assert {each.name: each.place for each in found.features} == {
+        "depth_lcam_front": "*/depth_lcam_front/*_lcam_front_depth.png",
+        "imu_acc": "*/imu/acc.npy",
+    }
+    data = {(each.pattern, each.count) for each in found.left_out if each.is_data}
+    assert data == {
+        ("depth_lcam_back/*_lcam_back_depth.png", 6),
+        ("lidar/*_lcam_front_lidar.ply", 6),
+        ("imu/vel_global.npy", 2),
+    }
+    chosen = {each.pattern for each in found.left_out if not each.is_data}
+    assert {"feature imu_gyro", "feature image_rcam_front", "feature pose_lcam_front"} <= chosen
+    assert "10 frames a second" in found.notes[0]
+    easy = inventory_of(open_source(tmp_path, difficulty="Easy"))
+    assert ("trajectories", 1) in {(each.pattern, each.count) for each in easy.left_out}
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_nothing_is_left_out_of_a_whole_trajectory(tmp_path: Path, v2: bool) -> None:
+    (write_v2 if v2 else write_v1)(tmp_path / "office", make_frames(0, 3, v2=v2))
+    assert inventory_of(open_source(tmp_path)).left_out == ()
+
+
+def test_imu_that_fits_no_frames_is_listed(tmp_path: Path) -> None:
+    write_v2(tmp_path / "office", make_frames(0, 3, v2=True))
+    for name in ("acc", "gyro"):
+        np.save(tmp_path / "office" / "imu" / f"{name}.npy", np.zeros((7, 3)))
+    found = inventory_of(open_source(tmp_path))
+    assert {(each.pattern, each.count) for each in found.left_out} == {
+        ("imu/acc.npy", 1),
+        ("imu/gyro.npy", 1),
+    }
