@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import random
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from seqrecord import (
     HorizontalFlip,
     RandomCrop,
     SeqRecordDataset,
+    SeqRecordNode,
     SeqRecordPipe,
     SeqRecordStream,
     SeqRecordWriter,
@@ -257,25 +261,87 @@ def test_an_array_is_not_written_to(path: Path) -> None:
         SeqRecordPipe(path, clip_len=3, clip_transform=function)
 
 
-@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
-def test_a_function_with_the_global_generator_of_torch_is_refused(path: Path, loader: Any) -> None:
+def drawn_by(draw: Callable[[], Any]) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
+    return lambda clip, _: {"pose": np.asarray(clip["pose"]) + np.float32(draw())}
+
+
+COUNTER = itertools.count()
+GLOBAL: dict[str, tuple[Callable[[], Any], str]] = {
+    "torch": (lambda: torch.rand(()), "global generator of torch"),
+    "random": (random.random, "global generator of random"),
+    "numpy.random": (np.random.random, "global generator of numpy.random"),
+    "default_rng": (lambda: np.random.default_rng().random(), "two results"),
+    "RandomState": (lambda: np.random.RandomState().rand(), "two results"),
+    "Random": (lambda: random.Random().random(), "two results"),
+    "SystemRandom": (lambda: random.SystemRandom().random(), "two results"),
+    "a generator that goes on": (np.random.default_rng(0).random, "two results"),
+    "a counter": (lambda: next(COUNTER), "two results"),
+}
+
+
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset, SeqRecordNode])
+@pytest.mark.parametrize("name", GLOBAL)
+def test_a_function_whose_draws_no_seed_decides_is_refused(
+    path: Path, loader: Any, name: str
+) -> None:
     """As transforms of torchvision have it: threads would draw from it in any order."""
-
-    def noisy(clip: dict[str, Any], _: object) -> dict[str, Any]:
-        return {"pose": torch.tensor(clip["pose"]) + torch.rand(())}
-
-    with pytest.raises(ClipError, match="global generator") as caught:
-        loader(path, clip_len=2, clip_transform=noisy)
+    draw, message = GLOBAL[name]
+    with pytest.raises(ClipError, match=message) as caught:
+        loader(path, clip_len=2, clip_transform=drawn_by(draw))
     assert "torchvision.transforms.v2.functional" in str(caught.value.expected)
+    assert caught.value.episode is not None
+    with pytest.raises(ClipError, match=message):
+        loader(path, clip_len=2, clip_transform=[lambda clip, _: clip, drawn_by(draw)])
+    with pytest.raises(ClipError, match=f"frame_transform.*{message}"):
+        loader(path, clip_len=2, frame_transform=lambda frame: drawn_by(draw)(frame, None))
 
+
+def test_seeded_generators_of_every_library_are_taken(path: Path) -> None:
     def own(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-        drawn = torch.Generator().manual_seed(int(generator.integers(1 << 62)))
-        return {"pose": torch.tensor(clip["pose"]) + torch.rand((), generator=drawn)}
+        seed = int(generator.integers(1 << 62))
+        drawn = torch.rand((), generator=torch.Generator().manual_seed(seed))
+        other = random.Random(seed).random() + np.random.default_rng(seed).random()
+        return {"pose": torch.tensor(clip["pose"]) + drawn + other}
 
     torch.manual_seed(3)
     (first, again) = ([clip["pose"] for clip in SeqRecordPipe(path, clip_len=2, clip_transform=own)]
                       for _ in range(2))  # fmt: skip
     assert all(map(torch.equal, first, again))
+
+    def in_place(frame: dict[str, Any]) -> dict[str, Any]:
+        frame["pose"] += 1
+        return {"pose": frame["pose"]}
+
+    (clip, *_) = SeqRecordPipe(path, clip_len=1, shuffle=False, frame_transform=in_place)
+    assert np.array_equal(clip["pose"][0], frame_of(0, 0)["pose"] + 1)
+
+
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+def test_a_function_of_other_arguments_is_refused(path: Path, loader: Any) -> None:
+    def three(clip: Any, generator: Any, more: Any) -> Any:
+        raise AssertionError
+
+    for function in (lambda clip: clip, three, [pose_of, lambda clip: clip]):
+        with pytest.raises(ClipError, match="cannot be called with 2 arguments") as caught:
+            loader(path, clip_len=2, clip_transform=function)
+        assert caught.value.expected == "a function of (clip, generator)"
+    for other in (lambda frame, generator: frame, three):
+        with pytest.raises(ClipError, match="cannot be called with 1 argument") as caught:
+            loader(path, clip_len=2, frame_transform=other)
+        assert caught.value.expected == "a function of (frame)"
+    with pytest.raises(ClipError, match="cannot be called with 1 argument"):
+        seqrecord.open(path).compute_statistics(frame_transform=three)
+    # What can be called so is taken, whatever its signature is.
+    for good in (lambda *both: pose_of(*both), partial(three_of, 1), pose_of):
+        next(iter(loader(path, clip_len=2, clip_transform=good)))
+
+
+def pose_of(clip: dict[str, Any], generator: Any, scale: int = 1) -> dict[str, Any]:
+    return {"pose": clip["pose"] * scale}
+
+
+def three_of(number: int, clip: dict[str, Any], generator: Any) -> dict[str, Any]:
+    return {"pose": clip["pose"] * number}
 
 
 def test_functions_are_not_called_on_a_device(path: Path) -> None:

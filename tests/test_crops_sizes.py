@@ -178,7 +178,7 @@ def test_episodes_of_other_sizes(path: Path, name: str, device: str | None) -> N
     assert len(crops) > (8 if "random" in name else 1 if "center" in name else 2)
 
 
-DRAWN = [[4, 7, 15, 16], [10, 16, 8, 7], [3, 12, 16, 13]]
+DRAWN = [[8, 7, 10, 12], [2, 13, 17, 14], [12, 7, 8, 7]]
 """As a loop over single numbers computes them, by the formulas of the docstring."""
 
 
@@ -290,6 +290,70 @@ def test_cameras_of_two_sizes_have_steps_of_their_own(cameras: Path) -> None:
             assert (batch["wrist_intrinsics"][:, 2] == cx).all()
             assert (batch["wrist_intrinsics"][:, 0] == 3).all()
             assert "front_right_intrinsics" not in batch  # the metadata does not have this camera
+
+
+SHARED: dict[str, dict[str, list[Any]]] = {
+    "a crop before": {
+        "front_left": [HorizontalFlip()],
+        "wrist": [RandomCrop(8), CenterCrop(6), HorizontalFlip()],
+    },
+    "resized": {
+        "front_left": [HorizontalFlip(), RandomResizedCrop(8)],
+        "wrist": [Resize(8), HorizontalFlip()],
+    },
+    "a flip of its own": {
+        "front_left": [RandomCrop(16), HorizontalFlip()],
+        "wrist": [HorizontalFlip(0, shared=False), HorizontalFlip()],
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_cameras_share_flips_whatever_comes_before(cameras: Path, name: str) -> None:
+    settings: dict[str, Any] = {"clip_len": 1, "clip_transform": SHARED[name], "seed": 3}
+    torch.manual_seed(0)
+    dataset = SeqRecordDataset(cameras, clip_len=1, clip_transform=SHARED[name])
+    kinds: list[Any] = [
+        SeqRecordPipe(cameras, **settings),
+        SeqRecordPipe(cameras, **settings, device="cpu", batch_size=1),
+        SeqRecordPipe(cameras, **settings, order="sequences", batch_size=2),
+        SeqRecordMix(
+            {"a": SeqRecordStream(cameras, clip_len=1, clip_transform=SHARED[name])}, batch_size=1
+        ),
+        [dataset[i % len(dataset)] for i in range(40)],
+    ]
+    found = {
+        (i, bool(front), bool(wrist))
+        for i, clips in enumerate(kinds)
+        for clip in clips
+        for front, wrist in zip(
+            clip["front_left_flipped"].reshape(-1), clip["wrist_flipped"].reshape(-1), strict=True
+        )
+    }
+    assert not [one for one in found if one[1] != one[2]]
+    assert len(found) >= 2 * len(kinds) - 1  # both, but maybe of the two sequences
+
+
+def test_the_second_step_of_a_type_shares_with_the_second_one(cameras: Path) -> None:
+    chain = {  # the first crops leave everything, the second ones have 5 rows and one column
+        "front_left": [RandomCrop((24, 32)), RandomCrop((20, 32))],
+        "wrist": [
+            CenterCrop((12, 16)),
+            RandomCrop((12, 16)),
+            HorizontalFlip(),
+            RandomCrop((8, 16)),
+        ],
+    }
+    tops = [
+        (int(clip["front_left_crop"][0]), int(clip["wrist_crop"][0]))
+        for clip in SeqRecordPipe(cameras, clip_len=1, clip_transform=chain)
+    ]
+    assert all(front == wrist for front, wrist in tops)
+    assert len(set(tops)) > 2
+    twice = [RandomCrop((24, 28)), RandomCrop((24, 24))]  # draw on their own
+    steps = [int(c["crop"][1]) for c in SeqRecordPipe(
+        cameras, clip_len=1, features=["front_left"], clip_transform=twice)]  # fmt: skip
+    assert any(step % 2 for step in steps)
 
 
 def test_cameras_with_one_window_have_intrinsics_of_their_own(cameras: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     keep_episodes,
+    merge_datasets,
     relabel_episodes,
     rename_episodes,
+    rewrite_files,
     split_episodes,
 )
 from seqrecord.errors import ConflictError
@@ -53,6 +56,57 @@ def check(path: Path, expected: dict[str, tuple[dict[str, Any], list[float]]]) -
     (path / "manifest.json").unlink()
     seqrecord.reindex(path)
     assert content(path) == expected
+
+
+def test_statistics_never_become_stale_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each change keeps statistics that are those of the frames, or removes them with a message."""
+
+    def lost_file(path: Path) -> None:
+        sorted((path / "records").iterdir())[-1].unlink()
+        seqrecord.reindex(path)
+
+    ends: dict[str, Callable[[Path], Any]] = {
+        "delete": lambda path: delete_episodes(path, ["e1"]),
+        "keep": lambda path: keep_episodes(path, ["e1"]),
+        "append": lambda path: write(path, range(6, 7), mode="append", statistics=False),
+        "reindex": lost_file,
+    }
+    keeps: dict[str, Callable[[Path], Any]] = {
+        "rename": lambda path: rename_episodes(path, {"e1": "x"}),
+        "relabel": lambda path: relabel_episodes(path, ["e1"], {"of": "b"}),
+        "split": lambda path: split_episodes(path, ["e1"], "val"),
+        "append": lambda path: write(path, range(6, 7), mode="append"),
+        "reindex": seqrecord.reindex,
+        "rewrite": rewrite_files,
+    }
+    for name, change in ends.items():
+        path = write(tmp_path / f"ends {name}", range(4))
+        caplog.clear()
+        change(path)
+        with seqrecord.open(path) as dataset:
+            assert not dataset.statistics, name
+        (said,) = [r.getMessage() for r in caplog.records if "statistics removed" in r.getMessage()]
+        assert f"{path}: statistics removed" in said
+        assert "`seqrecord stats`" in said
+        seqrecord.add_statistics(path)
+    for name, change in keeps.items():
+        path = write(tmp_path / f"keeps {name}", range(4))
+        caplog.clear()
+        change(path)
+        with seqrecord.open(path) as dataset:
+            found, counted = dataset.statistics["x"], dataset.compute_statistics()["x"]
+        assert found.mean == pytest.approx(counted.mean), name
+        assert not [r for r in caplog.records if "statistics removed" in r.getMessage()], name
+    one, two = tmp_path / "one", tmp_path / "two"
+    write(one, range(2))
+    write(two, range(2, 4), statistics=False)
+    caplog.clear()
+    merge_datasets([one, two], tmp_path / "merged")
+    assert f"1 of 2 datasets lack them, as {two}" in caplog.text
+    assert CliRunner().invoke(main, ["edit", "delete", str(one), "e1"]).exit_code == 0
+    assert "one: statistics removed" in caplog.text
 
 
 def test_delete(tmp_path: Path) -> None:

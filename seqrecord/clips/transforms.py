@@ -98,7 +98,7 @@ class CropStep(ABC):
     Attributes:
         features: what it is for; `None` for whatever has the size of the largest feature.
         num_draws: how many numbers it draws for a clip.
-        shared: whether all cameras get the same ones.
+        shared: whether cameras share the draws, by the type of a step and its index in that type.
     """
 
     features: tuple[str, ...] | None
@@ -198,7 +198,8 @@ class RandomCrop(_Crop):
             height and the width of the largest one, or all whose height and width vary. Not in a
             dict of cameras.
         shared: whether cameras that a dict names have their windows at the same place of their
-            frames, in proportion; or each is drawn on its own.
+            frames, in proportion; or each is drawn on its own. The first `RandomCrop` of a camera
+            shares with the first one of the others, the second one with the second.
     """
 
     num_draws = 2

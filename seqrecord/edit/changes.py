@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +23,6 @@ from seqrecord.writing.commits import put_version, rebuilt
 from seqrecord.writing.committing import Base, looked_at
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
-
-_logger = logging.getLogger("seqrecord")
 
 _REFUSED = "another writer committed meanwhile; this was not committed: try again"
 
@@ -82,12 +79,6 @@ class Opened:
             if is_same and version.index.schema == manifest.schema:
                 version = replace(version, statistics=manifest.statistics)
             done = put_version(own, self.base, version, statistics, refused=_REFUSED)
-        if manifest.statistics is not None and done.statistics is None:
-            _logger.warning(
-                "%s: its statistics were those of other episodes and are gone; `seqrecord stats` "
-                "computes those of what is left",
-                storage.url,
-            )
         return done, list(sizes)
 
     def find(self, episodes: EpisodeFilter) -> list[int]:

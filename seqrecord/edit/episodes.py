@@ -48,9 +48,9 @@ def delete_episodes(
 
     They are gone for every reader that opens the dataset from then on, and do not come back by
     `reindex`. Record files of which no episode is left are not the dataset's any more: `clean`
-    removes them. Others keep their bytes until `rewrite_files`. The dataset has no statistics then,
-    and a warning says so: `add_statistics` computes those of what is left. With `dry_run` nothing
-    is changed.
+    removes them. Others keep their bytes until `rewrite_files`. Statistics are of all frames
+    together, so a deletion removes them, with a warning: `add_statistics` (`seqrecord stats`)
+    computes those of the remaining frames. With `dry_run` nothing is changed.
 
     `location` is a local path or URL, and `storage_options` are for the filesystem that serves the
     URL: so for all functions here.

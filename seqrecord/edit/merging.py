@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import shlex
@@ -50,6 +51,8 @@ from seqrecord.writing.edit_files import edit_path, next_number, put_edits
 from seqrecord.writing.own_files import SmallFiles, of_merges, put_merge_note, tidy
 from seqrecord.writing.stored_schema import is_passthrough
 from seqrecord.writing.stored_statistics import merged, stored_statistics
+
+_logger = logging.getLogger("seqrecord")
 
 _SHOWN = 500  # characters of what differs
 _COPY_BYTES = 8 << 20
@@ -162,7 +165,14 @@ def _read(
         known.append(stored_statistics(storage, parts[-1].manifest))
     _check(parts, prefixes)
     _check_schemas([(p.storage.url, p.manifest.schema) for p in parts], made.url, prefixes)
-    return parts, merged(known)
+    together = merged(known)
+    lacking = [part.storage.url for part, of in zip(parts, known, strict=True) if of is None]
+    if 0 < len(lacking) < len(parts):
+        _logger.warning(
+            "%s: statistics not stored: %d of %d datasets lack them, as %s; run `seqrecord stats`",
+            *(made.url, len(lacking), len(parts), lacking[0]),
+        )
+    return parts, together
 
 
 def _report(parts: Sequence[Opened], made: Storage, link: bool) -> MergeReport:

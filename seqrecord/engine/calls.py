@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction
@@ -23,6 +22,7 @@ from seqrecord.reading.frames import (
     named,
     unchanged,
 )
+from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
@@ -59,22 +59,21 @@ class ClipFunctions:
 
         `arrays` are of the features of a frame before.
 
-        Raises what they raise, and `ClipError` for what no batch can hold, and where they draw from
-        torch's global generator: its numbers depend on which thread comes first.
+        Raises what they raise, and `ClipError` for what no batch can hold, for functions that do
+        not take a clip and a generator, and for those whose results no seed decides; see
+        `repeatable`.
         """
         unknown = cls(functions, dataset, tuple(clip), {})
-        state = torch.get_rng_state()
         try:
-            values = unknown._call(dict(clip), seed=0)
-            if not torch.equal(state, torch.get_rng_state()):
-                raise ClipError(
-                    f"a function of {_WHAT} draws from torch's global generator, so that no seed "
-                    "gives the same clips again",
-                    expected="numbers of the generator that it is given, such as factors for "
-                    "torchvision.transforms.v2.functional; or such transforms of whole batches, in "
-                    "the training loop",
-                    got="a generator that was used",
-                )
+            for function in functions:
+                check_signature(f"a function of {_WHAT}", function, "clip", "generator")
+            values = repeatable(
+                f"a function of {_WHAT}",
+                lambda: unknown._call(dict(clip), seed=0),
+                expected="numbers of the generator that it is given, such as factors for "
+                "torchvision.transforms.v2.functional; or such transforms of whole batches, in "
+                "the training loop",
+            )
             made = {name: _spec_of(name, value, arrays) for name, value in values.items()}
         except Exception as error:
             unknown.add_place(error, episode, start)

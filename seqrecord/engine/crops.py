@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,15 +124,22 @@ class ClipCrops:
     ) -> CropWindows:
         """The windows of clips; int64[n] tells them apart, and is the same in every epoch.
 
-        `frames`, int64[n, 2], are heights and widths, where these vary.
+        A step's draws belong to its type and its index among the shared (or not shared) steps of
+        that type: cameras share them whatever other steps their chains have. `frames`, int64[n, 2],
+        are heights and widths, where these vary.
         """
         if frames is None:
             frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
         windows = CropWindows.whole(*frames.T)
-        for number, step in enumerate(self.steps):
+        seen: Counter[tuple[str, bool]] = Counter()
+        for step in self.steps:
+            kind = type(step).__name__
+            number = seen[kind, step.shared]
+            seen[kind, step.shared] += 1
+            of_step = (seed, epoch, _number_of(kind), number)
             own = () if step.shared or self.name is None else (_number_of(self.name),)
             draws = [
-                hash64(key_of(_SALT, seed, epoch, number, i, *own), clips) >> np.uint64(11)
+                hash64(key_of(_SALT, *of_step, i, *own), clips) >> np.uint64(11)
                 for i in range(step.num_draws)
             ]
             windows = step.apply(windows, np.array(draws, np.float64) * 2.0**-53)
@@ -390,6 +399,7 @@ def _is_image(spec: ArraySpec, kind: str | None) -> bool:
     return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
 
 
+@lru_cache(maxsize=256)
 def _number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
 

@@ -28,6 +28,7 @@ from seqrecord.reading.frames import (
     FrameTransform,
     add_place,
     apply_transform,
+    first_frame,
     mask_name,
     unchanged,
 )
@@ -65,6 +66,7 @@ def transformed_arrays(
     values = dict(dataset.episodes[key][frame])
     given, copies = dict(values), deepcopy(values)
     try:
+        first_frame(transform, values)
         made = apply_transform(transform, values)
         specs = {
             name: text_spec("frame_transform", name, value, stored)

@@ -194,8 +194,8 @@ class ClipOptions:
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
-            names of features of them. It is called from several threads, and once for the first
-            frame when the loader is made.
+            names of features of them. It is called from several threads, and twice for the first
+            frame when the loader is made: one with random results is refused.
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
             a function, or a list of these, one after the other. A clip has one window for all of
             its frames, and only the window is copied, or resized. The window is drawn from seed,
@@ -210,11 +210,11 @@ class ClipOptions:
             Functions come after crops and flips. One is called for each clip with a dict of
             read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
             feature with a variable shape), and a `numpy.random.Generator`, drawn from seed, epoch
-            and clip; one that draws from torch's global generator is refused. It returns the arrays
-            that batches are made of, with one axis at least; their dtypes and shapes must be the
-            same for every clip. Of features of texts it gets and may give lists of these. It is
-            called from several threads, and once for the first clip when the loader is made. Not
-            with a `device`.
+            and clip. It returns the arrays that batches are made of, with one axis at least; their
+            dtypes and shapes must be the same for every clip. Of features of texts it gets and may
+            give lists of these. It is called from several threads, and twice for the first clip
+            when the loader is made: one that draws from a global generator (of torch,
+            `numpy.random` or `random`), or whose results differ, is refused. Not with a `device`.
         ragged: what clips have of features whose shape varies from frame to frame, but for texts.
             "list": a list of tensors, one for each frame. "pad": a tensor as large as the largest
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool

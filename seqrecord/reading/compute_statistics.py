@@ -25,6 +25,7 @@ from seqrecord.reading.frames import (
     apply_transform,
     check_arrays,
 )
+from seqrecord.reading.trials import check_signature
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
@@ -142,6 +143,7 @@ def _made_column(
     dataset: Dataset, rows: npt.NDArray[np.int64], transform: FrameTransform
 ) -> _Column:
     """The first frame that lacks nothing says what `frame_transform` makes."""
+    check_signature("frame_transform", transform, "frame")
     column = _Column(dataset, tuple(dataset.features.values()), dataset.features, transform)
     for key in dataset.contents.index.keys.take(rows).to_pylist():
         there = np.flatnonzero(column.present(episode := dataset.episodes[key]))

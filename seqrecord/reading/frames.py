@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.format.pages import aligned
+from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.schema import ValueKind
 from seqrecord.text import repr_of
 
@@ -90,6 +91,28 @@ def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[st
         name: value if isinstance(value, (str, bytes)) else np.asarray(value)
         for name, value in named("frame_transform", transform(frame)).items()
     }
+
+
+def first_frame(transform: FrameTransform, frame: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of the first frame, which is not changed.
+
+    Raises `ClipError`, too, for a function that does not take one frame, and for one that draws
+    random numbers: each frame is transformed once, in any thread, and may stay in memory.
+    """
+    check_signature("frame_transform", transform, "frame")
+
+    def call() -> dict[str, Any]:
+        values = {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in frame.items()}
+        return apply_transform(transform, values)
+
+    return dict(
+        repeatable(
+            "frame_transform",
+            call,
+            expected="a result that depends on the frame alone; for random augmentations a "
+            "function of clip_transform, with the generator that it is given",
+        )
+    )
 
 
 def unchanged(

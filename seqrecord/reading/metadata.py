@@ -353,6 +353,22 @@ def read_footers(storage: Storage, sizes: Mapping[str, int]) -> dict[str, Footer
     return map_files(storage, lambda path: read_footer(storage, path, sizes[path]), sizes)
 
 
+def readable_footers(
+    storage: Storage, sizes: Mapping[str, int]
+) -> tuple[dict[str, Footer], dict[str, FormatError]]:
+    """The footers of the record files that are whole, and the errors of those that are damaged."""
+
+    def read(path: str) -> Footer | FormatError:
+        try:
+            return read_footer(storage, path, sizes[path])
+        except FormatError as error:
+            return error
+
+    found = map_files(storage, read, sizes)
+    footers = {path: each for path, each in found.items() if isinstance(each, Footer)}
+    return footers, {p: e for p, e in found.items() if isinstance(e, FormatError)}
+
+
 def read_file_id(storage: Storage, path: str) -> str:
     """The id in a record file's header. Raises `FormatError` that names the file."""
     data = bytearray(HEADER_BYTES)

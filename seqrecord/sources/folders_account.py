@@ -50,8 +50,9 @@ def account_of(
     for each in found:
         for name in each.features:
             places.setdefault(name, _place(root, each, name))
-    example = next(iter(sorted(found[0].features - {FRAME_NUMBER})), "")
-    reason = f"{counted(len(found), 'episode folder')}, such as {_key(root, first)} with {places[example]}"
+    example = next((places[name] for name in sorted(found[0].features)), METADATA)
+    episodes = counted(len(found), "episode folder")
+    reason = f"{episodes}, such as {_key(root, first)} with {example}"
     offered = sorted({name for each in found for name in each.features} - {*features})
     left_out = [
         *_reasons(root, [(each.episode, each.rows.reasons) for each in found]),

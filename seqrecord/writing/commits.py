@@ -28,7 +28,7 @@ from seqrecord.reading.metadata import (
     all_edits,
     read_edits,
     read_file_id,
-    read_footers,
+    readable_footers,
     record_sizes,
 )
 from seqrecord.schema import Schema
@@ -175,7 +175,8 @@ def put_version(
     of this commit, written before or here.
 
     Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Raises as `commit` does, with the message `refused` where another writer came
+    have them open. Statistics that the base has and the new version lacks are named in the log.
+    Raises as `commit` does, with the message `refused` where another writer came
     first.
     """
     storage = own.storage
@@ -209,9 +210,17 @@ def put_version(
         removed=tuple(dict.fromkeys((*removed, *version.removed))),
     )
     try:
-        return commit(own, base, manifest)
+        done = commit(own, base, manifest)
     except ConflictError as error:
         raise ConflictError(refused, file=storage.url) from error
+    if base.manifest is not None and base.manifest.statistics is not None and not done.statistics:
+        _logger.warning(
+            "%s: statistics removed because the episodes changed (%s before, %s now); run "
+            "`seqrecord stats`",
+            *(storage.url, counted(base.manifest.num_frames, "frame")),
+            counted(done.num_frames, "frame"),
+        )
+    return done
 
 
 def reindex(
@@ -223,9 +232,10 @@ def reindex(
     """Rebuild index and manifest of a dataset from its record files alone.
 
     All complete episodes are in it, those of interrupted writers too, but not those that only a
-    merge which did not end has brought. Logs a warning if a record file of the manifest before,
-    where that can be read, is not there: the dataset is made without it; and, where it cannot be
-    read, one which names the edits that apply, since nothing tells which of them were committed.
+    merge which did not end has brought. A damaged record file stays as it is, and a warning names
+    it: episodes with frames in it are left out. Logs a warning if a record file of the manifest
+    before, where that can be read, is not there: the dataset is made without it; and, where it
+    cannot be read, one which names the edits that apply: nothing tells which were committed.
 
     Raises `ConflictError` where another writer commits meanwhile, and `DestinationError` where
     there is no manifest that can be read, and record files of a merge are there, and no others that
@@ -262,7 +272,17 @@ def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
         )
     for path in sizes:
         check_record_path(storage, path)
-    version = rebuilt(storage, base, read_footers(storage, sizes), sizes)
+    footers, damaged = readable_footers(storage, sizes)
+    for error in damaged.values():
+        if not footers:
+            raise error
+        _logger.warning("record file left out, and the episodes with frames in it: %s", error)
+    sizes = {path: sizes[path] for path in footers}
+    if damaged:
+        kept = [f for f in base.manifest.record_files if f.path in sizes] if base.manifest else ()
+        if base.manifest is not None:
+            base = replace(base, manifest=replace(base.manifest, record_files=tuple(kept)))
+    version = rebuilt(storage, base, footers, sizes)
     if base.manifest is None and version.edits:
         _logger.warning(
             "%s: without a manifest nothing tells which edits were committed; %s: %s%s",

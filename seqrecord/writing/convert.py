@@ -211,6 +211,9 @@ def convert(
             chosen = getattr(source, "features", None) or ()
             check = partial(_check_values, requested=chosen, shown=target.storage.url)
             return _report(target, episodes, todo, written, unlisted, known, inventory, check)
+        except BaseException:
+            target.remove_unused()
+            raise
         finally:
             target.release()
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
-from seqrecord.errors import DestinationError, FormatError, NotFoundError
+from seqrecord.errors import DestinationError, FormatError, NotFoundError, SeqRecordError
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.index_building import conformed
+from seqrecord.reading.index_building import complete_episodes, conformed
 from seqrecord.reading.metadata import (
     load_index,
     read_edits,
     read_file_id,
     read_footers,
+    readable_footers,
     record_sizes,
 )
 from seqrecord.statistics.by_feature import Statistics
@@ -33,7 +35,14 @@ from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import read_base
 from seqrecord.writing.edit_files import put_splits
-from seqrecord.writing.own_files import SmallFiles, new_writer_id, of_merges, own_sizes, tidy
+from seqrecord.writing.own_files import (
+    SmallFiles,
+    new_writer_id,
+    of_merges,
+    own_sizes,
+    tidy,
+    writer_of,
+)
 from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
 
@@ -88,13 +97,14 @@ class Destination:
         try:
             self._index = _checked_index(storage, manifest, sizes) if manifest else None
             read = {path: sizes[path] for path in (*files, *loose)} if is_resumed else {}
-            footers = read_footers(storage, read)
+            footers, damaged = readable_footers(storage, read)
         except (DestinationError, NotFoundError):
             if is_second or read_base(storage).tag == base.tag:
                 raise
             # Others have committed, and removed old tables, or record files that they gave up.
             self._look(mode, is_second=True)
             return
+        _report_damaged(damaged, files)
         self.schema = manifest.schema if manifest else None
         self.committed = frozenset(self._index.positions) if self._index else frozenset()
         self.recovered: dict[str, int] = {}
@@ -200,6 +210,20 @@ class Destination:
         numbers[[places[key] for key in new]] = [names.index(splits[key]) for key in new]
         return put_splits(own, version, numbers, names) if new else version
 
+    def remove_unused(self) -> None:
+        """Remove this writer's record files if no episode in them ended or was flushed: a writer
+        that failed before leaves no trace. Never raises."""
+        if self.recovered:  # parts of episodes may have been copied
+            return
+        with suppress(SeqRecordError):
+            own = own_sizes(record_sizes(self.storage), self.writer)
+            if not own or complete_episodes([*read_footers(self.storage, own).items()]):
+                return
+            for cut in self.storage.unfinished(RECORDS):
+                if writer_of(cut.path) == self.writer and cut.checkpoints():
+                    return  # the rest of an episode may be there
+            tidy(self.storage, own)
+
     def release(self) -> None:
         """Close the storage. What is not committed stays there."""
         self.storage.close()
@@ -211,6 +235,20 @@ def check_mode(mode: str) -> None:
         raise DestinationError(
             "no such mode", expected="create, append or resume", got=repr_of(mode, 50)
         )
+
+
+def _report_damaged(damaged: Mapping[str, FormatError], committed: Collection[str]) -> None:
+    """Warn of record files that a resume leaves out; they stay as they are.
+
+    `DestinationError` for one of the dataset: what is committed is never left out silently.
+    """
+    for path, error in damaged.items():
+        if path in committed:
+            raise DestinationError(
+                f"a record file of the dataset is damaged: {error.message}; {_HELP}",
+                **error.facts(),
+            ) from error
+        _logger.warning("record file left out, nothing of it can be resumed: %s", error)
 
 
 def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:

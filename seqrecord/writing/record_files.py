@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
 import threading
 import time
@@ -91,7 +92,7 @@ class RecordFiles:
         self._held: OpenFile | None = None  # the file before, full, until the next has a flush
         self._commit: _Commit | None = None  # of the file before these
         self._is_over = threading.Event()
-        weakref.finalize(self, self._is_over.set)
+        weakref.finalize(self, _end, self._is_over, os.getpid())
         self._episode: EpisodePart | None = None
         self._flushed = 0  # the first frames of the episode, which stay whatever happens
 
@@ -460,6 +461,11 @@ class OpenFile:
             rows["episode"] -= len(self._episodes) - len(episodes)
             missing["chunk"] -= first
         return Footer(self._schema, self._file_id, tuple(episodes), tuple(chunks), tuple(gaps))
+
+
+def _end(is_over: threading.Event, pid: int) -> None:
+    if pid == os.getpid():  # else a fork, in which the lock of the event may be held for ever
+        is_over.set()
 
 
 class _Commit:

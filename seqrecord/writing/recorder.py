@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -16,9 +17,10 @@ from typing import Any, get_args
 from seqrecord.errors import DestinationError, FrameError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.processes.threads import start
 from seqrecord.schema import Block, Frame, Schema
-from seqrecord.storage import StorageLike
+from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
@@ -78,7 +80,7 @@ class SeqRecordRecorder:
     takes less than comes, or where video cannot be encoded as fast.
 
     Args:
-        destination: local path or URL of the dataset.
+        destination: a folder of a local disk; `seqrecord merge FOLDER -o URL` uploads it later.
         schema: the features; by default those of the first frame.
         fps: frames a second of the episodes that say nothing of it.
         queue_size: bytes, or text such as "1GiB", of frames that wait in memory.
@@ -91,8 +93,8 @@ class SeqRecordRecorder:
         flush_seconds: how often what was recorded is made safe from a kill; each flush ends a
             chunk, so that fewer frames than usual are in one.
 
-    Raises what `SeqRecordWriter` raises, and `DestinationError` for a size or an interval that is
-    none.
+    Raises what `SeqRecordWriter` raises, and `DestinationError` for a URL, and for a size or an
+    interval that is none.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class SeqRecordRecorder:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         limit = _check_arguments(queue_size, when_full, flush_seconds)
+        _check_local(destination)
         writer = SeqRecordWriter(
             destination,
             schema=schema,
@@ -136,6 +139,7 @@ class SeqRecordRecorder:
             )
             start(self._thread)
             undo.pop_all()
+        self._exclusive = Exclusive("recorder", writer.url)
         self._writer = writer
         self._described = features
         self._schema = writer.schema  # from the first frame on
@@ -144,9 +148,10 @@ class SeqRecordRecorder:
         self._recorded = self._discarded = 0
         self._is_closed = False
         # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
-        self._finalizer = weakref.finalize(self, _abandon, queue)
+        self._finalizer = weakref.finalize(self, _abandon, queue, os.getpid())
         self._finalizer.atexit = False
 
+    @exclusive
     def episode(
         self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
     ) -> RecordingEpisode:
@@ -174,6 +179,7 @@ class SeqRecordRecorder:
 
     def stats(self) -> RecorderStats:
         """What has been done so far. May be called from any thread, at any time."""
+        self._exclusive.check_process()
         return RecorderStats(
             recorded_frames=self._recorded,
             written_frames=self._work.written_frames,
@@ -182,6 +188,7 @@ class SeqRecordRecorder:
             **vars(self._queue.stats),
         )
 
+    @exclusive
     def close(self) -> Manifest:
         """Write what waits, and commit the dataset. An episode that is open ends here.
 
@@ -198,6 +205,7 @@ class SeqRecordRecorder:
             self._stop()
         return self._writer.close()
 
+    @exclusive
     def abort(self) -> None:
         """Stop without a commit, and forget what waits; what was flushed stays for a resume."""
         if not self._is_closed:
@@ -205,10 +213,11 @@ class SeqRecordRecorder:
             self._stop()
 
     def __enter__(self) -> SeqRecordRecorder:
+        self._exclusive.check_process()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._is_closed:
+        if self._is_closed or (error is not None and not self._exclusive.is_own):
             return
         if error is None:
             self.close()
@@ -243,7 +252,9 @@ class RecordingEpisode:
         self.key = key
         self.num_frames = 0  # that were recorded
         self._recorder = recorder
+        self._exclusive = recorder._exclusive
 
+    @exclusive
     def append(self, frame: Frame) -> bool:
         """Record a frame: it is copied, and waits to be written. Whether it was not dropped.
 
@@ -268,6 +279,7 @@ class RecordingEpisode:
         self.num_frames += 1
         return True
 
+    @exclusive
     def close(self, *, wait: bool = True) -> None:
         """End the episode. With `wait`, it is safe from a kill when this returns.
 
@@ -284,6 +296,7 @@ class RecordingEpisode:
             if wait:
                 recorder._wait_for(task)
 
+    @exclusive
     def discard(self, *, wait: bool = False) -> None:
         """Throw the episode away: the take failed. Its key may be recorded again.
 
@@ -303,10 +316,12 @@ class RecordingEpisode:
             recorder._wait_for(task)
 
     def __enter__(self) -> RecordingEpisode:
+        self._exclusive.check_process()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close()
+        if error is None or self._exclusive.is_own:
+            self.close()
 
     def _check_current(self) -> SeqRecordRecorder:
         self._recorder._check_open(self.key)
@@ -315,9 +330,28 @@ class RecordingEpisode:
         return self._recorder
 
 
-def _abandon(queue: FrameQueue) -> None:
+def _abandon(queue: FrameQueue, pid: int) -> None:
+    if pid != os.getpid():
+        return  # a fork has neither the thread nor, perhaps, the queue's lock
     queue.fail(DestinationError("the recorder was not closed"))
     queue.close()
+
+
+def _check_local(destination: StorageLike) -> None:
+    """`DestinationError` for a URL: what a recorder flushes must outlive a kill and an outage."""
+    if isinstance(destination, Storage):
+        shown, is_local = destination.url, "://" not in destination.url
+    else:
+        where = parse_location(destination)
+        shown, is_local = where.shown, where.protocol == "file"
+    if not is_local:
+        raise DestinationError(
+            "a recorder writes to a local disk; record there, and upload the dataset with "
+            f"`seqrecord merge FOLDER -o {shown}`",
+            file=shown,
+            expected="a local folder",
+            got="a URL",
+        )
 
 
 def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float) -> int:

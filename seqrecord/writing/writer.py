@@ -20,6 +20,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.processes.exclusive import Exclusive, exclusive
 from seqrecord.schema import Block, EncodedImage, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
@@ -51,6 +52,10 @@ class SeqRecordWriter:
     ended are kept, and a writer with `mode="resume"` continues after them. After a failure to write
     (a full disk, for example), the failing call raises the error; from then on this writer raises
     `DestinationError` and commits nothing.
+
+    A writer belongs to one process, and to one of its threads at a time: a call in a forked
+    process, and one that overlaps a call of another thread, raise `DestinationError` and change
+    nothing.
 
     Several writers may write to one destination at the same time, and none touches the files of
     another. The first to commit succeeds; the others raise `ConflictError` when they end, and their
@@ -125,6 +130,7 @@ class SeqRecordWriter:
         self._schema: Schema | None = None  # as it and `_files` are until the features are known
         self._files: RecordFileWriter | None = None
         self._destination = Destination(open_storage(destination, storage_options), mode)
+        self._exclusive = Exclusive("writer", self.url)
         self._keys = set(self._destination.finished)  # of episodes found, or written since
         self._ordinal = self._destination.next_ordinal
         try:
@@ -135,6 +141,11 @@ class SeqRecordWriter:
         except BaseException:
             self._destination.release()
             raise
+
+    @property
+    def url(self) -> str:
+        """The destination, without credentials."""
+        return self._destination.storage.url
 
     @property
     def schema(self) -> Schema | None:
@@ -150,6 +161,7 @@ class SeqRecordWriter:
         """
         return frozenset(self._keys if self._files is None else self._keys - self._files.doubtful)
 
+    @exclusive
     def episode(
         self, key: str, *, metadata: Mapping[str, Any] | None = None, fps: float | None = None
     ) -> EpisodeWriter:
@@ -170,7 +182,7 @@ class SeqRecordWriter:
             raise DestinationError(
                 "the episode is there already; skip the keys in writer.finished_keys, or choose "
                 "another key",
-                file=self._destination.storage.url,
+                file=self.url,
                 episode=key,
             )
         fps = self._fps if fps is None else check_fps(fps)
@@ -179,6 +191,7 @@ class SeqRecordWriter:
         self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 
+    @exclusive
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
@@ -189,28 +202,28 @@ class SeqRecordWriter:
         began; and `DestinationError` if an episode has not ended, none was written, or a failure to
         write came before.
         """
-        url = self._destination.storage.url
         if self._closed:
-            raise DestinationError("the writer is closed", file=url)
+            raise DestinationError("the writer is closed", file=self.url)
         if (episode := self._episode) is not None and episode.is_open:
             self.abort()
             raise DestinationError(
                 "the writer was closed in the middle of an episode; nothing is committed",
-                file=url,
+                file=self.url,
                 episode=episode.key,
             )
         try:
             if self._files is not None:
                 self._files.close()
                 if self._files.irregular:
-                    _logger.warning("%s: %s", url, irregular_note(self._files.irregular))
+                    _logger.warning("%s: %s", self.url, irregular_note(self._files.irregular))
             if not self._keys:
-                raise DestinationError("no episode was written", file=url)
+                raise DestinationError("no episode was written", file=self.url)
             statistics = None if self._collector is None else self._collector.statistics()
             return self._destination.commit(self._keys, statistics)
         finally:
             self._release()
 
+    @exclusive
     def abort(self) -> None:
         """Stop without committing. Episodes that have ended are kept for `mode="resume"`."""
         if self._closed:
@@ -220,13 +233,17 @@ class SeqRecordWriter:
                 self._episode.abort()
             if self._files is not None:
                 self._files.leave()
+                self._destination.remove_unused()
         finally:
             self._release()
 
     def __enter__(self) -> SeqRecordWriter:
+        self._exclusive.check_process()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not self._exclusive.is_own:
+            return  # a fork that ends; the writer is its parent's
         if error is not None:
             try:
                 self.abort()
@@ -265,6 +282,7 @@ class EpisodeWriter:
         self.key = key
         self.num_frames = 0
         self.is_open = True
+        self._exclusive = writer._exclusive
         self._writer = writer
         self._metadata = metadata
         self._fps = fps
@@ -279,6 +297,7 @@ class EpisodeWriter:
         """How long the writer has waited for its storage so far."""
         return 0.0 if self._files is None else self._files.storing_seconds
 
+    @exclusive
     def append(self, frame: Frame, *, fast: bool = False) -> None:
         """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
         that stays encoded.
@@ -319,6 +338,7 @@ class EpisodeWriter:
                     self._begun()
         self.num_frames += 1
 
+    @exclusive
     def append_video(self, name: str, gops: Iterable[Gop]) -> None:
         """Keep video as it is encoded: the next frames of a feature, which `append` does not get.
 
@@ -340,6 +360,7 @@ class EpisodeWriter:
             for gop in gops:
                 files.append_video(name, gop)
 
+    @exclusive
     def settle(self) -> None:
         """Take the features to be those of the frames so far: from here on frames are encoded as
         they come."""
@@ -348,6 +369,7 @@ class EpisodeWriter:
             with self._forget_on_error():
                 self._begun()
 
+    @exclusive
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
 
@@ -359,6 +381,7 @@ class EpisodeWriter:
             with self._forget_on_error():
                 self._files.flush()
 
+    @exclusive
     def close(self) -> None:
         """Finish the episode: from here on neither an error nor a kill loses it."""
         self._check_open()
@@ -369,6 +392,7 @@ class EpisodeWriter:
         self.is_open = False
         self._writer._keys.add(self.key)
 
+    @exclusive
     def abort(self) -> None:
         """Forget the episode, or what of it came after its last flush."""
         if self.is_open:
@@ -376,6 +400,7 @@ class EpisodeWriter:
             if self._files is not None and self._files.drop():
                 self._writer._keys.add(self.key)
 
+    @exclusive
     def discard(self) -> None:
         """Forget the episode and all that was flushed of it, as if it had never begun.
 
@@ -392,9 +417,12 @@ class EpisodeWriter:
             self.is_open = False
 
     def __enter__(self) -> EpisodeWriter:
+        self._exclusive.check_process()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not self._exclusive.is_own:
+            return
         if error is not None:
             self.abort()
         elif self.is_open or self._failed:

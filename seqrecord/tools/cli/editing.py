@@ -62,7 +62,10 @@ def edit() -> None:
 @_DRY_RUN
 @common
 def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
-    """Delete episodes. `clean` removes the record files of which nothing is left."""
+    """Delete episodes. `clean` removes the record files of which nothing is left.
+
+    Statistics are removed with a warning; `seqrecord stats` computes them again.
+    """
     _print_keys(path, delete_episodes(path, episodes, **options), "deleted", options)
 
 
