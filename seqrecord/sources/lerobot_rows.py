@@ -15,8 +15,9 @@ from seqrecord.errors import SourceError, located
 from seqrecord.meanings import PIXEL_KINDS
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
+from seqrecord.sources.lerobot_layout import LeRobotEpisode
 from seqrecord.sources.orientation import UPRIGHT, Orientation
+from seqrecord.sources.parquet_tables import ParquetTable, python_values
 from seqrecord.text import repr_of
 
 _ORDER = ("episode_index", "frame_index", "timestamp")
