@@ -335,7 +335,8 @@ def test_cameras_share_flips_whatever_comes_before(cameras: Path, name: str) -> 
 
 
 def test_the_second_step_of_a_type_shares_with_the_second_one(cameras: Path) -> None:
-    chain = {  # the first crops leave everything, the second ones have 5 rows and one column
+    # The first crops leave everything, the second ones have 5 rows and one column.
+    chain: dict[str, Any] = {
         "front_left": [RandomCrop((24, 32)), RandomCrop((20, 32))],
         "wrist": [
             CenterCrop((12, 16)),
