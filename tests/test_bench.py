@@ -292,7 +292,7 @@ def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]
 )
 def test_advice_on_bursts(median: float, held_back: int, bursts: int) -> None:
     """More memory helps where loads had to wait for some."""
-    times = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
+    times: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
     stats = {**DECODES, "loads_held_back": held_back}
     _, *more = advise(stats, median_wait=median, threads=2, cores=2, is_local=True, **times)
     assert len(more) == bursts
