@@ -155,7 +155,9 @@ def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command:
     [path] = folder.glob("*.db3")
     log = path.with_name(path.name + ending)
     log.touch()
-    packed(tmp_path / "bags", tmp_path / "empty").close()  # an empty log has nothing
+    path.with_name(path.name + "-shm").write_bytes(b"x")
+    with packed(tmp_path / "bags", tmp_path / "empty") as dataset:  # an empty log has nothing
+        assert not any(".db3" in each.pattern for each in dataset.inventories[0].left_out)
     log.write_bytes(b"x" * 100)
     before = sorted(folder.iterdir())
     with pytest.raises(SourceError, match=f"`sqlite3 {path.name} 'PRAGMA {command}") as caught:

@@ -48,7 +48,7 @@ def file_type(path: Path) -> str | None:
         if not is_file(path):
             return None
         if not size_of(path):
-            return "an empty file"
+            return "empty"
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError:
@@ -60,6 +60,12 @@ def file_type(path: Path) -> str | None:
     if text and head.startswith(magic):
         return text.replace("FILE", path.name)
     return None
+
+
+def known_type(path: Path) -> str | None:
+    """As `file_type`, but nothing for empty files."""
+    kind = file_type(path)
+    return None if kind == "empty" else kind
 
 
 @contextmanager

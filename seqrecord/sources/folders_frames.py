@@ -141,7 +141,12 @@ def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collecti
     loaded = {name: each.load(path) for name, each in chosen.items()}
     order = order or dict.fromkeys(range(rows.num_frames), "")
     if not order or not (arrays or files or loaded):
-        raise SourceError("an episode without frames of the features", file=str(path))
+        raise SourceError(
+            "an episode without frames of the features",
+            file=str(path),
+            expected=f"files of {', '.join(schema)}",
+            got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
+        )
     return _Found(order, {**arrays, **loaded}, files)
 
 

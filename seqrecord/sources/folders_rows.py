@@ -17,6 +17,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.sources.array_files import NPZ, array_header, npz_names, read_array
 from seqrecord.sources.cameras import is_camera_name, pinhole
+from seqrecord.sources.file_types import file_type
 from seqrecord.sources.number_files import NumberTable, count_rows, read_numbers
 from seqrecord.sources.specs import feature_name
 
@@ -112,7 +113,8 @@ def _arrays(
     try:
         names = npz_names(folder / file)
     except SourceError as error:
-        return [("", None, (), None, error.message)]
+        kind = file_type(folder / file)
+        return [("", None, (), None, error.message + (f"; the file is {kind}" if kind else ""))]
     found: list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]] = []
     for name in names:
         try:

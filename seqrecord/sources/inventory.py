@@ -21,6 +21,7 @@ from pathlib import Path
 
 from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.sources.base import Source
+from seqrecord.sources.file_types import known_type
 from seqrecord.sources.files import is_file
 from seqrecord.sources.originals import walk
 from seqrecord.sources.registry import BUILT_IN, DATASET
@@ -28,6 +29,10 @@ from seqrecord.sources.remote import RemoteSource
 
 __all__ = ["Account", "Inventory", "LeftOut", "group_names", "inventory_of", "unread_files"]
 
+NO_READER = "no reader"
+"""The reason against a file of an unknown type."""
+
+_TYPED = 50  # patterns of which the first file is looked at
 _TO_LAST_NUMBER = re.compile(r".*[0-9]", re.DOTALL)
 _DOCUMENTS = frozenset(
     "readme license licence copying citation changelog authors thumbs desktop".split()  # noqa: SIM905
@@ -81,7 +86,7 @@ def inventory_of(source: Source) -> Inventory:
 def unread_files(
     root: Path,
     is_taken: Callable[[Path], bool],
-    reason: str = "no reader",
+    reason: str = NO_READER,
     *,
     goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
 ) -> list[LeftOut]:
@@ -104,12 +109,25 @@ def unread_files(
 def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]:
     """Files below `root` grouped by pattern, largest group first.
 
-    `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/000001.pcd` of
+    If no reader takes them, the reason is the type of the first file, if that is known, and the
+    remedy. `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/000001.pcd` of
     `lidar/*.pcd`.
     """
-    counts = Counter(_pattern(path, root) for path in paths)
+    counts: Counter[str] = Counter()
+    first: dict[str, Path] = {}
+    for path in paths:
+        pattern = _pattern(path, root)
+        counts[pattern] += 1
+        first.setdefault(pattern, path)
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [LeftOut(pattern, count, reason) for pattern, count in largest]
+    return [
+        LeftOut(
+            pattern,
+            count,
+            (reason == NO_READER and i < _TYPED and known_type(first[pattern])) or reason,
+        )
+        for i, (pattern, count) in enumerate(largest)
+    ]
 
 
 def _pattern(path: Path, root: Path) -> str:

@@ -98,6 +98,10 @@ def chosen_names(
 ) -> list[str]:
     """`features`, by default all that are `known`; raises `SourceError` for none and for others."""
     every = list(known)
+    if not every and features is None:
+        raise SourceError(
+            "no feature here that can be packed", file=str(root), expected="1 or more", got="none"
+        )
     names = every if features is None else list(features)
     unknown = [name for name in names if name not in every]
     if unknown or not names:
