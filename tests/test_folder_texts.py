@@ -412,7 +412,7 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
 def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
     images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     images(tmp_path / "run", ["preview.png"])
-    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "no reader")}
+    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "not a frame of a feature")}
 
 
 def test_a_feature_that_was_asked_for_says_why_it_is_none(tmp_path: Path) -> None:
@@ -539,3 +539,56 @@ def test_a_unit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
     assert "without a unit" in note
     known = seqrecord.convert(source, tmp_path / "known", workers=1, units={"depth": "mm"})
     assert known.inventory.notes == ()
+
+
+def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> None:
+    drive = tmp_path / "2011_09_26" / "drive_0001"
+    for sensor in ("image_02", "image_03"):
+        images(drive / sensor / "data", [f"{i:010d}.png" for i in range(3)])
+    (drive / "oxts" / "data").mkdir(parents=True)
+    for i in range(3):
+        (drive / "oxts" / "data" / f"{i:010d}.txt").write_text("1.5 2.5 3")
+    for sensor in drive.iterdir():
+        times = (f"2011-09-26 13:02:25.{i}" for i in range(3))
+        (sensor / "timestamps.txt").write_text("\n".join(times))
+    for root, key in ((tmp_path, "2011_09_26/drive_0001"), (drive, "drive_0001")):
+        source = Folders(root)
+        assert [info.key for info in source.episodes()] == [key]
+        assert features(source) == {
+            "image_02": "uint8 [4, 6, 3]",
+            "image_03": "uint8 [4, 6, 3]",
+            "oxts": "float64 [3]",
+        }
+        assert [frame["oxts"].tolist() for frame in frames(source)] == [[1.5, 2.5, 3]] * 3
+        assert set(unpacked(source)) == {"timestamps.txt", "oxts/timestamps.txt"}
+    images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: a recording each
+    images(tmp_path / "runs" / "b" / "data", numbered(2))
+    assert [info.key for info in Folders(tmp_path / "runs").episodes()] == ["a", "b"]
+
+
+def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(2))
+    tables = {
+        "semicolons.csv": "1,5;2,5\n1,5;2,5\n",
+        "blanks.txt": "1,5 2,5\n1,5 2,5\n",
+        "dates.csv": "2020-01-01,1\n2020-01-02,1\n",
+        "notes.txt": "a cup, 1,5 m high\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / "run" / name).write_text(text)
+    found = {pattern: reason for pattern, (_, reason) in unpacked(Folders(tmp_path)).items()}
+    commas = "numbers with decimal commas, write points"
+    assert found == {
+        "*/semicolons.csv": f"{commas}: '1,5;2,5'",
+        "*/blanks.txt": f"{commas}: '1,5 2,5'",
+        "*/dates.csv": "not a table of numbers: '2020-01-02,1'",
+        "run/notes.txt": "no reader",
+    }
+    with pytest.raises(SourceError, match=r"without a row for each frame.*decimal commas"):
+        Folders(tmp_path, features=["rgb", "semicolons"]).schema()
+
+
+def test_the_first_integer_that_float64_cannot_represent(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(2))
+    (tmp_path / "run" / "t.csv").write_text(f"{2**53 + 1}\n{2**53 + 1}\n")
+    assert frames(Folders(tmp_path))[0]["t"] == 2**53 + 1

@@ -23,6 +23,7 @@ from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.sources.base import Source
 from seqrecord.sources.file_types import known_type
 from seqrecord.sources.files import is_file
+from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.originals import walk
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.sources.remote import RemoteSource
@@ -31,6 +32,9 @@ __all__ = ["Account", "Inventory", "LeftOut", "group_names", "inventory_of", "un
 
 NO_READER = "no reader"
 """The reason against a file of an unknown type."""
+
+NO_FRAME = "not a frame of a feature"
+"""The reason against an image."""
 
 _TYPED = 50  # patterns of which the first file is looked at
 _TO_LAST_NUMBER = re.compile(r".*[0-9]", re.DOTALL)
@@ -110,7 +114,7 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
     """Files below `root` grouped by pattern, largest group first.
 
     If no reader takes them, the reason is the type of the first file, if that is known, and the
-    remedy. `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/000001.pcd` of
+    remedy. `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/1.pcd` of
     `lidar/*.pcd`.
     """
     counts: Counter[str] = Counter()
@@ -120,14 +124,14 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
         counts[pattern] += 1
         first.setdefault(pattern, path)
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [
-        LeftOut(
-            pattern,
-            count,
-            (reason == NO_READER and i < _TYPED and known_type(first[pattern])) or reason,
-        )
-        for i, (pattern, count) in enumerate(largest)
-    ]
+    found = []
+    for place, (pattern, count) in enumerate(largest):
+        if reason == NO_READER and first[pattern].suffix.lower() in IMAGE_ENDINGS:
+            known: str | None = NO_FRAME
+        else:
+            known = known_type(first[pattern]) if reason == NO_READER and place < _TYPED else None
+        found.append(LeftOut(pattern, count, known or reason))
+    return found
 
 
 def _pattern(path: Path, root: Path) -> str:

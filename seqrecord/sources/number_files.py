@@ -31,7 +31,7 @@ _BLANK = (0,)  # the shape of a file without characters
 _POSES = frozenset(((3, 4), (4, 4)))
 _COMMENTS = ("#", "%", "//")
 _SEPARATORS = (",", ";", None)
-_LARGEST = 1 << 53  # integers up to here are exact in float64
+_LARGEST = 1 << 53  # integers below are exact in float64
 _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 
 
@@ -103,7 +103,7 @@ def _exact_columns(
 ) -> dict[int, npt.NDArray[np.int64]]:
     """The integers of columns with some that float64 cannot represent."""
     exact: dict[int, npt.NDArray[np.int64]] = {}
-    for place in np.flatnonzero((np.abs(values) > _LARGEST).any(axis=0)).tolist():
+    for place in np.flatnonzero((np.abs(values) >= _LARGEST).any(axis=0)).tolist():
         words = [_split(line, separator)[place] for line in rows]
         if all(map(_INTEGER.fullmatch, words)):
             try:

@@ -35,8 +35,13 @@ def feature_spec(
     try:
         return FeatureSpec(name, dtype, tuple(shape), **more)
     except SchemaError as error:
+        remedy = "; rename the file or its folder" if "name" in error.message else ""
         raise SourceError(
-            error.message, file=str(path), feature=name, expected=error.expected, got=error.got
+            f"{error.message}{remedy}",
+            file=str(path),
+            feature=name,
+            expected=error.expected,
+            got=error.got,
         ) from error
 
 
