@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -326,3 +327,10 @@ def test_json_of_a_report_names_no_type_of_sound_files(tmp_path: Path) -> None:
     packed(tmp_path / "bags", tmp_path / "records").close()
     [found] = json.loads(run("info", tmp_path / "records", "--json").stdout)["inventories"]
     assert found["format"] == "mcap"
+
+
+def test_a_pointer_on_a_url_is_named(memory_url: str, tmp_path: Path) -> None:
+    with fsspec.open(f"{memory_url}/run/a.tar", "wb") as file:
+        file.write(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(SourceError, match=r"git lfs pull.*memory://.*a\.tar"):
+        seqrecord.convert(seqrecord.open_source(memory_url), tmp_path / "out", workers=1)
