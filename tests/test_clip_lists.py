@@ -293,7 +293,7 @@ def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject
 def test_copies_of_a_clip_have_draws_of_their_own(
     path: Path, is_listed: bool, num_workers: int
 ) -> None:
-    place = {"frames": [[5, 9], [1, 2]]} if is_listed else {"start": [5, 19]}
+    place: dict[str, Any] = {"frames": [[5, 9], [1, 2]]} if is_listed else {"start": [5, 19]}
     numbers: list[int] = []
 
     def note(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
@@ -301,7 +301,9 @@ def test_copies_of_a_clip_have_draws_of_their_own(
         return clip
 
     functions = [] if num_workers else [note]
-    steps = {} if is_listed else {"clip_len": 2, "dilation": (1, 2, 3), "reverse": 0.5}
+    steps: dict[str, Any] = (
+        {} if is_listed else {"clip_len": 2, "dilation": (1, 2, 3), "reverse": 0.5}
+    )
     pipe = SeqRecordPipe(
         path,
         clips={"episode": ["set/3", "set/0"], **place, "weight": [40, 1]},

@@ -548,9 +548,9 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
     (drive / "oxts" / "data").mkdir(parents=True)
     for i in range(3):
         (drive / "oxts" / "data" / f"{i:010d}.txt").write_text("1.5 2.5 3")
-    for sensor in drive.iterdir():
+    for folder in drive.iterdir():
         times = (f"2011-09-26 13:02:25.{i}" for i in range(3))
-        (sensor / "timestamps.txt").write_text("\n".join(times))
+        (folder / "timestamps.txt").write_text("\n".join(times))
     for root, key in ((tmp_path, "2011_09_26/drive_0001"), (drive, "drive_0001")):
         source = Folders(root)
         assert [info.key for info in source.episodes()] == [key]
