@@ -28,7 +28,7 @@ from seqrecord.sources.hdf5_files import (
     reading_hdf5,
     text_of,
 )
-from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
+from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
 from seqrecord.sources.images import image_format
 from seqrecord.sources.limits import check_decoded, check_frames
 from seqrecord.sources.orientation import Orientation, is_alone
@@ -97,6 +97,10 @@ class Hdf5(ScannedSource):
         """The files that its frames and GOPs may refer to, by the names that these have for
         them."""
         return external_files(self.path, find_files(self.path, _is_referred_to))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of its values and metadata."""
+        return external_files(self.path, find_files(self.path, _is_copied))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with self._opened(info) as (one, path):
@@ -281,6 +285,10 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _is_copied(path: Path) -> bool:
+    return _is_referred_to(path) or is_droid_metadata(path.name)
 
 
 def _is_referred_to(path: Path) -> bool:

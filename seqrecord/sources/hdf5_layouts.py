@@ -187,10 +187,15 @@ def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
     return {f"observation.image.{camera}": found[camera] for camera in dict.fromkeys(order)}
 
 
+def is_droid_metadata(name: str) -> bool:
+    """Whether a file beside `trajectory.h5` has DROID's metadata."""
+    return name.startswith("metadata_") and name.endswith(".json")
+
+
 def _droid_metadata(folder: Path) -> dict[str, Any]:
     """The JSON object beside `trajectory.h5`, numbers and text of it; empty if there is none."""
     for name, is_folder in sorted(list_folder(folder)):
-        if name.startswith("metadata_") and name.endswith(".json") and not is_folder:
+        if is_droid_metadata(name) and not is_folder:
             try:
                 value = json.loads(read_bytes(folder / name, _MAX_JSON))
             except (ValueError, RecursionError) as error:

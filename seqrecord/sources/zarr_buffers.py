@@ -29,14 +29,17 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
 from seqrecord.sources.limits import MAX_CHUNK_BYTES, check_frames
-from seqrecord.sources.originals import Scan, ScannedSource, natural_order
-from seqrecord.sources.references import referring_schema
+from seqrecord.sources.originals import Scan, ScannedSource, find_files, natural_order
+from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.stored_rows import check_stored_alike, zarr_files, zarr_rows, zarr_spec
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
+
+
+_HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,23 @@ class ZarrBuffers(ScannedSource):
                     if name in arrays:
                         found |= zarr_files(self.path, arrays[name], path / "data" / name)
         return found
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of metadata, and of arrays whose values an index copies."""
+        referred = self.external_files()
+        stay = {Path(name) for name in referred}
+        paths = [path for buffer in self._buffers for path in find_files(buffer, is_file)]
+        folders = {path.parent for path in paths} if any(map(is_directory, self._buffers)) else ()
+        folders = {*folders, *(folder.parent for folder in folders), *self._buffers}
+        hidden = (folder / name for folder in folders for name in _HIDDEN)
+        chunks = {folder for folder in folders if {folder, folder.resolve()} & stay}
+        copied = (
+            path
+            for path in paths
+            if path not in stay and (path.parent not in chunks or path.name == "zarr.json")
+        )
+        found = [*copied, *filter(is_file, hidden)]
+        return external_files(self.path, found)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
