@@ -1,4 +1,4 @@
-"""HDF5, Zarr and RLDS: declared numbers of rows are compared, and nothing is left out unreported."""
+"""HDF5, Zarr and RLDS: declared numbers of rows are compared, and left-out data is reported."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ def test_num_samples_is_the_number_of_rows(tmp_path: Path, value: Any) -> None:
     assert error.expected == f"{declared} rows, as the episode's attributes declare"
     assert error.got == "5 rows"
     assert len(list(source.frames(source.episodes()[0]))) == 3
+
+
+def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["data/demo_0"].attrs["num_samples"] = "three"
+    error = refused(Hdf5(tmp_path), 0)
+    assert (error.expected, error.got) == ("a whole number", "'three'")
+    assert len(list(Hdf5(tmp_path).frames(Hdf5(tmp_path).episodes()[1]))) == 5
 
 
 @pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "episode_len"])
@@ -177,6 +186,15 @@ def _grown(path: Path, where: str = "") -> None:
         data[name].resize((15, *data[name].shape[1:]))
 
 
+def zipped(folder: Path) -> Path:
+    path = folder.with_name("b.zarr.zip")
+    with zipfile.ZipFile(path, "w") as file:
+        for each in sorted(folder.rglob("*")):
+            if each.is_file():
+                file.write(each, each.relative_to(folder).as_posix())
+    return path
+
+
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
 @pytest.mark.parametrize("where", ["", "data"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -188,11 +206,7 @@ def test_stale_consolidated_metadata_is_ignored(
     write_buffer(path, zarr_format=zarr_format)
     _grown(path, where)
     if is_zip:
-        with zipfile.ZipFile(tmp_path / "b.zarr.zip", "w") as file:
-            for each in sorted(path.rglob("*")):
-                if each.is_file():
-                    file.write(each, each.relative_to(path).as_posix())
-        path = tmp_path / "b.zarr.zip"
+        path = zipped(path)
     source = open_source(path)
     assert [info.num_frames for info in source.episodes()] == [4, 2, 7, 2]
     frames = [dict(frame) for frame in source.frames(source.episodes()[3])]
@@ -208,15 +222,16 @@ def test_missing_chunks_are_counted(tmp_path: Path, zarr_format: int, is_zip: bo
     chunks = sorted(each for each in (path / "data/img").rglob("*") if each.name[-1:].isdigit())
     for each in [each for each in chunks if each.is_file()][:2]:
         each.unlink()
+    flag = path / "meta/success" / ("c/0" if zarr_format == 3 else "0")
+    flag.unlink()
     if is_zip:
-        with zipfile.ZipFile(tmp_path / "b.zarr.zip", "w") as file:
-            for each in sorted(path.rglob("*")):
-                if each.is_file():
-                    file.write(each, each.relative_to(path).as_posix())
-        path = tmp_path / "b.zarr.zip"
-    [note] = inventory_of(open_source(path)).notes
-    assert note == "2 of 5 chunks of data/img missing: filled with 0.0"
-    assert inventory_of(open_source(path, features=["action"])).notes == ()
+        path = zipped(path)
+    success = "1 of 1 chunk of meta/success missing: filled with False"
+    assert inventory_of(open_source(path)).notes == (
+        "2 of 5 chunks of data/img missing: filled with 0.0",
+        success,
+    )
+    assert inventory_of(open_source(path, features=["action"])).notes == (success,)
 
 
 def test_a_requested_array_without_chunks(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def unwritten_rows(dataset: Any) -> int:
     dataset.id.chunk_iter(lambda chunk: found.update([chunk.chunk_offset[0]]))
     length, others = dataset.chunks[0], math.prod(grid[1:])
     written = (min(length, count - start) for start, n in found.items() if n == others)
-    return count - sum(rows for rows in written if rows > 0)
+    return int(count - sum(rows for rows in written if rows > 0))
 
 
 def _fill(dataset: Any) -> str:

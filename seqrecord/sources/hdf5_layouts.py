@@ -38,6 +38,7 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.originals import natural_order
+from seqrecord.text import repr_of
 
 AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
 """ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
@@ -342,11 +343,20 @@ def declared_rows(group: Any) -> int | None:
 
 
 def whole_number(item: Any, name: str) -> int | None:
-    """An attribute that is one whole number, of any type."""
+    """An attribute that is one whole number, of any type.
+
+    Raises `SourceError` for a `num_samples` that is none.
+    """
     if name not in item.attrs:
         return None
     value: npt.NDArray[Any] = np.asarray(item.attrs[name])
-    if value.size != 1 or value.dtype.kind not in "iuf" or not np.all(np.isfinite(value)):
-        return None
-    number = value.item()
-    return int(number) if number == int(number) else None
+    is_number = value.size == 1 and value.dtype.kind in "iuf" and bool(np.isfinite(value).all())
+    if is_number and value.item() == int(value.item()):
+        return int(value.item())
+    if name == "num_samples":
+        raise SourceError(
+            "num_samples of the wrong kind",
+            expected="a whole number",
+            got=repr_of(item.attrs[name]),
+        )
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -45,17 +45,13 @@ class ZarrAccount:
                 self._arrays[(f"data/{name}", "not selected by features=", False)] += 1
                 continue
             self._unused_rows[name] += max(0, array.shape[0] - max(0, stop))
-            grid = _grid(array)
-            total = math.prod(grid)
-            most = _MOST_REMOTE if remote_files(path) and not is_file(path) else _MOST_CHUNKS
-            if total > most:
-                self.notes.append(f"missing chunks of data/{name} not counted: {total:,} chunks")
-                continue
-            self._chunks[name] += total
-            self._nouns[name] = "chunk" if array.shards is None else "shard"
-            if missing := total - _present(names or _names(path, array.path), array, grid):
-                self._missing[name] += missing
-                self._fills.setdefault(name, _fill(array))
+            self._add_chunks(path, array, names)
+
+    def add_meta(self, path: Path, arrays: Iterable[Any]) -> None:
+        """Counts the chunks of the arrays of episodes."""
+        names = _names(path, "") if is_file(path) else set()
+        for array in arrays:
+            self._add_chunks(path, array, names)
 
     def add_others(self, path: Path, group: Any, taken: Container[str]) -> None:
         """Counts the arrays below a group that are not `taken`, by path."""
@@ -83,22 +79,36 @@ class ZarrAccount:
     def chunk_notes(self) -> list[str]:
         """A note for each array with missing chunks."""
         return [
-            f"{missing:,} of {counted(self._chunks[name], self._nouns[name])} of data/{name} missing: "
-            f"filled with {self._fills[name]}"
-            for name, missing in self._missing.items()
+            f"{missing:,} of {counted(self._chunks[place], self._nouns[place])} of {place} "
+            f"missing: filled with {self._fills[place]}"
+            for place, missing in self._missing.items()
         ]
 
     def check_requested(self, features: Sequence[str], file: str) -> None:
         """Raises `SourceError` for a feature without any chunk."""
         for name in features:
-            if self._chunks[name] and self._chunks[name] == self._missing[name]:
+            count = self._chunks[f"data/{name}"]
+            if count and count == self._missing[f"data/{name}"]:
                 raise SourceError(
                     "a selected feature without any value; select others (--features)",
                     file=file,
                     feature=name,
                     expected="chunks",
-                    got=f"{counted(self._chunks[name], self._nouns[name])}, all of them missing",
+                    got=f"{counted(count, self._nouns[f'data/{name}'])}, all of them missing",
                 )
+
+    def _add_chunks(self, path: Path, array: Any, names: set[str]) -> None:
+        grid, place = _grid(array), array.path
+        total = math.prod(grid)
+        most = _MOST_REMOTE if remote_files(path) and not is_file(path) else _MOST_CHUNKS
+        if total > most:
+            self.notes.append(f"missing chunks of {place} not counted: {total:,} chunks")
+            return
+        self._chunks[place] += total
+        self._nouns[place] = "chunk" if array.shards is None else "shard"
+        if missing := total - _present(names or _names(path, place), array, grid):
+            self._missing[place] += missing
+            self._fills.setdefault(place, _fill(array))
 
     @contextmanager
     def _listing(self, path: Path) -> Iterator[None]:

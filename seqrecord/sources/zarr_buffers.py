@@ -130,6 +130,8 @@ class ZarrBuffers(ScannedSource):
                 counts.add_data(path, arrays, self.schema(), int(ends[-1]) if len(ends) else 0)
                 taken = {_ENDS, *(f"data/{name}" for name in arrays)}
                 taken |= {f"meta/{name}" for name in _per_episode(group, path, len(ends))}
+                meta = [group[name] for name in sorted(taken) if name.startswith("meta/")]
+                counts.add_meta(path, meta)
                 counts.add_others(path, group, taken)
         counts.check_requested(self.features or (), str(self.root))
         left_out = counts.left_out()
