@@ -14,7 +14,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import first_line
-from seqrecord.sources.hdf5_files import datasets, is_hdf5_name, text_of
+from seqrecord.sources.hdf5_files import datasets, is_hdf5_name, load_h5py, text_of
 from seqrecord.sources.hdf5_layouts import (
     AUXILIARY,
     Hdf5Episode,
@@ -169,21 +169,31 @@ def check_total(file: Any, demos: Sequence[str]) -> None:
         return
     data = file["data"]
     every = [group for name in data if (group := group_of(data, name)) is not None]
-    lengths = [declared_rows(group) for group in every]
-    counts = [
-        len(group["actions"]) if length is None and "actions" in group else length or 0
-        for group, length in zip(every, lengths, strict=True)
-    ]
-    found = {"total": (sum(counts), "frame"), "num_demos": (len(every), "demonstration")}
-    for name, (count, noun) in found.items():
-        declared = whole_number(data, name)
-        if declared is not None and declared != count:
-            raise SourceError(
-                f"data.attrs[{name!r}] disagrees with the demonstrations; repair the file or "
-                "skip this check (--skip-bad-episodes)",
-                expected=counted(declared, noun),
-                got=f"{counted(count, noun)} in {counted(len(every), 'demonstration')}",
-            )
+    rows = sum(map(_rows, every))
+    _check(data, "num_demos", [len(every)], "demonstration")
+    if whole_number(data, "total") != rows:
+        # A demonstration whose rows differ from its own attribute is refused by itself.
+        _check(data, "total", [rows, sum(declared_rows(each) or 0 for each in every)], "frame")
+
+
+def _check(data: Any, name: str, found: Sequence[int], noun: str) -> None:
+    declared = whole_number(data, name)
+    if declared is not None and declared not in found:
+        raise SourceError(
+            f"data.attrs[{name!r}] disagrees with the demonstrations; correct the attribute, or "
+            "ignore it (--skip-bad-episodes)",
+            expected=counted(declared, noun),
+            got=f"{counted(found[0], noun)} in the groups of /data",
+        )
+
+
+def _rows(demo: Any) -> int:
+    """The rows of a demonstration's actions; of those in another file, the declared number."""
+    if "actions" in demo and not isinstance(
+        demo.get("actions", getlink=True), load_h5py().ExternalLink
+    ):
+        return len(demo["actions"])
+    return declared_rows(demo) or 0
 
 
 def unwritten_rows(dataset: Any) -> int:
