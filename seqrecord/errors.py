@@ -218,7 +218,10 @@ class TransientError(StorageError):
 
 
 class DeadlineError(TransientError):
-    """Attempts failed until the deadline; the message says how many, and the last one's cause."""
+    """Attempts failed until the deadline, or the server asks to wait longer than allowed.
+
+    The message has the number of attempts and the last one's cause, or the requested seconds.
+    """
 
 
 class SourceError(SeqRecordError):

@@ -431,17 +431,28 @@ def check_dtype(name: str, dtype: object) -> np.dtype[Any]:
         raise SchemaError("not a dtype", feature=name, got=repr_of(dtype)) from error
     little = checked.newbyteorder("<")
     if little.str not in DTYPES:
-        raise unstorable(name, str(checked)[:200])
+        raise unstorable(name, str(checked)[:200], _REMEDIES.get(checked.kind, ""))
     plain: np.dtype[Any] = np.dtype(little.str)  # without what NumPy may attach to a dtype
     return plain
 
 
-def unstorable(name: str, got: str) -> SchemaError:
+_REMEDIES = {
+    "O": "; of objects, an array of numbers of one shape, or str or bytes alone",
+    "V": "; of a structured array, a feature for each field: array['name']",
+    "M": "; of datetimes, array.astype('int64') with a unit",
+    "m": "; of time differences, array.astype('int64') with a unit",
+    "U": "; of texts, a str",
+    "S": "; of bytes, bytes",
+}
+"""By kind of a dtype that cannot be stored."""
+
+
+def unstorable(name: str, got: str, remedy: str = "") -> SchemaError:
     """What is said of a dtype that cannot be stored."""
     return SchemaError(
         "a dtype that cannot be stored",
         feature=name,
-        expected="bool, or integer, float or complex of at most 64 bits a part",
+        expected=f"bool, or integer, float or complex of at most 64 bits a part{remedy}",
         got=got,
     )
 

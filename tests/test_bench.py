@@ -246,6 +246,17 @@ BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0
         (DECODES, (2, 6, 2), ["copying to the device is the bottleneck", "80 %"]),
         (DECODES, (9, 0, 1), ["waits for data 90 %", "Decoding", "90 %", "`seqrecord write"]),
         (BY_FEATURE, (9, 0, 1), ["Decoding", "75 % of that for flow"]),
+        (
+            {**DECODES, "kept": {"image": "video"}},
+            (9, 0, 1),
+            ["image is kept as video", "--codec image=h264:gop=4`", "--codec image=fast`"],
+        ),
+        (
+            {**BY_FEATURE, "kept": {"flow": "images", "image": "video"}},
+            (9, 0, 1),
+            ["flow is kept as images", "`seqrecord write --codec flow=fast`"],
+        ),
+        ({**BY_FEATURE, "kept": {"image": "video"}}, (9, 0, 1), ["`seqrecord write --codec fast`"]),
         (DECODES, (9, 0, 1), ["4 cores and 2 in use"]),
         ({**DECODES, "fetch_seconds": 36.0}, (9, 0, 1), ["Reading", "80 %", "local disk"]),
         ({**DECODES, "fetch_seconds": 36.0, "is_local": True}, (9, 0, 1), ["larger chunks"]),
@@ -267,6 +278,7 @@ def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]
         seconds=10.0,
         threads=2,
         cores=4,
+        kept=stats.get("kept"),
     )
     for word in words:
         assert word in line
@@ -280,7 +292,7 @@ def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]
 )
 def test_advice_on_bursts(median: float, held_back: int, bursts: int) -> None:
     """More memory helps where loads had to wait for some."""
-    times = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
+    times: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
     stats = {**DECODES, "loads_held_back": held_back}
     _, *more = advise(stats, median_wait=median, threads=2, cores=2, is_local=True, **times)
     assert len(more) == bursts

@@ -306,8 +306,9 @@ def test_a_reindex_says_what_it_leaves_out(
     gone = record_files(tmp_path)[0]
     gone.unlink()
     assert seqrecord.reindex(tmp_path).num_episodes < len(EPISODES)
-    (said,) = caplog.records
+    said, statistics = caplog.records
     assert said.levelname == "WARNING"
+    assert "statistics removed" in statistics.getMessage()
     assert f"without 1 record file that the manifest before named: {gone}" in said.getMessage()
 
 

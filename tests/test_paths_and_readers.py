@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def _indexed(dataset: Any, path: Path, **more: Any) -> object:
 
 FUNCTIONS: list[Callable[..., object]] = [
     lambda dataset, path, **more: seqrecord.summarize(dataset, clip=ClipSpec(4), **more),
-    lambda dataset, path, **more: str(seqrecord.verify(dataset, **more)).partition("; last")[0],
+    lambda dataset, path, **more: re.sub(r"; last.*", "", str(seqrecord.verify(dataset, **more))),
     lambda dataset, path, **more: seqrecord.view(dataset, "b", **more).get_label(),
     _exported,
     _streamed,

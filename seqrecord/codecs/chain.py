@@ -56,7 +56,7 @@ _COMPRESSORS: dict[str, type[Compressor]] = {
 _PARAMETERS: dict[str, Parameters] = {
     **{name: codec.parameters for name, codec in _FILTERS.items()},
     **{name: codec.parameters for name, codec in _COMPRESSORS.items()},
-    IMAGE: {"format": FORMATS, "quality": range(1, 101)},
+    IMAGE: {"format": FORMATS, "quality": range(1, 101), "exif": ("ignore",)},
 }
 _REQUIRED = {Delta.codec_id: {"axis"}, IMAGE: {"format"}}
 _EVERY_NAME = (64, 64, 3)  # a shape of uint8 frames that every codec with a name takes
@@ -183,7 +183,7 @@ class FrameCodec:
         view = memoryview(blob).cast("B")
         try:
             if self._image is not None:
-                decode_image_into(view, self._image["format"], out)
+                decode_image_into(view, self._image["format"], out, exif=self._image.get("exif"))
                 return
             self._decode([view], _as_unsigned(out)[np.newaxis])
         except ERRORS as error:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.exif import check_single, check_upright, orientation_of
 from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
 from seqrecord.lazy import required
 
@@ -56,28 +57,31 @@ _ERRORS = (
 class ImageHeader:
     """What an encoded image declares: `shape` is [H, W] for one channel, else [H, W, C].
 
-    `mode` is Pillow's name of the kind of pixels, as `RGB`.
+    `mode` is Pillow's name of the kind of pixels, as `RGB`. `orientation` is that of EXIF, 1 to 8:
+    how viewers turn the stored pixels, of which `shape` is. 1 is upright.
     """
 
     format: str
     mode: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    orientation: int = 1
 
 
 def probe(data: bytes | memoryview) -> ImageHeader:
     """Read an image's header without decoding its pixels.
 
     uint8 [H, W], [H, W, 3] or [H, W, 4] (PNG only), or uint16 [H, W] (PNG only). Raises
-    `ValueError` for anything else, palettes, 16-bit colour and CMYK among it. An npy file is of
-    any dtype and shape.
+    `ValueError` for anything else: palettes, 16-bit colour, CMYK, files of several pictures. An npy
+    file is of any dtype and shape.
     """
     if data[: len(MAGIC)] == MAGIC:
         dtype, shape, _ = npy_header(io.BytesIO(data))
         return ImageHeader("npy", "npy", dtype, shape)
     name = image_format(data)
     with _open(data, name) as image:
-        return _header(image, data, name)
+        header = _header(image, data, name)
+        return replace(header, orientation=orientation_of(image, io.BytesIO(data)))
 
 
 def image_format(data: bytes | memoryview) -> str:
@@ -88,8 +92,11 @@ def image_format(data: bytes | memoryview) -> str:
     raise ValueError("neither a PNG nor a JPEG image")
 
 
-def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]) -> None:
-    """Decode an image of format `name` into `out`; `ValueError` if it does not fit exactly."""
+def decode_image_into(
+    data: bytes | memoryview, name: str, out: npt.NDArray[Any], *, exif: str | None = None
+) -> None:
+    """Decode an image of format `name` into `out`; `ValueError` if it does not fit exactly, and for
+    an EXIF orientation that is not upright, unless `exif` is `ignore`."""
     if name == "npy":
         decode_npy_into(data, out)
         return
@@ -115,6 +122,8 @@ def decode_image_into(data: bytes | memoryview, name: str, out: npt.NDArray[Any]
             pixels = np.asarray(image)
         except _ERRORS as error:
             raise ValueError(f"the {name} image does not decode: {error}") from error
+        if exif is None:
+            check_upright(orientation_of(image))
     if pixels.shape != out.shape:
         raise ValueError(f"the image decodes to {list(pixels.shape)}, expected {list(out.shape)}")
     np.copyto(out, pixels, casting="unsafe")  # 16-bit grey is int32 in older Pillow
@@ -219,6 +228,7 @@ def _header(image: Image.Image, data: bytes | memoryview, name: str) -> ImageHea
         modes = _PNG_MODES.get((data[24], data[25]), set()) if len(data) > 25 else set()
     else:
         modes = _JPEG_MODES
+    check_single(image)
     if image.mode not in modes:
         raise ValueError(f"a {name} image of Pillow mode {image.mode} cannot be kept encoded")
     dtype = np.dtype("<u2" if image.mode.startswith("I") else "u1")

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.codecs import FrameCodec, probe
+from seqrecord.codecs.exif import check_upright
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError, located
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 
@@ -352,6 +353,8 @@ def _are_bools(array: npt.NDArray[Any]) -> bool:
 def _header(image: EncodedImage, spec: FeatureSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
     try:
         header = probe(image.data)
+        if not any("exif" in config for config in spec.codec):
+            check_upright(header.orientation)
     except ValueError as error:
         raise FrameError(
             "not an image that can be kept encoded", feature=spec.name, got=str(error)

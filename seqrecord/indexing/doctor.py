@@ -20,13 +20,13 @@ from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
     LeRobotInfo,
-    ParquetTable,
     episode_tables,
     listed_episodes,
     read_info,
 )
 from seqrecord.sources.lerobot_rows import number_column
 from seqrecord.sources.originals import find_files
+from seqrecord.sources.parquet_tables import ParquetTable
 from seqrecord.sources.remote import RemoteFiles, is_url
 from seqrecord.sources.video_files import VIDEO_ENDINGS
 from seqrecord.storage import StorageLike, open_storage

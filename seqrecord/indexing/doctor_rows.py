@@ -13,14 +13,9 @@ from seqrecord.errors import SchemaError
 from seqrecord.indexing.doctor_report import Findings
 from seqrecord.indexing.doctor_statistics import RowStatistics
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.lerobot_layout import (
-    LeRobotEpisode,
-    LeRobotInfo,
-    ParquetTable,
-    number_columns,
-    read_texts,
-)
+from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotInfo, number_columns, read_texts
 from seqrecord.sources.lerobot_rows import array_of, number_column
+from seqrecord.sources.parquet_tables import ParquetTable
 from seqrecord.sources.video_streams import TOLERANCE
 
 FloatArray = npt.NDArray[np.float64]
@@ -70,6 +65,7 @@ class Rows:
             if not episodes:
                 self.are_all_read = was
                 return
+            table.check_rows(sum(each.length for each in episodes))
             lacking = [name for name in (*_ORDER, *self._specs) if name not in table.names]
             for name in lacking:
                 self._findings.add(

@@ -23,7 +23,7 @@ from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.engine.trace import Trace, trace_path
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
@@ -94,7 +94,24 @@ class ClipLoader:
         self._rest: tuple[int, Sessions, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not self.of_mix:
-            self._fit(1)  # a limit that is too small is an error here and now
+            self._check_limit()
+
+    def _check_limit(self) -> None:
+        """Raise `MemoryLimitError` here and now for a limit that is too small.
+
+        Lists of frames need least in the smallest excerpts, whatever the limit suggests.
+        """
+        try:
+            self._fit(1)
+            return
+        except MemoryLimitError:
+            if self.selection.excerpts is None or self.selection.is_smallest:
+                raise
+        again = replace(self.options, rename=None)
+        self.selection = ClipSelection(self.selection.dataset, again, is_smallest=True)
+        for name in ("_sizes", "_facts_of_all"):  # of the selection before
+            self.__dict__.pop(name, None)
+        self._fit(1)
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.selection.portable(self.options)
@@ -467,7 +484,8 @@ class ClipLoader:
         """Bytes of each of so many parts."""
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
+        wanted = max(self.demand(number).wanted_limit for number in (1, num_parts))
+        return usual_limit(wanted, self.workers(num_parts))
 
     def workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""

@@ -104,8 +104,11 @@ class ClipSelection:
     times_without_frame = 0
     unchanged: frozenset[str] = frozenset()
 
-    def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
-        self.spec = options.spec
+    def __init__(
+        self, location: DatasetLike, options: ClipOptions, *, is_smallest: bool = False
+    ) -> None:
+        """`is_smallest`: with excerpts as small as can be, for the least memory."""
+        self.spec, self.is_smallest = options.spec, is_smallest
         self.dataset = dataset_of(location, features=options.features)
         with located(ClipError, file=self.dataset.url):
             if options.rename is not None:
@@ -423,8 +426,8 @@ class ClipSelection:
         nbytes = max(1, sum(spec.nbytes for spec in self.arrays.values()))
         limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
         needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
-        if needed > limit:
-            self._list(options, max(1, limit // (_EXCERPTS * nbytes)))
+        if needed > limit or self.is_smallest:
+            self._list(options, 1 if self.is_smallest else max(1, limit // (_EXCERPTS * nbytes)))
             self.typical_clips = self.clips
             self._facts = ClipEpisodes(self.dataset, self._facts.metadata, self.excerpts)
             assert self.excerpts is not None

@@ -14,6 +14,7 @@ from seqrecord.meanings import pixel_kind
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.files import first_line
 from seqrecord.sources.images import decode_image, encoded_header, image_format, passthrough_codec
+from seqrecord.sources.orientation import Orientation, shape_of
 from seqrecord.sources.specs import check_like_first, feature_spec
 
 _BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
@@ -21,7 +22,13 @@ _CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
 
 
 def embedded_spec(
-    name: str, data: bytes, path: Path, *, keep_encoded: bool, endings: Collection[str] = ()
+    name: str,
+    data: bytes,
+    path: Path,
+    *,
+    keep_encoded: bool,
+    endings: Collection[str] = (),
+    exif: str | None = None,
 ) -> FeatureSpec:
     """The feature of images like this one: its dtype and shape, [H, W] or [H, W, C].
 
@@ -30,14 +37,17 @@ def embedded_spec(
     JPEG.
     """
     header = encoded_header(data, path)
-    codec = passthrough_codec(header, endings) if keep_encoded else ()
-    kind = pixel_kind(name, header.dtype, header.shape) or "image"
-    return feature_spec(name, header.dtype, header.shape, path, codec=codec, kind=kind)
+    codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
+    shape = shape_of(header, exif, is_kept=bool(codec))
+    kind = pixel_kind(name, header.dtype, shape) or "image"
+    return feature_spec(name, header.dtype, shape, path, codec=codec, kind=kind)
 
 
-def embedded_value(data: bytes, spec: FeatureSpec, path: Path) -> npt.NDArray[Any] | EncodedImage:
+def embedded_value(
+    data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation
+) -> npt.NDArray[Any] | EncodedImage:
     """An image as a frame of `spec`, decoded to be checked even where it stays encoded."""
-    array = decode_image(data, path)
+    array = decode_image(data, path, turn=lambda header: orientation.of(header, spec, path))
     check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array

@@ -165,7 +165,7 @@ class Euroc(SequenceSource):
         return SequenceFrames(*(len(times), columns, places, files, metadata), fps=fps, notes=notes)
 
 
-FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, takes_urls=True)
+FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, ("exif",), takes_urls=True)
 
 
 def _mav(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.encodings import kind_of_values, known_meaning
 from seqrecord.sources.exported import ExportedFeature, read_description
-from seqrecord.sources.files import is_directory, read_bytes
+from seqrecord.sources.files import is_directory, list_folder, read_bytes
 from seqrecord.sources.folders_account import LookedAt, account_of, encoding_notes, gap_notes
 from seqrecord.sources.folders_frames import check_time_axis, read_frames
 from seqrecord.sources.folders_rows import RowFiles, find_camera, find_rows
@@ -44,6 +44,7 @@ from seqrecord.sources.images import (
 )
 from seqrecord.sources.inventory import Account
 from seqrecord.sources.number_files import frames_shape
+from seqrecord.sources.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.originals import NumberedFrames, key_of
 from seqrecord.sources.references import external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_name, feature_spec, widened
@@ -131,7 +132,15 @@ class Folders(NumberedFrames):
                 sparse=self.sparse,
                 allow_gaps=self.allow_gaps,
                 reference=self.reference,
+                orientation=self._orientation(info.key),
             )
+
+    def _orientation(self, key: str) -> Orientation:
+        """Of an episode's images; cameras may be files beside it."""
+        folder = self._folder(key)
+        folders = {folder, folder.parent} if folder != self.path else {folder}
+        names = (name for each in folders for name, _ in list_folder(each))
+        return Orientation(self.exif, lambda: is_alone(self.schema(), names))
 
     def exists(self) -> bool:
         """Whether there is an episode below `root`."""
@@ -270,7 +279,8 @@ class Folders(NumberedFrames):
             return feature.spec, self._referable(path, folder)
         if not folder.all_images:
             return feature.spec, ()
-        return feature.spec, passthrough_codec(image_header(path), folder.endings)
+        header = image_header(path)
+        return feature.spec, passthrough_codec(header, folder.endings, exif=self.exif)
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
         """The feature as the header of this episode's first file declares it."""
@@ -291,8 +301,10 @@ class Folders(NumberedFrames):
                 image = image_header(path)
                 if image.dtype == np.uint16 and len(image.shape) == 3:
                     load_imagecodecs(path)
-                dtype, shape = image.dtype, image.shape
-                codec = passthrough_codec(image, folder.endings)
+                dtype = image.dtype
+                codec = passthrough_codec(image, folder.endings, exif=self.exif)
+                is_kept = self.keep_encoded and bool(codec)
+                shape = shape_of(image, self.exif, is_kept=is_kept)
             elif is_text_name(path.name):
                 dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
             else:
@@ -304,7 +316,7 @@ class Folders(NumberedFrames):
         return feature_spec(name, dtype, shape, path, **meaning), codec
 
     def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
-        return referable_codec(read_bytes(path), folder.endings)
+        return referable_codec(read_bytes(path), folder.endings, path, self.exif)
 
     def _told(self) -> list[FeatureSpec]:
         """What frames have of their files' names, but for those of exported episodes."""
@@ -397,7 +409,7 @@ FORMAT = SourceFormat(
     "folders",
     "any EPISODE/FEATURE/000000.png (or another image, npy, npz, flo, exr), or EPISODE/FEATURE.npy",
     Folders,
-    options=("sparse", "allow_gaps"),
+    options=("sparse", "allow_gaps", "exif"),
     is_fallback=True,
     takes_urls=True,
 )

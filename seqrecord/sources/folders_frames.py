@@ -35,6 +35,7 @@ from seqrecord.sources.frame_names import (
 )
 from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.number_files import TEXT_ENDINGS, is_blank, read_numbers
+from seqrecord.sources.orientation import Orientation
 from seqrecord.sources.specs import check_spec
 
 
@@ -45,6 +46,7 @@ def read_frames(
     sparse: Collection[str],
     allow_gaps: bool,
     reference: bool = False,
+    orientation: Orientation,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
 
@@ -79,7 +81,8 @@ def read_frames(
                     frame[name] = ReferencedFile(str(folder / files.names[key]))
                 else:
                     with located(SourceError, feature=name, frame=index):
-                        frame[name] = _read_frame(folder / files.names[key], spec, member)
+                        path_of = folder / files.names[key]
+                        frame[name] = _read_frame(path_of, spec, orientation, member)
             elif spec.kind in told:
                 frame[name] = told[spec.kind]
         yield frame
@@ -247,7 +250,9 @@ def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
     )
 
 
-def _read_frame(path: Path, spec: FeatureSpec, member: str | None = None) -> Any:
+def _read_frame(
+    path: Path, spec: FeatureSpec, orientation: Orientation, member: str | None = None
+) -> Any:
     if spec.value != "array":
         data = read_bytes(path)
         if spec.value == "bytes":
@@ -271,4 +276,4 @@ def _read_frame(path: Path, spec: FeatureSpec, member: str | None = None) -> Any
             array = np.atleast_2d(values) if values.size else values.reshape(0, *spec.shape[1:])
         check_spec(array.dtype, array.shape, spec, path)
         return array
-    return embedded_value(read_bytes(path), spec, path)
+    return embedded_value(read_bytes(path), spec, path, orientation)

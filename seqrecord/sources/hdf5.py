@@ -33,6 +33,7 @@ from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
 from seqrecord.sources.images import image_format
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.limits import check_decoded, check_frames
+from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
 from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
@@ -207,7 +208,7 @@ class Hdf5(ScannedSource):
         data = first_image(dataset, path)
         if data is not None:
             keep = self.keep_encoded and not self._is_bgr(data, one, path)
-            return embedded_spec(name, data, path, keep_encoded=keep)
+            return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
         if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
                 "a first row that is no image, in a file whose images are compressed",
@@ -229,6 +230,8 @@ class Hdf5(ScannedSource):
         num_frames, declared, stored = _num_frames(one), 0, 0
         readers: dict[str, Iterator[Any]] = {}
         there = {spec.name: spec for spec in self._specs(one, path)}  # raises as for the schema
+        beside = [*one.stored, *one.videos, *map(str, one.left_out)]
+        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         for name, spec in self.schema().items():
             if name in there:
                 dataset = one.stored[name]
@@ -244,7 +247,7 @@ class Hdf5(ScannedSource):
                 if self.reference and spec.may_be_referred_to:
                     readers[name] = _referred(dataset, there[name], spec, path)
                 else:
-                    readers[name] = self._values(dataset, spec, one, path, num_frames)
+                    readers[name] = self._values(dataset, spec, one, path, num_frames, orientation)
         check_frames(num_frames)
         check_decoded(declared, stored)
         if not (readers or one.videos) or not num_frames:
@@ -253,7 +256,13 @@ class Hdf5(ScannedSource):
             yield {name: next(values) for name, values in readers.items()}
 
     def _values(
-        self, dataset: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path, num_frames: int
+        self,
+        dataset: Any,
+        spec: FeatureSpec,
+        one: Hdf5Episode,
+        path: Path,
+        num_frames: int,
+        orientation: Orientation,
     ) -> Iterator[Any]:
         """The feature's values, checked."""
         number: int | None = None
@@ -268,7 +277,9 @@ class Hdf5(ScannedSource):
                 if is_array:
                     yield np.asarray(row, spec.dtype)
                 else:
-                    yield self._image(row, spec, one, path) if is_image else _text(row)
+                    yield (
+                        self._image(row, spec, one, path, orientation) if is_image else _text(row)
+                    )
                 number = None  # the next rows may be those that cannot be read
         except SourceError as error:
             error.located(feature=spec.name)
@@ -277,12 +288,12 @@ class Hdf5(ScannedSource):
             raise
 
     def _image(
-        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path
+        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path, orientation: Orientation
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
             raise SourceError("a row that is no image", expected="a JPEG or a PNG")
-        value = embedded_value(data, spec, path)
+        value = embedded_value(data, spec, path, orientation)
         if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
             return np.ascontiguousarray(value[..., ::-1])
         return value
@@ -292,7 +303,7 @@ FORMAT = SourceFormat(
     "hdf5",
     "*.hdf5 or *.h5 as ALOHA, robomimic or DROID lay it out, or any with --map FEATURE=PATH",
     Hdf5,
-    options=("map", "jpeg_order", "without_video"),
+    options=("map", "jpeg_order", "without_video", "exif"),
     takes_files=True,
     takes_urls=True,
 )

@@ -14,7 +14,7 @@ import math
 import re
 import threading
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,6 +22,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.exif import (
+    OPPOSITE,
+    check_single,
+    check_upright,
+    orientation_of,
+    turned,
+    turned_shape,
+)
 from seqrecord.codecs.images import IMAGE, ImageHeader, probe
 from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
@@ -64,7 +72,7 @@ _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "bmp": (b"BM",),
 }
 _PNG_SIGNATURE_BYTES = 8
-_TIFF_BITS, _TIFF_SAMPLES = 258, 339  # tags of TIFF
+_TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_SAMPLES = 256, 257, 258, 339  # tags of TIFF
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _CHANNELS: dict[str, tuple[int, ...]] = {
@@ -101,26 +109,40 @@ def image_header(path: Path) -> ImageHeader:
         return _header(stream, path)[0]
 
 
-def referable_codec(data: bytes, endings: Collection[str]) -> tuple[CodecConfig, ...]:
+def referable_codec(
+    data: bytes, endings: Collection[str], path: Path, exif: str | None
+) -> tuple[CodecConfig, ...]:
     """The codec of files that stay where they are: like this one, with these endings; empty where
     none decodes them, and for arrays so small that they are better copied.
 
-    What each file is, is checked when it is read.
+    What each file is, is checked when it is read. Raises `SourceError` for an image that EXIF
+    turns, unless `exif` is `ignore`.
     """
     try:
-        found = probe(data).format
-    except ValueError:
+        header = probe(data)
+        if exif != "ignore":
+            check_upright(header.orientation)
+    except ValueError as error:
+        if "EXIF" in str(error):
+            raise SourceError(str(error), file=str(path)) from error
         return ()
+    found = header.format
     if found == "npy" and len(data) < SMALL_ARRAY:
         return ()
     formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
     if formats == {found}:
-        return ({"id": IMAGE, "format": found},)
-    return ({"id": IMAGE, "format": "any"},) if formats == {"png", "jpeg"} else ()
+        return (kept_config(found, exif),)
+    return (kept_config("any", exif),) if formats == {"png", "jpeg"} else ()
+
+
+def kept_config(format_: str, exif: str | None) -> CodecConfig:
+    """The codec of images that stay encoded."""
+    is_image = format_ != "npy" and exif == "ignore"
+    return {"id": IMAGE, "format": format_, **({"exif": "ignore"} if is_image else {})}
 
 
 def passthrough_codec(
-    header: ImageHeader, endings: Collection[str] = ()
+    header: ImageHeader, endings: Collection[str] = (), *, exif: str | None = None
 ) -> tuple[CodecConfig, ...]:
     """The codec that keeps images like this one encoded; empty if they cannot be kept.
 
@@ -130,7 +152,7 @@ def passthrough_codec(
     if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
         return ()
     others = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
-    return ({"id": IMAGE, "format": "any" if others else header.format},)
+    return (kept_config("any" if others else header.format, exif),)
 
 
 def passthrough_of_both(
@@ -139,7 +161,7 @@ def passthrough_of_both(
     """The codec of two features that become one: the first's, or that of images of both formats."""
     if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
         formats = {config["format"] for config in (*one, *other)}
-        return ({"id": IMAGE, "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
+        return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
     return one
 
 
@@ -174,23 +196,35 @@ def encoded_header(data: bytes, path: Path) -> ImageHeader:
 
 
 def decode_image(
-    data: bytes, path: Path, mode: str | None = None, size: tuple[int, int] | None = None
+    data: bytes,
+    path: Path,
+    mode: str | None = None,
+    size: tuple[int, int] | None = None,
+    *,
+    turn: Callable[[ImageHeader], int] | None = None,
 ) -> npt.NDArray[Any]:
     """The pixels of an image that was read from `path`, [H, W] or [H, W, C]: uint8, uint16, of
     bilevel images bool, and of TIFF also int8, int16, int32, uint32 or float32.
 
-    A palette image gives its indices. `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
+    A palette image gives its indices. `turn` says by which EXIF orientation the pixels are turned,
+    1 for none; see `Orientation.of`. Without it, an image that EXIF turns is refused.
+
+    `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
     (H, W) are demanded where given. Raises `SourceError` for what is cut or damaged anywhere, or is
     of another mode or size.
     """
     with located(SourceError, file=str(path)):
         header, image = _header(io.BytesIO(data), path)
+        orientation = 1
+        if turn is not None:
+            orientation = turn(header)
+        elif header.orientation != 1:
+            raise SourceError("an image that EXIF turns", expected=1, got=header.orientation)
+        shape = turned_shape(header.shape, orientation)
         if mode is not None and header.mode != mode:
             raise SourceError("an image of the wrong kind", expected=mode, got=header.mode)
-        if size is not None and header.shape[:2] != size:
-            raise SourceError(
-                "wrong shape", expected=[*size, *header.shape[2:]], got=list(header.shape)
-            )
+        if size is not None and shape[:2] != size:
+            raise SourceError("wrong shape", expected=[*size, *shape[2:]], got=list(shape))
         if header.format == "png":
             _check_png(data)
         try:
@@ -202,13 +236,16 @@ def decode_image(
                 with _no_truncated_images():
                     image.load()
                 array = np.asarray(image)
+                if header.format == "tiff":  # which Pillow has turned
+                    array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
                 if header.dtype == np.bool_:  # of which Pillow's bytes are 0 and 255
                     array = array.view(np.uint8) != 0
         except SourceError:
             raise
         except Exception as error:  # Pillow and imagecodecs raise about any kind
             raise _undecodable(error) from error
-        return np.ascontiguousarray(array, header.dtype).reshape(header.shape)
+        pixels = array.reshape(header.shape)
+        return np.ascontiguousarray(turned(pixels, orientation), header.dtype)
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
@@ -260,8 +297,17 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
             got=mode,
         )
     shape = (image.height, image.width, *_CHANNELS[mode])
+    if format_ == "tiff":  # Pillow gives the size of the turned image
+        tags: Any = getattr(image, "tag_v2", {})
+        shape = (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *_CHANNELS[mode])
     _check_pixels(shape)
-    return ImageHeader(format_, mode, dtype, shape), image
+    try:
+        check_single(image)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+    except Exception as error:  # of pages that are broken
+        raise _undecodable(error) from error
+    return ImageHeader(format_, mode, dtype, shape, orientation_of(image, stream)), image
 
 
 def _tiff_dtype(image: Any) -> np.dtype[Any]:

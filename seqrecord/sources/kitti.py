@@ -98,7 +98,7 @@ class Kitti(SequenceSource):
         )
 
 
-FORMAT = SourceFormat("kitti", Kitti.expected, Kitti, takes_urls=True)
+FORMAT = SourceFormat("kitti", Kitti.expected, Kitti, ("exif",), takes_urls=True)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from seqrecord.sources.lerobot_layout import (
 from seqrecord.sources.lerobot_rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot_stats import own_statistics
 from seqrecord.sources.lerobot_videos import LeRobotVideos, depth_scale, read_spec
+from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import FirstError, Originals, find_files
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, text_spec
@@ -210,7 +211,9 @@ class LeRobot(Originals):
         }
         columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
         num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
-        return EpisodeRows(self.path, columns, texts, num_rows=num_rows)
+        names = self._info.features
+        orientation = Orientation(self.exif, lambda: is_alone(schema, names))
+        return EpisodeRows(*(self.path, columns, texts), num_rows=num_rows, orientation=orientation)
 
     def _texts(self, column: str) -> dict[int, str]:
         texts = read_texts(self.path, self._info, column)
@@ -286,7 +289,9 @@ class LeRobot(Originals):
                 else:
                     data = image_bytes(path, feature.name)
                     keep = self.keep_encoded
-                    spec = embedded_spec(feature.name, data, path, keep_encoded=keep)
+                    spec = embedded_spec(
+                        feature.name, data, path, keep_encoded=keep, exif=self.exif
+                    )
             if spec is not None:
                 feature.check_size(spec, path)
                 return spec
@@ -330,6 +335,6 @@ FORMAT = SourceFormat(
     "lerobot",
     "meta/info.json and data/chunk-000/*.parquet",
     LeRobot,
-    options=("without_video", "tolerance"),
+    options=("without_video", "tolerance", "exif"),
     takes_urls=True,
 )

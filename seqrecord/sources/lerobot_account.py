@@ -22,10 +22,10 @@ from seqrecord.sources.lerobot_layout import (
     TASKS,
     LeRobotEpisode,
     LeRobotInfo,
-    ParquetTable,
     episode_tables,
     listed_columns,
 )
+from seqrecord.sources.parquet_tables import ParquetTable
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.text import counted

@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import pyarrow as pa
-
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import is_file, openable, read_bytes, unreadable
+from seqrecord.sources.files import is_file, read_bytes
 from seqrecord.sources.originals import find_files
+from seqrecord.sources.parquet_tables import ParquetTable, python_values
 from seqrecord.text import repr_of
 
 INFO = "meta/info.json"
@@ -244,86 +243,6 @@ def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, 
         rows = (row.get("stats") for row in _rows(by_episode))
         return by_episode, (row for row in rows if isinstance(row, dict))
     return root / STATS, iter([_object(read_bytes(root / STATS, _MAX_LINES_BYTES))])
-
-
-class ParquetTable:
-    """An open parquet file; raises `SourceError` for what is none."""
-
-    def __init__(self, path: Path) -> None:
-        import pyarrow.parquet as pq  # here, since it takes longer to import than this package
-
-        self._path = path
-        try:
-            self._file = pq.ParquetFile(openable(path))
-        except OSError as error:  # also a footer that is damaged
-            raise unreadable(path, error) from error
-        except (pa.ArrowException, ValueError) as error:
-            raise _parquet_error("not a parquet file", path, error) from error
-
-    @property
-    def names(self) -> list[str]:
-        names: list[str] = self._file.schema_arrow.names
-        return names
-
-    @property
-    def num_rows(self) -> int:
-        return int(self._file.metadata.num_rows)
-
-    def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        features: Container[str] = (),
-        rows: int = 65536,
-        first: int = 0,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows, so many at a time.
-
-        Args:
-            columns: those that are read, by default all.
-            features: the columns of these names are features; errors say so.
-            rows: of a batch, at most.
-            first: the number of the first row; row groups before it are not read.
-
-        Raises `SourceError` for a file that lacks a column or is damaged.
-        """
-        names = self.names
-        for name in columns or ():
-            if name not in names:
-                raise SourceError(
-                    "a parquet file that lacks a column",
-                    file=str(self._path),
-                    feature=name if name in features else None,
-                    expected=name,
-                    got=", ".join(names)[:200],
-                )
-        metadata = self._file.metadata
-        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
-        skipped = first - sum(sizes[: groups[0]] if groups else sizes)
-        try:
-            for batch in self._file.iter_batches(
-                rows, row_groups=groups, columns=columns, use_threads=False
-            ):
-                if skipped < batch.num_rows:
-                    yield batch.slice(skipped)
-                skipped = max(skipped - batch.num_rows, 0)
-        except (pa.ArrowException, OSError) as error:
-            raise _parquet_error("a damaged parquet file", self._path, error) from error
-
-
-def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
-    """The values as Python has them; raises `SourceError` for text that is not UTF-8, which pyarrow
-    does not check."""
-    try:
-        found: list[Any] = values.to_pylist()
-        return found
-    except UnicodeDecodeError as error:
-        raise SourceError("text that is not UTF-8", got=repr(error.object[:80])) from error
-
-
-def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
-    return SourceError(message, file=str(path), got=str(error).splitlines()[0][:200])
 
 
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")

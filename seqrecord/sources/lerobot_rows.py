@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from seqrecord.errors import SourceError, located
 from seqrecord.meanings import PIXEL_KINDS
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.embedded import embedded_value
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, ParquetTable, python_values
+from seqrecord.sources.lerobot_layout import LeRobotEpisode
+from seqrecord.sources.orientation import UPRIGHT, Orientation
+from seqrecord.sources.parquet_tables import ParquetTable, python_values
 from seqrecord.text import repr_of
 
 _ORDER = ("episode_index", "frame_index", "timestamp")
@@ -43,8 +46,10 @@ class EpisodeRows:
         texts: Mapping[str, NumberedTexts],
         *,
         num_rows: Mapping[str, int] | None = None,
+        orientation: Orientation = UPRIGHT,
         batch_rows: int | None = None,
     ) -> None:
+        self._orientation = orientation
         self._root, self._schema, self._numbered = root, schema, texts
         self._num_rows = num_rows or {}  # by file, as `meta` has it
         has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
@@ -107,7 +112,9 @@ class EpisodeRows:
                     frame[name] = others[name]
                     continue
                 with located(SourceError, feature=name, frame=first + row):
-                    frame[name] = embedded_value(_image(images[name], row), spec, path)
+                    frame[name] = embedded_value(
+                        _image(images[name], row), spec, path, self._orientation
+                    )
             yield Block.of(frame)
 
     def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -134,8 +141,18 @@ class EpisodeRows:
         stands_for = {name: each.column for name, each in self._numbered.items()}
         features = [stands_for.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
-        rows = self._batch_rows
-        return file.table.batches(columns, features=self._schema, rows=rows, first=first)
+        numbers = {
+            name: math.prod(n or 0 for n in spec.shape)
+            for name, spec in self._schema.items()
+            if spec.value == "array" and spec.kind != "image" and spec.is_fixed
+        }
+        return file.table.batches(
+            *(columns,),
+            features=self._schema,
+            rows=self._batch_rows,
+            first=first,
+            numbers=numbers,
+        )
 
 
 class _Episodes:

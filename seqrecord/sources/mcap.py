@@ -23,6 +23,7 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.inventory import Account, LeftOut, group_names, unread_files
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
+from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.specs import check_like_first, feature_name, feature_spec, text_spec
 from seqrecord.text import counted, repr_of
@@ -193,8 +194,10 @@ class Mcap(Originals):
                     got=f"{topic} ({_type(offered[topic])})",
                 )
             decoders[topic] = decoder(offered[topic], path)
+        beside = [text for topic in offered.values() for text in (topic.name, topic.type)]
+        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         return lambda topic, data, file: self._topics[topic].frame(
-            decoders[topic](data, file), file
+            decoders[topic](data, file), file, orientation
         )
 
     @cached_property
@@ -265,8 +268,8 @@ class Mcap(Originals):
             with errors.skipped(episode=recording.key):
                 for _, data, path in recording.messages([topic]):
                     message = decoder(recording.topics[topic], path)(data, path)
-                    keep, wanted = self.keep_encoded, self.features or None
-                    return _TopicFeatures(prefix, message, path, wanted, keep_encoded=keep)
+                    how = {"keep_encoded": self.keep_encoded, "exif": self.exif}
+                    return _TopicFeatures(prefix, message, path, self.features or None, **how)
         if errors.first is not None:
             raise errors.first
         return None
@@ -361,8 +364,7 @@ class _TopicFeatures:
         message: Message,
         path: Path,
         wanted: Container[str] | None,
-        *,
-        keep_encoded: bool,
+        **how: Any,
     ) -> None:
         self.names = message.names
         self.specs: dict[str, FeatureSpec] = {}
@@ -371,7 +373,7 @@ class _TopicFeatures:
             if wanted is not None and name not in wanted:
                 continue
             if isinstance(value, Encoded):
-                spec = embedded_spec(name, value.data, path, keep_encoded=keep_encoded)
+                spec = embedded_spec(name, value.data, path, **how)
                 if message.kind == "depth":
                     spec = replace(spec, kind="depth", unit=message.units.get(suffix))
             elif isinstance(value, str):
@@ -386,7 +388,7 @@ class _TopicFeatures:
             self.specs[suffix] = spec
 
     def frame(
-        self, message: Message, path: Path
+        self, message: Message, path: Path, orientation: Orientation
     ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:
         """The values of a later message by feature; those that it lacks are left out.
 
@@ -398,7 +400,7 @@ class _TopicFeatures:
         for suffix, spec in self.specs.items():
             value = message.values.get(suffix)
             if isinstance(value, Encoded):
-                frame[spec.name] = embedded_value(value.data, spec, path)
+                frame[spec.name] = embedded_value(value.data, spec, path, orientation)
             elif isinstance(value, str):
                 frame[spec.name] = value
             elif value is not None:
@@ -426,7 +428,7 @@ FORMAT = SourceFormat(
     "mcap",
     "NAME.mcap, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files",
     Mcap,
-    options=("clock", "map", "align", "tolerance"),
+    options=("clock", "map", "align", "tolerance", "exif"),
     takes_files=True,
     takes_urls=True,
 )

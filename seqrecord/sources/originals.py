@@ -25,6 +25,7 @@ from seqrecord.sources.files import (
     link_loop,
     list_folder,
 )
+from seqrecord.sources.orientation import check_exif
 from seqrecord.sources.specs import chosen_schema
 
 if TYPE_CHECKING:
@@ -41,12 +42,14 @@ class Originals:
     """Originals at `root`, a folder or, where `takes_files`, a file.
 
     `features` are the names to read, in that order, by default all. With `keep_encoded` images stay
-    encoded, where the format has any. Pickles hold nothing of what is named in `unpickled`.
+    encoded, where the format has any. `exif` (`apply` or `ignore`) is how images are read that EXIF
+    turns, see `Orientation`. Pickles hold nothing of what is named in `unpickled`.
     """
 
     root: str | os.PathLike[str]
     features: Sequence[str] | None = None
     keep_encoded: bool = False
+    exif: str | None = field(default=None, kw_only=True)
 
     takes_files: ClassVar[bool] = False
     unpickled: ClassVar[tuple[str, ...]] = ()
@@ -54,6 +57,7 @@ class Originals:
     def __post_init__(self) -> None:
         find = find_original if self.takes_files else find_root
         object.__setattr__(self, "root", find(self.root))
+        check_exif(self.exif)
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
 

@@ -18,6 +18,7 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.files import list_folder, size_of
 from seqrecord.sources.inventory import Account
+from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import FirstError, Originals, has_file
 from seqrecord.sources.rlds_account import account_of
 from seqrecord.sources.rlds_layout import (
@@ -159,7 +160,9 @@ class Rlds(Originals):
                         values = parse_example(file.read(record)).get(feature.key)
                     if isinstance(values, list) and values:
                         data, keep = bytes(values[0]), self.keep_encoded
-                        return embedded_spec(feature.name, data, path, keep_encoded=keep)
+                        return embedded_spec(
+                            feature.name, data, path, keep_encoded=keep, exif=self.exif
+                        )
         raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
 
     # --- episodes: as little as possible is read of a record --------------------------------
@@ -233,6 +236,8 @@ class Rlds(Originals):
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
         images = {each.name for each in self._chosen if each.kind == "image"}
+        beside = [each.name for each in (*self._features.steps, *self._features.episode)]
+        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         for number in range(len(next(iter(columns.values())))):
             frame: dict[str, Any] = {}
             for name, column in columns.items():
@@ -240,13 +245,13 @@ class Rlds(Originals):
                 if name in images:
                     with located(SourceError, feature=name, frame=number):
                         frame[name] = embedded_value(
-                            bytes(column[number]), self.schema()[name], path
+                            bytes(column[number]), self.schema()[name], path, orientation
                         )
             yield frame
 
 
 FORMAT = SourceFormat(
-    "rlds", "features.json and NAME-train.tfrecord-00000-of-00042", Rlds, takes_urls=True
+    "rlds", "features.json and NAME-train.tfrecord-00000-of-00042", Rlds, ("exif",), takes_urls=True
 )
 
 

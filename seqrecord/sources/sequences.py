@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -24,6 +24,7 @@ from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.files import read_bytes
 from seqrecord.sources.images import image_header, passthrough_codec
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.orientation import Orientation, shape_of
 from seqrecord.sources.originals import (
     Scan,
     ScannedSource,
@@ -58,19 +59,23 @@ class Images(Column):
     paths: Sequence[Path | None]
     kind: str = "image"
     unit: str | None = None
+    exif: str | None = None
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
         path = next(path for path in self.paths if path is not None)
         header = image_header(path)
-        codec = passthrough_codec(header) if keep_encoded else ()
+        codec = passthrough_codec(header, exif=self.exif) if keep_encoded else ()
+        shape = shape_of(header, self.exif, is_kept=bool(codec))
         said = {"codec": codec, "kind": self.kind, "unit": self.unit}
-        return feature_spec(name, header.dtype, header.shape, path, **said)
+        return feature_spec(name, header.dtype, shape, path, **said)
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
         path = self.paths[frame]
         if path is None:
             return None
-        return embedded_value(read_bytes(path), spec, path)
+        # A sequence is of a camera, whose calibration belongs to the stored pixels.
+        orientation = Orientation(self.exif, lambda: False)
+        return embedded_value(read_bytes(path), spec, path, orientation)
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ class SequenceSource(ScannedSource):
             if info.key not in self._folders:
                 raise SourceError("no such episode", file=str(self.root))
             folder = self._folders[info.key]
-            sequence = self.open(folder)
+            sequence = self._opened(folder)
             columns = {
                 name: (sequence.columns[name], spec)
                 for name, spec in self.schema().items()
@@ -192,6 +197,15 @@ class SequenceSource(ScannedSource):
             since = column.array - column.array[0]
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 
+    def _opened(self, folder: Path) -> SequenceFrames:
+        """The sequence, whose images are read as `exif` says."""
+        sequence = self.open(folder)
+        columns = {
+            name: replace(column, exif=self.exif) if isinstance(column, Images) else column
+            for name, column in sequence.columns.items()
+        }
+        return replace(sequence, columns=columns)
+
     @cached_property
     def _folders(self) -> dict[str, Path]:
         folders = find_folders(self.path, self.is_sequence)
@@ -202,7 +216,7 @@ class SequenceSource(ScannedSource):
             raise SourceError("no sequence found", file=str(self.root), expected=self.expected)
         for key, folder in self._folders.items():
             with found.unless_broken(EpisodeInfo(key, 0)):
-                sequence = self.open(folder)
+                sequence = self._opened(folder)
                 found.specs += [
                     sequence.columns[name].spec(name, keep_encoded=self.keep_encoded)
                     for name in (sequence.columns if self.features is None else self.features)

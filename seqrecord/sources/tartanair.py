@@ -104,7 +104,7 @@ class TartanAir(Originals):
             trajectory.path / files.folder
             for trajectory in self._trajectories
             for files in trajectory.pixels
-            if files.kept and files.features[0].name in self.schema()
+            if files.kept(self.exif) and files.features[0].name in self.schema()
         }
         return external_folders(self.path, sorted(folders))
 
@@ -147,8 +147,12 @@ class TartanAir(Originals):
                 raise SourceError("no such trajectory", file=str(self.root))
             trajectory = open_trajectory(folders[info.key])
             size = sizes.get(trajectory.layout.version) if trajectory.layout else None
-            keep = {"keep_encoded": self.keep_encoded, "reference": self.reference}
-            yield from read_frames(trajectory, schema, size or (0, 0), **keep)
+            yield from read_frames(
+                *(trajectory, schema, size or (0, 0)),
+                keep_encoded=self.keep_encoded,
+                reference=self.reference,
+                exif=self.exif,
+            )
 
     def exists(self) -> bool:
         """Whether there are files named as TartanAir's among the first entries below `root`."""
@@ -205,7 +209,7 @@ class TartanAir(Originals):
         for files in layout.pixels:
             if files.camera in self.cameras and size and _some_has(trajectories, files):
                 is_kept = self.reference or (self.keep_encoded and files.is_image)
-                codec = files.kept if is_kept else ()
+                codec = files.kept(self.exif) if is_kept else ()
                 for spec in files.features:
                     yield replace(spec, shape=(*size, *spec.shape[2:]), codec=codec)
         for spec, camera, file in layout.poses:
@@ -223,7 +227,7 @@ class TartanAir(Originals):
                 folder = trajectory.path / files.folder
                 with errors.skipped(episode=trajectory.key):
                     for name in list_frames(folder, [files])[0].values():
-                        return files.size(folder / name)
+                        return files.size(folder / name, self.exif)
         if errors.first:
             raise errors.first
         return None
@@ -265,7 +269,7 @@ FORMAT = SourceFormat(
     "ENV/Easy/P000/image_left/000000_left.png, or "
     "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png",
     TartanAir,
-    options=("cameras", "difficulty"),
+    options=("cameras", "difficulty", "exif"),
     takes_urls=True,
 )
 

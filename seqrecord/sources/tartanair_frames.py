@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from seqrecord.format.references import ReferencedFile
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.array_files import read_array
 from seqrecord.sources.files import is_file, list_folder, read_bytes
+from seqrecord.sources.orientation import Orientation
 from seqrecord.sources.tartanair_layout import IMU_ROWS, PixelFiles, Size, check_rgb
 from seqrecord.sources.tartanair_tree import Trajectory
 from seqrecord.sources.text_tables import rows_of, table
@@ -27,6 +29,7 @@ def read_frames(
     *,
     keep_encoded: bool,
     reference: bool = False,
+    exif: str | None = None,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame; pixels are [H, W, ...] of `size`.
 
@@ -50,16 +53,17 @@ def read_frames(
             file=str(trajectory.path),
             expected=f"some of {', '.join(schema)}",
         )
+    orientation = Orientation(exif, lambda: False)  # a trajectory is of a camera
     for index, frame_id in enumerate(lists.ids):
         frame: dict[str, Any] = {}
         for files, names in pixels.items():
             if frame_id in names:
                 path = trajectory.path / files.folder / names[frame_id]
-                if reference and files.kept:
+                if reference and files.kept(exif):
                     frame[files.features[0].name] = ReferencedFile(str(path))
                     continue
                 with located(SourceError, feature=files.features[0].name, frame=index):
-                    frame.update(_read_pixels(files, path, size, keep_encoded))
+                    frame.update(_read_pixels(files, path, size, keep_encoded, orientation))
         for name, values in rows.items():
             if index < len(values):
                 frame[name] = values[index]
@@ -183,13 +187,14 @@ def _check_ids(ids: Collection[int], want: Sequence[int], folder: Path, origin: 
 
 
 def _read_pixels(
-    files: PixelFiles, path: Path, size: Size, keep_encoded: bool
+    files: PixelFiles, path: Path, size: Size, keep_encoded: bool, orientation: Orientation
 ) -> dict[str, npt.NDArray[Any] | EncodedImage]:
     if keep_encoded and files.is_image:
         data = read_bytes(path)
-        check_rgb(data, path, size)
+        kept = replace(files.features[0], codec=files.kept(None))
+        check_rgb(data, path, size, kept, orientation)
         return {files.features[0].name: EncodedImage(data)}
-    arrays = files.read(path, size, files.features)
+    arrays = files.read(path, size, files.features, orientation)
     return {feature.name: array for feature, array in zip(files.features, arrays, strict=True)}
 
 

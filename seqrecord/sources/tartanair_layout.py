@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.images import IMAGE
 from seqrecord.errors import SourceError
 from seqrecord.schema import CodecConfig, FeatureSpec
 from seqrecord.sources.array_files import array_header, read_array
 from seqrecord.sources.files import check_array, read_bytes
-from seqrecord.sources.images import decode_image, image_header
+from seqrecord.sources.images import decode_image, image_header, kept_config
+from seqrecord.sources.orientation import Orientation, shape_of
 
 CAMERAS = ("left", "right")
 
@@ -42,7 +42,7 @@ IMU_ROWS = 10
 Size = tuple[int, int]
 """Height and width in pixels."""
 
-Reader = Callable[[Path, Size, Sequence[FeatureSpec]], "tuple[npt.NDArray[Any], ...]"]
+Reader = Callable[[Path, Size, Sequence[FeatureSpec], Orientation], "tuple[npt.NDArray[Any], ...]"]
 
 _PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
     "image": ("|u1", (3,), "image", None),
@@ -79,17 +79,16 @@ class PixelFiles:
     def is_image(self) -> bool:
         return self.read is _read_rgb
 
-    @property
-    def kept(self) -> tuple[CodecConfig, ...]:
+    def kept(self, exif: str | None) -> tuple[CodecConfig, ...]:
         """The codec of files that can stay where they are; empty for the others."""
         formats: dict[Reader, str] = {_read_rgb: "png", _read_seg_png: "png", _read_npy: "npy"}
-        return ({"id": IMAGE, "format": formats[self.read]},) if self.read in formats else ()
+        return (kept_config(formats[self.read], exif),) if self.read in formats else ()
 
     @property
     def needs_imagecodecs(self) -> bool:
         return self.read is _read_flow_png
 
-    def size(self, path: Path) -> Size:
+    def size(self, path: Path, exif: str | None) -> Size:
         """Height and width as a file's header declares them; raises `SourceError`."""
         if path.suffix == ".npy":
             header = array_header(path)
@@ -97,7 +96,7 @@ class PixelFiles:
             shape = header.shape
             check_array(header.dtype, shape, want.dtype, (*shape[:2], *_channels(want)), path)
         else:
-            shape = image_header(path).shape
+            shape = shape_of(image_header(path), exif, is_kept=False)
         return shape[0], shape[1]
 
 
@@ -124,18 +123,32 @@ class TartanAirLayout:
         )
 
 
-def check_rgb(data: bytes, path: Path, size: Size) -> npt.NDArray[Any]:
+def check_rgb(
+    data: bytes, path: Path, size: Size, spec: FeatureSpec, orientation: Orientation
+) -> npt.NDArray[Any]:
     """The pixels of an encoded image, which must be RGB of 8 bits."""
-    return _decoded(data, path, "RGB", "|u1", size)
+    return _decoded(data, path, "RGB", "|u1", size, spec, orientation)
 
 
-def _decoded(data: bytes, path: Path, mode: str, dtype: str, size: Size) -> npt.NDArray[Any]:
-    image = decode_image(data, path, mode, size)
+def _decoded(
+    data: bytes,
+    path: Path,
+    mode: str,
+    dtype: str,
+    size: Size,
+    spec: FeatureSpec,
+    orientation: Orientation,
+) -> npt.NDArray[Any]:
+    image = decode_image(
+        data, path, mode, size, turn=lambda header: orientation.of(header, spec, path)
+    )
     check_array(image.dtype, image.shape, dtype, image.shape, path)
     return image
 
 
-def _read_npy(path: Path, size: Size, features: Sequence[FeatureSpec]) -> tuple[Any, ...]:
+def _read_npy(
+    path: Path, size: Size, features: Sequence[FeatureSpec], _: Orientation
+) -> tuple[Any, ...]:
     return (read_array(path, features[0].dtype, (*size, *_channels(features[0]))),)
 
 
@@ -143,23 +156,31 @@ def _channels(spec: FeatureSpec) -> tuple[int, ...]:
     return tuple(length for length in spec.shape if length is not None)
 
 
-def _read_rgb(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    return (check_rgb(read_bytes(path), path, size),)
+def _read_rgb(
+    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+) -> tuple[Any, ...]:
+    return (check_rgb(read_bytes(path), path, size, features[0], orientation),)
 
 
-def _read_depth_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size)
+def _read_depth_png(
+    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+) -> tuple[Any, ...]:
+    rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size, features[0], orientation)
     # The four bytes of a float lie in the order in which OpenCV sees them, which is BGRA.
     bgra = rgba[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
 
-def _read_seg_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    return (_decoded(read_bytes(path), path, "L", "|u1", size),)
+def _read_seg_png(
+    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+) -> tuple[Any, ...]:
+    return (_decoded(read_bytes(path), path, "L", "|u1", size, features[0], orientation),)
 
 
-def _read_flow_png(path: Path, size: Size, _: Sequence[FeatureSpec]) -> tuple[Any, ...]:
-    rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size)
+def _read_flow_png(
+    path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
+) -> tuple[Any, ...]:
+    rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size, features[0], orientation)
     # OpenCV's order again: x, y and mask are blue, green and red.
     mask = rgb[..., 0]
     flow = np.empty((*size, 2), np.float32)

@@ -146,4 +146,4 @@ def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
     }, f"camera assumed: freiburg{found[-1]}'s, named by {origin}"
 
 
-FORMAT = SourceFormat("tum", Tum.expected, Tum, takes_urls=True)
+FORMAT = SourceFormat("tum", Tum.expected, Tum, ("exif",), takes_urls=True)

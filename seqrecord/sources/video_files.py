@@ -12,7 +12,9 @@ from seqrecord.codecs.video.packages import pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.files import open_file, openable, unreadable
+from seqrecord.sources.files import open_file, openable, opened, unreadable
+from seqrecord.sources.mp4_boxes import check_boxes
+from seqrecord.sources.video_forms import VideoForms
 from seqrecord.sources.video_turns import UPRIGHT, Turn
 
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
@@ -22,7 +24,6 @@ _CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as p
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
 _MOST_BEFORE = 64  # bytes of a container between a packet's place and the packet
-_MAX_PACKETS = 1 << 24  # in the tables of a file: three days of 60 frames a second
 _MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
@@ -51,27 +52,33 @@ class VideoPacket(NamedTuple):
 
 
 class VideoFile:
-    """The first video stream of an MP4, MOV, Matroska, WebM or AVI file; close it after use.
+    """A video stream of an MP4, MOV, Matroska, WebM or AVI file; close it after use.
 
     ::
 
         codec, extradata    FFmpeg's name, and what the container says of the codec beside it
         tick                seconds
         coded_size          height and width in pixels
-    turn                how players turn its frames
-    size                height and width of frames that are turned so
+        turn                how players turn its frames
+        size                height and width of frames that are turned so
         pixel_format        as FFmpeg calls it; None if the container does not say
         matrix              the number (H.273) of the matrix from YUV to RGB, or None
         color_range         "limited" or "full", or None
         fps                 frames a second, on average, or None
+        others              the file's other streams of video, in words
 
-    Raises `SourceError` for a file that is none of these, or has no video.
+    `stream` is the number of the stream among those of video, from 0, or its title; by default it
+    is the first one. Cover pictures are none.
+
+    Raises `SourceError` for a file that is none of these, or has no such video.
     """
 
     _is_unread: bool
+    others: tuple[str, ...]
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stream: int | str | None = None) -> None:
         self.path = path
+        self._wanted = stream
         self._raw: Any = None
         self._is_unread = True
         self._open()
@@ -88,6 +95,7 @@ class VideoFile:
         try:
             kept = self.codec in PASSTHROUGH
             self._format = packet_format(self.codec, self.extradata) if kept else None
+            self.forms = VideoForms(self.codec, self._format, path) if self._format else None
         except ValueError as error:
             self.close()
             raise SourceError(f"a damaged video: {error}", file=str(path)) from error
@@ -117,6 +125,9 @@ class VideoFile:
         context.thread_count, context.thread_type = 1, "NONE"
         for packet in islice(self._file.demux(self._stream), _MAX_LEADING):
             with suppress(*video_errors()):  # who reads the frames says what is wrong with them
+                start = self._format and self._format.start(bytes(packet))
+                if self.forms is not None and start and (start.is_closed or start.may_lead):
+                    self.forms.check(bytes(packet), 0, is_key=True)
                 for frame in packet.decode():
                     matrix = frame.side_data.get("DISPLAYMATRIX")
                     with located(SourceError, file=str(self.path)):
@@ -153,20 +164,12 @@ class VideoFile:
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
                 # The tables of a file of fragments are those of the fragments that were looked at.
                 if 0 < len(entries) <= self._stream.frames:
-                    most = min(self.nbytes, _MAX_PACKETS)
-                    if len(entries) > most:
-                        raise SourceError(
-                            "a video whose tables name more packets than it can hold",
-                            file=str(self.path),
-                            expected=f"at most {most}",
-                            got=len(entries),
-                        )
                     return entries
         return ()
 
     def other_streams(self) -> list[str]:
-        """The kinds of the file's other streams: "audio", "subtitle", "data", "video", …"""
-        return [each.type or "data" for each in self._file.streams if each is not self._stream]
+        """The kinds of the file's streams that are no video: "audio", "subtitle", "data", …"""
+        return [each.type or "data" for each in self._file.streams if each.type != "video"]
 
     @property
     def nbytes(self) -> int:
@@ -212,6 +215,12 @@ class VideoFile:
         except OSError as error:
             raise unreadable(self.path, error) from error
         self._remote = None if isinstance(where, Path) else where
+        if self._remote is None:
+            with opened(self.path) as file:
+                check_boxes(file, self.path, reads_all=True)
+        else:
+            check_boxes(self._remote, self.path, reads_all=False)
+            self._remote.seek(0)
         with self._errors("not a video that can be read"):
             self._file: Any = pyav().open(
                 str(where) if isinstance(where, Path) else where,
@@ -219,12 +228,33 @@ class VideoFile:
                 buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
             )
-        streams = self._file.streams.video
-        if not streams or streams[0].codec_context is None:
+        try:
+            self._stream = self._chosen()
+        except SourceError:
             self.close()
-            raise SourceError("a file without video of a known codec", file=str(self.path))
-        self._stream = streams[0]
+            raise
         self._is_unread = True
+
+    def _chosen(self) -> Any:
+        """The stream that is wanted."""
+        pictures = pyav().stream.Disposition.attached_pic
+        streams = [each for each in self._file.streams.video if not each.disposition & pictures]
+        names = [_title(each) for each in streams]
+        shown = [f"stream={i} ({_described(each)})" for i, each in enumerate(streams)]
+        number = self._wanted or 0
+        if isinstance(number, str):
+            number = names.index(number) if names.count(number) == 1 else -1
+        if self._wanted is not None and not 0 <= number < len(streams):
+            raise SourceError(
+                "no such stream of video",
+                file=str(self.path),
+                expected="; ".join(shown) or "a stream of video",
+                got=f"stream={self._wanted}",
+            )
+        if not streams or streams[number].codec_context is None:
+            raise SourceError("a file without video of a known codec", file=str(self.path))
+        self.others = tuple(text for i, text in enumerate(shown) if i != number)
+        return streams[number]
 
     def _seek(self, tick: int) -> Iterator[VideoPacket]:
         """From a place before `tick`; nothing where the container finds none."""
@@ -246,6 +276,9 @@ class VideoFile:
                 if packet.pts is None:
                     raise SourceError("a video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
+                is_start = start.is_closed or start.may_lead
+                if self.forms is not None and (is_start or self.codec == "vp9"):
+                    self.forms.check(data, packet.pts * self.tick, is_key=is_start)
                 shown = not (packet.is_discard or start.is_hidden)
                 key = packet.is_keyframe
                 yield VideoPacket(data, packet.pts, start, key, shown, pos=packet.pos)
@@ -276,6 +309,16 @@ class VideoFile:
             raise SourceError(
                 message, file=str(self.path), got=(error.strerror or str(error))[:200]
             ) from error
+
+
+def _title(stream: Any) -> str:
+    return str(stream.metadata.get("title", ""))[:100]
+
+
+def _described(stream: Any) -> str:
+    context, title = stream.codec_context, _title(stream)
+    what = f"{context.name} {context.width}x{context.height}" if context else "unknown codec"
+    return f"{title!r}, {what}" if title else what
 
 
 def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import describe
-from seqrecord.codecs.video.encoding import encode_gop
+from seqrecord.codecs.video.encoding import encode_gop, is_odd
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH
@@ -32,6 +32,7 @@ from seqrecord.meanings import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
+from seqrecord.sources.video_forms import FrameForm
 from seqrecord.sources.video_turns import UPRIGHT
 
 _logger = logging.getLogger("seqrecord")
@@ -310,6 +311,15 @@ def _config(file: VideoFile, frame: Any) -> VideoConfig:
     codec, pixels = stored_codec(file.codec), _stored_pixels(file, frame.format.name)
     if codec != file.codec or codec == "ffv1":
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
+    height, width = file.size
+    if codec in ("h264", "hevc") and is_odd(pixels, height, width):
+        raise SourceError(
+            f"a video of an odd size, which must be re-encoded ({codec}, {pixels}): crop it, as by "
+            "ffmpeg -i IN -vf 'crop=trunc(iw/2)*2:trunc(ih/2)*2' OUT, or keep each pixel by a "
+            "codec that takes such a size: ffmpeg -i IN -c:v ffv1 OUT.mkv",
+            expected="an even height and width",
+            got=f"{width}x{height} {file.codec} {frame.format.name}",
+        )
     with _source_errors():
         config = VideoConfig(codec, pixels, file.matrix, file.color_range)
         return config.encoding(*file.size)
@@ -326,7 +336,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
                 context.extradata = file.extradata
         if file.codec == "h264":
             context.options = {"strict": "1"}
-    is_first = True
+    is_first, form = True, None
     for each in chain(packets, (None,)):
         coded = None
         if each is not None:
@@ -341,6 +351,9 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
             frames = context.decode(coded)
         for frame in frames:
             if frame.pts is not None and frame.pts != _HIDDEN:
+                found = FrameForm(frame.height, frame.width, frame.format.name)
+                form = form or found
+                form.check(found, file.path, ticks[frame.pts] * file.tick)
                 rows.take(ticks[frame.pts])
                 yield frame
 
@@ -351,6 +364,6 @@ def _source_errors() -> Iterator[None]:
     try:
         yield
     except CodecError as error:
-        raise SourceError(error.message, got=error.got) from error
+        raise SourceError(error.message, expected=error.expected, got=error.got) from error
     except video_errors() as error:
         raise SourceError("a video that cannot be decoded", got=str(error)[:200]) from error

@@ -17,6 +17,7 @@ from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
 from seqrecord.processes.forks import cached_property
+from seqrecord.sources.remote import remote_files
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.sources.video_turns import UPRIGHT
@@ -73,7 +74,10 @@ class PacketTable:
 
 
 def read_table(file: VideoFile) -> PacketTable:
-    """From the file's own tables, where they tell enough; else each packet is read once."""
+    """From the file's own tables, where they tell enough; else each packet is read once.
+
+    Raises `SourceError` for a file whose frames change; of one on a URL, readers notice it.
+    """
     if entries := file.entries():
         known = list(entries)  # each is made when it is asked for
         ticks, starts, sizes, key, hidden = (
@@ -89,6 +93,9 @@ def read_table(file: VideoFile) -> PacketTable:
                 expected=f"packets up to byte {file.nbytes}",
                 got=f"{int(sizes[at])} bytes",
             )
+        if file.forms is not None and remote_files(file.path) is None:
+            where = (starts[key], sizes[key], ticks[key] * file.tick)
+            file.forms.check_keyframes(*(each.tolist() for each in where))
         return PacketTable(ticks, ~hidden, key, key, starts, sizes)
     packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ from seqrecord.sources.video_streams import check_file, read_gops, video_spec
 from seqrecord.sources.video_tables import read_references, read_table
 from seqrecord.text import counted
 
+_logger = logging.getLogger("seqrecord")
+
 _IMAGE = "image"
 _TIME = "timestamp"
 
@@ -45,10 +48,14 @@ class Videos(Originals):
     where there are several, which must have as many frames. Video that players turn, as portrait
     video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
     codec, pixel format and size. With `reference` packets stay where they are.
+
+    Of a file with several streams of video one is read: the first, with a warning, or `stream`, a
+    number among them, from 0, or a title.
     """
 
     by_folder: bool = False
     reference: bool = False
+    stream: int | str | None = None
 
     takes_files = True
     unpickled = ("_files",)
@@ -66,7 +73,7 @@ class Videos(Originals):
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         files = self._named(info.key)
         first = next(iter(files.values()))
-        with located(SourceError, episode=info.key), VideoFile(first) as file:
+        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
             ticks, tick = file.ticks(), file.tick
         for each in ticks:
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
@@ -79,11 +86,18 @@ class Videos(Originals):
 
     def account(self) -> Account:
         """Opens each file for the kinds of its streams."""
-        streams, endings = Counter[str](), Counter[str]()
+        streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
         for path in self._paths():
             endings[path.suffix] += 1
-            with suppress(SourceError), VideoFile(path) as file:
+            with suppress(SourceError), VideoFile(path, self.stream) as file:
                 streams.update(file.other_streams())
+                others.update(file.others)
+                if file.others and self.stream is None:
+                    _logger.warning(
+                        "%s: %d streams of video; the first is read, choose another by "
+                        "--source-option stream=: %s",
+                        *(path, len(file.others) + 1, "; ".join(file.others)),
+                    )
         names = ", ".join(f"*{ending}" for ending in sorted(endings))
         cameras = {name for files in self._files.values() for name in files}
         places = {
@@ -92,6 +106,10 @@ class Videos(Originals):
         left_out = [
             LeftOut(f"{kind} in {names}", n, "no reader", "streams")
             for kind, n in sorted(streams.items())
+        ]
+        left_out += [
+            LeftOut(f"video {which}", n, "another stream is read", "streams", self.stream is None)
+            for which, n in sorted(others.items())
         ]
         left_out += unread_files(self.path, _is_video)
         left_out += [
@@ -138,7 +156,7 @@ class Videos(Originals):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
                 raise SourceError("a folder that lacks a camera", file=str(folder))
-            with VideoFile(files[spec.name]) as file:
+            with VideoFile(files[spec.name], self.stream) as file:
                 check_file(file, spec)
                 if self.reference:
                     yield read_references(file, read_table(file))
@@ -176,7 +194,7 @@ class Videos(Originals):
 
     def _info(self, key: str, files: dict[str, Path]) -> EpisodeInfo:
         try:
-            with VideoFile(next(iter(files.values()))) as file:
+            with VideoFile(next(iter(files.values())), self.stream) as file:
                 return EpisodeInfo(key, max(file.count(), 1), fps=file.fps)
         except SourceError:
             return EpisodeInfo(key, 1)  # refused when it is read
@@ -195,7 +213,10 @@ class Videos(Originals):
         errors = FirstError()
         for key, files in self._files.items():
             if name in files:
-                with errors.skipped(episode=key, feature=name), VideoFile(files[name]) as file:
+                with (
+                    errors.skipped(episode=key, feature=name),
+                    VideoFile(files[name], self.stream) as file,
+                ):
                     return video_spec(name, file)
         assert errors.first is not None
         raise errors.first
@@ -209,7 +230,7 @@ FORMAT = SourceFormat(
     "videos",
     "NAME.mp4, .mov, .mkv, .webm or .avi",
     Videos,
-    options=("by_folder",),
+    options=("by_folder", "stream"),
     takes_files=True,
     is_fallback=True,
     takes_urls=True,

@@ -33,6 +33,7 @@ from seqrecord.sources.frame_names import (
 )
 from seqrecord.sources.images import IMAGE_ENDINGS, referable_codec
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import (
     NumberedFrames,
     Scan,
@@ -231,18 +232,25 @@ class WebDataset(NumberedFrames, ScannedSource):
             return text_spec(name, path)
         if ending in _NUMBERS:
             return feature_spec(name, np.dtype("<i8"), (), path)
-        codec = referable_codec(one.data, one.endings) if self.reference else None
+        codec = None
+        if self.reference:
+            codec = referable_codec(one.data, one.endings, path, self.exif)
         if ending in _ARRAYS:
             array = decode_array(one.data, path)
             kind = kind_of(name, array.dtype, array.shape)
             return feature_spec(name, array.dtype, array.shape, path, kind=kind, codec=codec or ())
         spec = embedded_spec(
-            name, one.data, path, keep_encoded=self.keep_encoded, endings=one.endings
+            *(name, one.data, path),
+            keep_encoded=self.keep_encoded,
+            endings=one.endings,
+            exif=self.exif,
         )
         return spec if codec is None else replace(spec, codec=codec)
 
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
         schema, files = self.schema(), info.metadata.get("files", {})
+        beside = info.metadata.get("left_out", ())
+        orientation = Orientation(self.exif, lambda: is_alone(schema, beside))
         pattern = next((split_name(each)[1] for each in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] = set()
@@ -300,7 +308,7 @@ class WebDataset(NumberedFrames, ScannedSource):
                 elif name in found:
                     with located(SourceError, feature=name, frame=index):
                         data = read_member(stream, found[name], path)
-                        frame[name] = _value(data, spec, path / found[name].name)
+                        frame[name] = _value(data, spec, path / found[name].name, orientation)
                 elif spec.kind in told:
                     frame[name] = told[spec.kind]
             yield frame
@@ -312,7 +320,7 @@ FORMAT = SourceFormat(
     "webdataset",
     "*.tar of samples KEY.FIELD, as 000000.png and 000000.json",
     WebDataset,
-    options=("sparse", "allow_gaps"),
+    options=("sparse", "allow_gaps", "exif"),
     takes_files=True,
     is_fallback=True,
     takes_urls=True,
@@ -411,7 +419,7 @@ def _is_tar(path: Path) -> bool:
     return _ending(path.name) == ".tar"
 
 
-def _value(data: bytes, spec: FeatureSpec, path: Path) -> Any:
+def _value(data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation) -> Any:
     ending = _ending(path.name)
     if (ending in _TEXTS) != (spec.value == "text"):
         raise SourceError("a field that is text in some samples", file=str(path))
@@ -426,7 +434,7 @@ def _value(data: bytes, spec: FeatureSpec, path: Path) -> Any:
             "a field that cannot be read", file=str(path), expected=wanted, got=repr(data[:80])
         ) from error
     if ending in IMAGE_ENDINGS:
-        return embedded_value(data, spec, path)
+        return embedded_value(data, spec, path, orientation)
     if spec.codec:
         raise SourceError(f"a {ending} file among kept images", file=str(path))
     array = decode_array(data, path)

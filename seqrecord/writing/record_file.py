@@ -27,6 +27,7 @@ from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
 from seqrecord.writing.rates import Irregular, RateCheck
 from seqrecord.writing.record_files import EpisodeLags, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
+from seqrecord.writing.values import plain_items
 from seqrecord.writing.video_group import VideoGroup
 
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
@@ -125,6 +126,10 @@ class RecordFileWriter(RecordFiles):
                 proper = _proper_bools(items) if is_array else [*map(_proper_bools, items)]
                 columns = {**columns, name: proper}
         try:
+            columns = {
+                name: column if type(column) is np.ndarray else plain_items(column, name)
+                for name, column in columns.items()
+            }
             encoders = self._fast_encoders if fast else self._encoders
             encoded = {name: encoders[name](column) for name, column in columns.items()}
         except (FrameError, CodecError) as error:

@@ -34,6 +34,7 @@ from seqrecord.writing.stored_schema import (
     check_fps,
     infer_schema,
 )
+from seqrecord.writing.values import plain
 from seqrecord.writing.writer import SeqRecordWriter
 
 DEFAULT_QUEUE_BYTES = "1GiB"
@@ -268,6 +269,7 @@ class RecordingEpisode:
                     "a frame without any feature; append a frame that has one or more, or skip it"
                 )
             Block.of(frame)  # which refuses None
+            frame = {name: plain(item, name) for name, item in frame.items()}
             schema = recorder._schema or infer_schema([frame], recorder._described)
             _check_frame(schema, frame)
         recorder._schema = schema

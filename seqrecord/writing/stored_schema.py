@@ -18,6 +18,7 @@ from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Sche
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer, parse_size
 from seqrecord.writing.chunking import is_small
+from seqrecord.writing.values import plain
 
 DEFAULT_CODEC = "balanced"
 DEFAULT_RECORD_BYTES = 1 << 30
@@ -247,7 +248,7 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
         except CodecError as error:
             raise FrameError(error.message, feature=name, got=error.got) from error
         return FeatureSpec(name, header.dtype, header.shape, chain)
-    array = np.asarray(item)
+    array = np.asarray(plain(item, name))
     return FeatureSpec(name, array.dtype, array.shape)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
-from seqrecord.errors import FrameError
+from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
@@ -169,7 +169,8 @@ class VideoGroup:
 
     def _end_gop(self) -> None:
         if self._arrays:
-            self._gops.append(encode_gop(self.config, self._arrays))
+            with located(CodecError, feature=self.name):
+                self._gops.append(encode_gop(self.config, self._arrays))
             self._arrays = []
 
     def _end_chunk_if(self, condition: bool) -> None:

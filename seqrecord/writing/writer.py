@@ -39,6 +39,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
+from seqrecord.writing.values import plain
 
 _logger = logging.getLogger("seqrecord")
 
@@ -324,6 +325,8 @@ class EpisodeWriter:
                     episode=self.key,
                     frame=self.num_frames,
                 )
+            with located(FrameError, episode=self.key, frame=self.num_frames):
+                frame = {name: plain(item, name) for name, item in frame.items()}
             block = Block.of(frame)
             if self._files is not None or self._writer._schema is not None:
                 self._begun().append(block, fast=fast)

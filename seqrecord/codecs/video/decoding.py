@@ -218,12 +218,9 @@ def describe(
     ("limited", "full") are what the container says, for a stream that says nothing of it. Raises
     `CodecError` for what does not decode, and for pixels that are none of `VideoConfig`'s formats.
     """
-    av = pyav()
-    context = av.CodecContext.create(_DECODERS.get(codec, codec), "r")
-    context.thread_count = 1
-    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3)}
+    context = _context(codec)
     try:
-        frame = _first_frame(context, gop)
+        frame = _first_frame(context, gop.packets)
         config = VideoConfig(codec, frame.format.name, matrix, color_range)
         if config.pixel_format == GREY16:
             raise ValueError(f"frames of {GREY16}, which are no pictures in colour")
@@ -232,8 +229,25 @@ def describe(
     return (frame.height, frame.width, 3), config.to_json()
 
 
-def _first_frame(context: Any, gop: Gop) -> Any:
-    for data in (*gop.packets, None):
+def form_of(codec: str, keyframe: bytes) -> tuple[int, int, str]:
+    """Height, width and pixel format of the frame of a packet that stands alone.
+
+    Raises one of `video_errors()` for what does not decode.
+    """
+    context = _context(codec)
+    frame = _first_frame(context, (keyframe,))
+    return frame.height, frame.width, frame.format.name
+
+
+def _context(codec: str) -> Any:
+    context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
+    context.thread_count = 1
+    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3)}
+    return context
+
+
+def _first_frame(context: Any, packets: Sequence[bytes]) -> Any:
+    for data in (*packets, None):
         packet = None if data is None else packet_of(data)
         for frame in context.decode(packet):
             return frame

@@ -82,9 +82,26 @@ def _encoder(config: VideoConfig, height: int, width: int) -> Any:
     if config.pixel_format.startswith("yuv"):
         context.colorspace, context.color_range = _BT601, _LIMITED
     context.options = options | ({} if config.quality is None else {"crf": str(config.quality)})
-    with _usual_scheduling():
-        context.open()
+    try:
+        with _usual_scheduling():
+            context.open()
+    except video_errors() as error:
+        if is_odd(config.pixel_format, height, width):
+            raise CodecError(
+                f"{config.codec} with {config.pixel_format} takes no frames of an odd size: crop "
+                "them, or choose another codec or pixel format",
+                expected="an even height and width, or ffv1, or h264:pixel_format=yuv444p",
+                got=f"{width}x{height}",
+            ) from error
+        raise
     return context
+
+
+def is_odd(pixel_format: str, height: int, width: int) -> bool:
+    """Whether chroma samples of a format span pixels of which frames of this size have too few."""
+    odd_rows = height % 2 and any(chroma in pixel_format for chroma in ("420", "440"))
+    odd_columns = width % 2 and any(chroma in pixel_format for chroma in ("420", "422"))
+    return bool(odd_rows or odd_columns)
 
 
 @contextmanager

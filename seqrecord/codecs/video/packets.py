@@ -11,7 +11,7 @@ specification 5.3 and 5.9.2 and its binding to ISOBMFF (av1C), the VP9 bitstream
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, NamedTuple
 
 PASSTHROUGH = ("h264", "hevc", "av1", "vp9")
@@ -49,6 +49,15 @@ class PacketFormat(ABC):
     @abstractmethod
     def start(self, data: bytes) -> Start:
         """What a packet begins."""
+
+    @abstractmethod
+    def headers(self, data: bytes) -> bytes:
+        """The headers of a keyframe, of which the first bytes suffice: keyframes of equal headers
+        have frames of one size and pixel format."""
+
+    def sizes(self, data: bytes) -> set[tuple[int, int]]:  # noqa: ARG002
+        """Heights and widths that the frames of a packet have of their own, keyframe or not."""
+        return set()
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:  # noqa: ARG002
         """The packet without a container; `is_start` says that a GOP is to begin with it."""
@@ -110,6 +119,15 @@ class _Nals(PacketFormat):
             is_broken=frame in self.broken,
             is_hidden=frame is None,
         )
+
+    def headers(self, data: bytes) -> bytes:
+        found = []
+        for nal in self._units(data):
+            if (kind := self.kind(nal[0])) in self.frames:
+                break
+            if kind == self.needed:
+                found.append(bytes(nal))
+        return b"".join(found or [each for each in self._sets if self.kind(each[0]) == self.needed])
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         units = [bytes(nal) for nal in self._units(data)]
@@ -213,13 +231,18 @@ class _Av1(PacketFormat):
                 return Start(is_closed=has_header and payload[0] >> 4 == 0b0001)
         return Start()
 
+    def headers(self, data: bytes) -> bytes:
+        units = _units_of_av1(data)
+        return next((bytes(unit) for kind, unit in units if kind == _SEQUENCE_HEADER), b"")
+
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         kinds = [kind for kind, _ in _units_of_av1(data)]
         return self._header + data if is_start and _SEQUENCE_HEADER not in kinds else data
 
 
-def _units_of_av1(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The type of each unit, and the first byte behind its header."""
+def _units_of_av1(data: bytes) -> Iterator[tuple[int, memoryview]]:
+    """The type of each unit, and the bytes behind its header."""
+    view = memoryview(data)
     at = 0
     while at < len(data):
         header = data[at]
@@ -232,7 +255,7 @@ def _units_of_av1(data: bytes) -> Iterator[tuple[int, bytes]]:
                 at, shift = at + 1, shift + 7
                 if not data[at - 1] & 128:
                     break
-        yield (header >> 3) & 15, data[at : at + min(size, 1)]
+        yield (header >> 3) & 15, view[at : at + size]
         at += size
 
 
@@ -248,3 +271,73 @@ class _Vp9(PacketFormat):
             is_closed=bits[:2] == "10" and not (shows_existing or is_inter) and is_shown,
             is_hidden=not (shows_existing or is_shown or is_superframe),
         )
+
+    def headers(self, data: bytes) -> bytes:
+        return repr(next(_vp9_frame(data), None)).encode()
+
+    def sizes(self, data: bytes) -> set[tuple[int, int]]:
+        frames = _frames_of_vp9(data)
+        return {(height, width) for one in frames for height, width, _ in _vp9_frame(one)}
+
+
+def _frames_of_vp9(data: bytes) -> Iterator[bytes]:
+    """The frames of a packet: of a superframe several, by the table at its end (Annex B)."""
+    last = data[-1] if data else 0
+    count, width = (last & 7) + 1, ((last >> 3) & 3) + 1
+    table = data[-2 - count * width :]
+    if last >> 5 != 0b110 or len(table) != 2 + count * width or table[0] != last:
+        yield data
+        return
+    at = 0
+    for i in range(count):
+        size = int.from_bytes(table[1 + i * width : 1 + (i + 1) * width], "little")
+        yield data[at : at + size]
+        at += size
+
+
+def _vp9_frame(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Height, width, and bits of what colours are, 0 for those of the frame before; nothing of a
+    frame that is as large as another one that it names."""
+    take = _bits(data[:32])
+    marker, profile = take(2), take(1) | take(1) << 1
+    if profile == 3:
+        take(1)
+    if marker != 2 or take(1):  # another frame is shown once more
+        return
+    is_inter, is_shown, is_resilient = take(1), take(1), take(1)
+    has_colours, is_intra_only = not is_inter, False
+    if is_inter:
+        is_intra_only = not is_shown and bool(take(1))
+        if not is_resilient:
+            take(2)
+        has_colours = is_intra_only and profile > 0
+    if not is_inter or is_intra_only:
+        take(24)
+    colours = 1 + profile if has_colours else 0
+    if has_colours:
+        depth = take(1) if profile > 1 else 0
+        is_rgb = take(3) == 7
+        if not is_rgb:
+            take(1)
+        subsampling = take(3) if profile & 1 and not is_rgb else take(1) if profile & 1 else 0
+        colours |= depth << 4 | is_rgb << 5 | subsampling << 6
+    if is_inter:
+        take(8)
+        if not is_intra_only:
+            take(12)
+            if take(1) or take(1) or take(1):
+                return
+    width, height = take(16) + 1, take(16) + 1
+    yield height, width, colours
+
+
+def _bits(data: bytes) -> Callable[[int], int]:
+    """Takes so many bits, the first ones first; behind the end they are 0."""
+    value, left = int.from_bytes(data, "big"), len(data) * 8
+
+    def take(count: int) -> int:
+        nonlocal left
+        left -= count
+        return (value >> left if left >= 0 else 0) & ((1 << count) - 1)
+
+    return take

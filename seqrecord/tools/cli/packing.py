@@ -238,6 +238,13 @@ def write(
     "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
 )
 @feature_names("Names of the features to index.")
+@click.option(
+    "--source-option",
+    "source_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="For the format, as of `write`, with --dst; can be repeated.",
+)
 @meanings
 @click.option("--strict", is_flag=True, help="Fail if SRC has possible data that is left out.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -248,6 +255,7 @@ def index(
     append: bool,
     checksums: bool,
     features: list[str] | None,
+    source_options: tuple[str, ...],
     kinds: tuple[str, ...],
     units: tuple[str, ...],
     strict: bool,
@@ -264,9 +272,9 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features or kinds or units or strict:
-            options = "--append, --checksums, --features, --kind, --unit and --strict"
-            raise click.UsageError(f"{options} need --dst")
+        if append or checksums or features or source_options or kinds or units or strict:
+            options = "--append, --checksums, --features, --source-option, --kind, --unit"
+            raise click.UsageError(f"{options} and --strict need --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "nothing here that is indexed; `seqrecord write --src` packs originals",
@@ -277,7 +285,10 @@ def index(
         click.echo(str(folder))
         return
     source = open_source(
-        src, features=features, storage_options=storage_options if is_url(src) else None
+        src,
+        features=features,
+        storage_options=storage_options if is_url(src) else None,
+        **(parse_options(source_options) or {}),
     )
     with ProgressBar("frames", quiet=quiet) as bar:
         report = index_source(

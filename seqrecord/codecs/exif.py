@@ -1,0 +1,130 @@
+"""EXIF orientation of image files, and files of several pictures.
+
+Nothing here trusts the bytes. Sources: CIPA DC-008 (EXIF), CIPA DC-007 (MPO, a JPEG of
+several pictures), and the PNG specification, third edition: its chunk `eXIf` may follow the pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_ORIENTATION, _PICTURES, _ENTRIES = 0x0112, 0xB001, 0xB002  # tags of EXIF, and of MPO
+_STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1)}
+_STEPS[8] = (-1, 1)
+OPPOSITE = {6: 8, 8: 6}
+"""By orientation the one that undoes it, of those that do not undo themselves."""
+
+_XMP_ORIENTATION = re.compile(r"tiff:Orientation(?:=[\"']|>)([1-8])")
+_VALUES = {1: "B", 3: "H", 4: "I"}  # of the types of EXIF's numbers
+_LARGE_THUMBNAILS = (0x010001, 0x010002)  # of MPO: previews, which are no other pictures
+
+
+def orientation_of(image: Image.Image, file: BinaryIO | None = None) -> int:
+    """EXIF's orientation of an open image, 1 to 8; 1 where it has none, or one that is no such.
+
+    EXIF may follow a PNG's pixels. It is there once they are loaded, or is looked for in `file`.
+    """
+    found = None
+    if (tags := getattr(image, "tag_v2", None)) is not None:  # TIFF
+        found = tags.get(_ORIENTATION)
+    elif "exif" in image.info:
+        found = _tag(image.info["exif"], _ORIENTATION)
+    elif file is not None and image.format == "PNG":
+        found = _tag(_exif_behind_pixels(file), _ORIENTATION)
+    if found is None and "Raw profile type exif" in image.info:  # a PNG of ImageMagick
+        with suppress(ValueError):
+            text = str(image.info["Raw profile type exif"])
+            found = _tag(bytes.fromhex("".join(text.split()[2:])), _ORIENTATION)
+    if found is None and (xmp := image.info.get("xmp", image.info.get("XML:com.adobe.xmp"))):
+        text = xmp.decode(errors="replace") if isinstance(xmp, bytes) else str(xmp)
+        match = _XMP_ORIENTATION.search(text)
+        found = int(match[1]) if match else None
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def check_single(image: Image.Image) -> None:
+    """Raise `ValueError` for an open image file that holds several pictures: APNG, animated WebP
+    and GIF, TIFF of several pages, MPO of stereo cameras and phones."""
+    count = getattr(image, "n_frames", 1)
+    if "mp" in image.info and b' hdrgm:Version="' not in image.info.get("xmp", b""):
+        count = _pictures_of_mpo(image.info["mp"])
+    if count > 1:
+        raise ValueError(
+            f"a file of {count} pictures, expected one: an animation, or several pages or views; "
+            "store each picture in a file of its own"
+        )
+
+
+def turned(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
+    """Pixels [H, W] or [H, W, C] as viewers show them: a view."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    rows, columns = _STEPS[orientation]
+    return pixels[::rows, ::columns]
+
+
+def turned_shape(shape: tuple[int, ...], orientation: int) -> tuple[int, ...]:
+    """The shape of `turned` pixels."""
+    return (shape[1], shape[0], *shape[2:]) if orientation >= 5 else shape
+
+
+def check_upright(orientation: int) -> None:
+    """Raise `ValueError` for an image that viewers turn."""
+    if orientation != 1:
+        raise ValueError(
+            f"an image of EXIF orientation {orientation}, expected 1: images that are kept encoded "
+            "or read in place are not turned; convert the originals with exif=apply and without "
+            "keep_encoded, or choose the stored pixels by exif=ignore (--source-option)"
+        )
+
+
+def _tag(data: bytes, number: int) -> Any:
+    """A number, or bytes, of the first directory of EXIF or MPO; `None` where it has none."""
+    data = data.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
+    if order is None:
+        return None
+    try:
+        (at,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, at)
+        entries = data[at + 2 : at + 2 + 12 * count]
+        entries = entries[: len(entries) // 12 * 12]
+        for tag, kind, length, value in struct.iter_unpack(f"{order}HHI4s", entries):
+            if tag == number and kind in _VALUES:
+                return struct.unpack_from(order + _VALUES[kind], value)[0]
+            if tag == number and kind == 7:
+                (at,) = struct.unpack(f"{order}I", value)
+                return order, data[at : at + length]
+    except struct.error:
+        pass
+    return None
+
+
+def _pictures_of_mpo(data: bytes) -> int:
+    """How many pictures a JPEG with an index of several (CIPA DC-007) has, but for previews."""
+    count, entries = _tag(data, _PICTURES), _tag(data, _ENTRIES)
+    if not isinstance(count, int) or not isinstance(entries, tuple):
+        return 1
+    order, table = entries
+    kinds = struct.iter_unpack(f"{order}I12x", table[: len(table) & ~15])
+    return count - sum(kind & 0xFFFFFF in _LARGE_THUMBNAILS for (kind,) in kinds)
+
+
+def _exif_behind_pixels(file: BinaryIO) -> bytes:
+    """The EXIF of a PNG, wherever it lies."""
+    file.seek(8)
+    while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+        length = int.from_bytes(head[:4], "big")
+        if head[4:] == b"eXIf":
+            return file.read(min(length, 1 << 16))
+        file.seek(length + 4, io.SEEK_CUR)
+    return b""

@@ -1,0 +1,143 @@
+"""EXIF orientation: whether the images of an episode are turned as viewers turn them.
+
+Pixels of a lone stream of images may be turned. Depth, masks, flow and cameras belong to the pixels
+as they are stored, so beside these the user decides, by `exif=apply` or `exif=ignore`. Images that
+stay encoded cannot be turned.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Container, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from seqrecord.codecs.exif import turned_shape
+from seqrecord.codecs.images import ImageHeader
+from seqrecord.errors import SourceError
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.text import repr_of
+
+_logger = logging.getLogger("seqrecord")
+
+EXIF = "exif"
+"""The name of the option."""
+
+_CHOICES = (None, "apply", "ignore")
+_VECTORS = ("flow", "normals")  # whose numbers would turn too
+_IMAGE_KINDS = (None, "image")
+_VECTOR_KINDS = ("action", "state", "timestamp", "reward", "audio", "text")
+# Words in the names of files, topics and features: `depth_left`, `/camera/camera_info`, `K.txt`.
+_PIXELS = frozenset(
+    "depth disparity disp flow mask masks seg segmentation semantic semantics instance "  # noqa: SIM905
+    "instances label labels normal normals".split()
+)
+_CAMERAS = frozenset(
+    "pose poses pos quat odometry trajectory groundtruth extrinsic extrinsics intrinsic "  # noqa: SIM905
+    "intrinsics k calib calibration camerainfo cameras transforms tf imu".split()
+)
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of CameraInfo two
+
+
+def check_exif(exif: object) -> None:
+    """Raises `SourceError` for a value that the option does not have."""
+    if exif not in _CHOICES:
+        raise SourceError("no such exif", expected="apply or ignore", got=repr_of(exif, 50))
+
+
+class Orientation:
+    """How the images of one episode are turned.
+
+    Args:
+        exif: `apply`, `ignore`, or `None`: then only images that are alone are turned, with a
+            warning.
+        is_alone: whether nothing lies beside them that belongs to their pixels; called for the
+            first image that EXIF turns.
+    """
+
+    def __init__(self, exif: str | None, is_alone: Callable[[], bool]) -> None:
+        self._exif, self._ask = exif, is_alone
+        self._is_alone: bool | None = None
+        self._warned: set[str] = set()
+
+    def of(self, header: ImageHeader, spec: FeatureSpec, path: Path) -> int:
+        """The orientation by which an image of the feature is turned; 1 leaves it as it is.
+
+        Raises `SourceError` where the user has to decide.
+        """
+        found = header.orientation
+        if found == 1 or self._exif == "ignore":
+            return 1
+        facts: dict[str, Any] = {
+            "file": str(path),
+            "feature": spec.name,
+            "got": f"EXIF orientation {found}",
+        }
+        if spec.codec:
+            raise SourceError(
+                "an image that EXIF turns cannot be kept encoded or read in place: convert it "
+                "without --keep-encoded (keep_encoded=False), or choose the stored pixels by "
+                "--source-option exif=ignore",
+                expected="EXIF orientation 1",
+                **facts,
+            )
+        if spec.kind in _VECTORS:
+            raise SourceError(
+                "images of vectors cannot be turned: choose exif=ignore", expected="1", **facts
+            )
+        if self._exif == "apply":
+            return found
+        if self._is_alone is None:
+            self._is_alone = self._ask()
+        if not self._is_alone:
+            raise SourceError(
+                "an image that EXIF turns, beside features or cameras that belong to its pixels: "
+                "choose --source-option exif=apply (pixels as viewers show them) or exif=ignore "
+                "(pixels as stored)",
+                expected="EXIF orientation 1, or exif=",
+                **facts,
+            )
+        if spec.name not in self._warned:
+            self._warned.add(spec.name)
+            _logger.warning(
+                "%s: feature %s: images are turned by EXIF orientation %d; exif=apply says so, "
+                "exif=ignore keeps the stored pixels",
+                *(path, spec.name, found),
+            )
+        return found
+
+
+UPRIGHT = Orientation("ignore", lambda: True)
+"""Of originals that have no EXIF."""
+
+
+def shape_of(header: ImageHeader, exif: str | None, *, is_kept: bool) -> tuple[int, ...]:
+    """The shape of the frames that images like this one become."""
+    is_turned = exif != "ignore" and not is_kept
+    return turned_shape(header.shape, header.orientation) if is_turned else header.shape
+
+
+def is_alone(schema: Schema, beside: Iterable[str] = ()) -> bool:
+    """Whether a schema has one feature of images, and neither it nor what else lies `beside` it, by
+    names, has anything that belongs to its pixels."""
+    images = [spec for spec in schema.values() if _is_image(spec)]
+    others = [spec for spec in schema.values() if not _is_image(spec)]
+    return (
+        len(images) == 1
+        and all(spec.kind in _VECTOR_KINDS or len(spec.shape) < 2 for spec in others)
+        and not any(spec.kind in ("pose", "imu", "intrinsics") for spec in others)
+        and not any(_has_word(name, _CAMERAS) for name in schema)
+        and not any(_has_word(name, _CAMERAS | _PIXELS) for name in beside)
+    )
+
+
+def _has_word(name: str, wanted: Container[str]) -> bool:
+    words = [word.lower() for word in _WORDS.findall(name)]
+    pairs = ("".join(pair) for pair in pairwise(words))  # camera_info
+    return any(word in wanted for word in (*words, *pairs))
+
+
+def _is_image(spec: FeatureSpec) -> bool:
+    return spec.kind in _IMAGE_KINDS and spec.value == "array" and len(spec.shape) in (2, 3)

@@ -1,0 +1,98 @@
+"""Values of frames as NumPy arrays; a value that loses something on the way is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from seqrecord.codecs.exif import check_single, orientation_of
+from seqrecord.errors import FrameError
+from seqrecord.schema import EncodedImage
+from seqrecord.text import repr_of
+
+_AS_THEY_ARE = (np.ndarray, str, bytes, EncodedImage)
+_BUFFERS = (str, bytes, bytearray, memoryview, EncodedImage)
+
+
+def plain(item: Any, feature: str) -> Any:
+    """A value as the writer takes it: an array, text, bytes, or what only a source gives.
+
+    Raises `FrameError` for a value that is no array without a loss: masked arrays, tensors with a
+    gradient, of another device or layout, or of a dtype that NumPy lacks.
+    """
+    if type(item) in _AS_THEY_ARE or isinstance(item, _BUFFERS):
+        return item
+    if item is None or not _is_array_like(item):
+        return item  # a source's own, or nothing that can be stored
+    if isinstance(item, np.ma.MaskedArray):
+        raise _refused(
+            "a masked array would lose its mask", feature, item,
+            "an array: value.filled(0), and np.ma.getmaskarray(value) as a feature of its own",
+        )  # fmt: skip
+    if remedy := _remedy_of_tensor(item) or _remedy_of_picture(item):
+        raise _refused("a value that is no array of numbers as it is", feature, item, remedy)
+    try:
+        array = np.asarray(item)
+    except Exception as error:  # whatever its `__array__` raises
+        remedy = "an array: convert the value by its own library, or np.asarray(value)"
+        refused = _refused("a value that NumPy cannot convert", feature, item, remedy)
+        refused.got = f"{refused.got}: {type(error).__name__}: {str(error)[:200]}"
+        raise refused from error
+    return array
+
+
+def plain_items(items: Iterable[Any], feature: str) -> list[Any]:
+    """The same of values of several frames, which mostly are plain."""
+    return [i if type(i) in _AS_THEY_ARE else plain(i, feature) for i in items]
+
+
+def _is_array_like(item: Any) -> bool:
+    """Not what only sources give: references, or blocks of video."""
+    return isinstance(item, (np.ndarray, np.generic, list, tuple, int, float, complex)) or any(
+        hasattr(item, name) for name in ("__array__", "__array_interface__", "__dlpack__")
+    )
+
+
+def _remedy_of_tensor(item: Any) -> str:
+    """What makes an array of a tensor of torch that NumPy does not take; empty for any other."""
+    torch = sys.modules.get("torch")  # writing does not import it
+    if torch is None or not isinstance(item, torch.Tensor):
+        return ""
+    steps = {
+        ".detach()": item.requires_grad,
+        ".dequantize()": item.is_quantized,
+        ".to_dense()": item.layout != torch.strided,
+        ".cpu()": item.device.type not in ("cpu", "meta"),
+        ".resolve_conj()": item.is_conj(),
+        ".resolve_neg()": item.is_neg(),
+        ".float()": item.dtype.is_floating_point
+        and item.dtype not in (torch.float16, torch.float32, torch.float64),
+        ".to(torch.complex64)": item.dtype == getattr(torch, "complex32", None),
+    }
+    found = "".join(step for step, is_needed in steps.items() if is_needed)
+    if item.device.type == "meta":
+        return "a tensor with values, not one of the device meta"
+    return f"value{found}" if found else ""
+
+
+def _remedy_of_picture(item: Any) -> str:
+    """What makes an array of a picture of Pillow that viewers turn, or that has several frames."""
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is None or not isinstance(item, pillow.Image):
+        return ""
+    try:
+        check_single(item)
+    except ValueError as error:
+        return str(error)
+    if item.format != "TIFF" and orientation_of(item) != 1:
+        return "PIL.ImageOps.exif_transpose(value), or np.asarray(value) for the stored pixels"
+    return ""
+
+
+def _refused(message: str, feature: str, item: Any, expected: str) -> FrameError:
+    dtype = getattr(item, "dtype", None)
+    got = type(item).__name__ + ("" if dtype is None else f" of {repr_of(dtype, 60)}")
+    return FrameError(message, feature=feature, expected=expected, got=got)

@@ -1,0 +1,176 @@
+"""Values of frames that are no plain arrays: stored without a loss, or refused with a remedy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import seqrecord
+from seqrecord import SeqRecordRecorder, SeqRecordWriter
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.sources import EpisodeInfo
+
+ONES = torch.ones(2, 3)
+
+
+class Failing:
+    """As arrays of another library, which may be anywhere."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("on a device that is gone")
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+class Convertible:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.ones(3, np.float32)
+
+
+def quantised() -> torch.Tensor:
+    return torch.quantize_per_tensor(ONES, 0.1, 0, torch.qint8)
+
+
+def turned_picture(orientation: int = 6) -> Image.Image:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 6)).save(stream, "JPEG", exif=exif)
+    return Image.open(stream)
+
+
+def animation() -> Image.Image:
+    stream = io.BytesIO()
+    pictures = [Image.new("RGB", (4, 6), (n, 0, 0)) for n in range(3)]
+    pictures[0].save(stream, "GIF", save_all=True, append_images=pictures[1:])
+    return Image.open(stream)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "masked": (lambda: np.ma.masked_less(np.arange(3), 1), r"mask; .*value\.filled\(0\)"),
+    "nothing masked": (lambda: np.ma.array(np.arange(3)), r"value\.filled\(0\)"),
+    "the masked constant": (lambda: np.ma.masked, r"value\.filled\(0\)"),
+    "bfloat16": (lambda: ONES.bfloat16(), r"expected: value\.float\(\); .*bfloat16"),
+    "float8": (lambda: ONES.to(torch.float8_e4m3fn), r"expected: value\.float\(\)"),
+    "a gradient": (lambda: ONES.clone().requires_grad_(), r"expected: value\.detach\(\); "),
+    "a parameter": (lambda: torch.nn.Parameter(ONES), r"expected: value\.detach\(\); "),
+    "both": (lambda: ONES.bfloat16().requires_grad_(), r"value\.detach\(\)\.float\(\)"),
+    "sparse": (lambda: ONES.to_sparse(), r"value\.to_dense\(\)"),
+    "compressed rows": (lambda: ONES.to_sparse_csr(), r"value\.to_dense\(\)"),
+    "meta": (lambda: torch.ones(2, device="meta"), "a tensor with values"),
+    "conjugated": (lambda: (ONES + 1j).conj(), r"value\.resolve_conj\(\)"),
+    "negated": (lambda: (ONES + 1j).conj().imag, r"value\.resolve_neg\(\)"),
+    "failing": (Failing, "Failing: RuntimeError: on a device that is gone"),
+    "a ragged list": (lambda: [[1], [1, 2]], "NumPy cannot convert"),
+    "objects": (lambda: np.array([{}, None]), "object.*|of objects, an array of numbers"),
+    "structured": (lambda: np.zeros(2, [("x", "f4"), ("y", "i2")]), r"array\['name'\]"),
+    "records": (lambda: np.rec.array(np.zeros(2, [("x", "f4")])), r"array\['name'\]"),
+    "datetimes": (lambda: np.zeros(2, "M8[ns]"), r"array\.astype\('int64'\)"),
+    "texts": (lambda: np.array(["a", "bc"]), "of texts, a str"),
+    "a turned picture": (turned_picture, r"ImageOps\.exif_transpose\(value\)"),
+    "an animation": (animation, "a file of 3 pictures"),
+}
+
+
+def by_writer(root: Path, values: list[Any]) -> None:
+    with SeqRecordWriter(root) as writer, writer.episode("e") as episode:
+        for value in values:
+            episode.append({"x": value})
+
+
+def by_writer_with_schema(root: Path, values: list[Any]) -> None:
+    array = values[0]
+    schema = Schema([FeatureSpec("x", array.dtype, array.shape)])
+    with SeqRecordWriter(root, schema=schema) as writer, writer.episode("e") as episode:
+        for value in values:
+            episode.append({"x": value})
+
+
+def by_recorder(root: Path, values: list[Any]) -> None:
+    with SeqRecordRecorder(root) as recorder, recorder.episode("e") as episode:
+        for value in values:
+            episode.append({"x": value})
+
+
+class Source:
+    """One of a user's own."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def schema(self) -> Schema:
+        return Schema([FeatureSpec("x", self.values[0].dtype, self.values[0].shape)])
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo("e", len(self.values))]
+
+    def frames(self, info: EpisodeInfo) -> Any:
+        for value in self.values:
+            yield {"x": value}
+
+
+def by_source(root: Path, values: list[Any]) -> None:
+    seqrecord.convert(Source(values), root, workers=1)
+
+
+WAYS = [by_writer, by_writer_with_schema, by_recorder, by_source]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("way", WAYS)
+def test_values_that_would_lose_something(
+    tmp_path: Path, way: Callable[[Path, list[Any]], None], case: str
+) -> None:
+    make, match = REFUSED[case]
+    good = np.zeros(3, np.int64)
+    dtype_only = case in ("objects", "structured", "records", "datetimes", "texts")
+    values = [make()] if dtype_only and way is by_writer else [good, make()]
+    if dtype_only and way is not by_writer:
+        match = "does not fit its feature"
+    with pytest.raises((SchemaError, SourceError), match=match) as caught:
+        way(tmp_path / "out", values)
+    assert caught.value.feature == "x"
+    if values[0] is good:
+        assert (caught.value.episode, caught.value.frame) == ("e", 1)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:.*deprecated")
+def test_quantised_tensors(tmp_path: Path) -> None:
+    try:
+        value = quantised()
+    except (RuntimeError, AttributeError) as error:
+        pytest.skip(str(error))
+    with pytest.raises(SchemaError, match=r"value\.dequantize\(\)"):
+        by_writer(tmp_path, [value])
+
+
+@pytest.mark.parametrize("way", [by_writer, by_recorder])
+@pytest.mark.parametrize(
+    "value",
+    [
+        ONES, ONES.half(), ONES.t(), torch.tensor(3), ONES.to(torch.complex64), ONES > 0,
+        torch.zeros(2, dtype=torch.uint16), [1, 2], 3.5, True, np.float32(2), np.ones((2, 2)).T,
+        np.eye(2).view(Subclass), Convertible(), Image.new("L", (4, 6), 7), turned_picture(1),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_values_that_are_arrays_all_the_same(
+    tmp_path: Path, way: Callable[[Path, list[Any]], None], value: Any
+) -> None:
+    way(tmp_path, [value, value])
+    expected = np.asarray(value)
+    with seqrecord.open(tmp_path) as dataset:
+        got = dataset.episodes["e"][1]["x"]
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)

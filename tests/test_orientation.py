@@ -1,0 +1,481 @@
+"""Images that EXIF turns, and image files of several pictures: turned, refused, never passed by."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageOps
+
+import seqrecord
+from seqrecord import EncodedImage, SeqRecordError, SeqRecordWriter
+from seqrecord.errors import FrameError, SourceError
+from seqrecord.sources import Source, open_source
+from tests.command_line import fail, run
+from tests.source_writers import write_kitti, write_tar, write_tum
+
+Pixels = npt.NDArray[np.uint8]
+
+STORED: Pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
+COUNT = 3
+
+
+def encoded(
+    orientation: int = 1, format_: str = "PNG", pixels: Pixels = STORED, **options: Any
+) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stream = io.BytesIO()
+    given = {"exif": exif, **({"quality": 95} if format_ == "JPEG" else {}), **options}
+    Image.fromarray(pixels).save(stream, format_, **given)
+    return stream.getvalue()
+
+
+def shown(data: bytes) -> Pixels:
+    """As viewers do, by Pillow."""
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+
+
+def stored(data: bytes) -> Pixels:
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def late_exif(data: bytes) -> bytes:
+    """A PNG whose EXIF follows the pixels."""
+    at = data.index(b"eXIf") - 4
+    length = int.from_bytes(data[at : at + 4], "big") + 12
+    end = data.rindex(b"IEND") - 4
+    return data[:at] + data[at + length : end] + data[at : at + length] + data[end:]
+
+
+def raw_profile(data: bytes) -> bytes:
+    """A PNG of ImageMagick, which has EXIF as text."""
+    at = data.index(b"eXIf") - 4
+    length = int.from_bytes(data[at : at + 4], "big")
+    exif = b"Exif\0\0" + data[at + 8 : at + 8 + length]
+    body = b"zTXtRaw profile type exif\0\0" + zlib.compress(
+        b"\nexif\n%8d\n%s\n" % (len(exif), exif.hex().encode())
+    )
+    chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    return data[:at] + chunk + data[at + length + 12 :]
+
+
+def write_folder(root: Path, images: list[bytes], ending: str = "png") -> Path:
+    folder = root / "tree" / "run" / "rgb"
+    folder.mkdir(parents=True)
+    for number, data in enumerate(images):
+        (folder / f"{number:06d}.{ending}").write_bytes(data)
+    return root / "tree"
+
+
+def values(source: Source, feature: str) -> list[Any]:
+    """Of a feature that is called so, or `….feature`."""
+    [feature] = [name for name in source.schema() if name.split(".")[-1] == feature]
+    return [f[feature] for info in source.episodes() for f in source.frames(info)]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    ("format_", "ending"), [("PNG", "png"), ("JPEG", "jpg"), ("WEBP", "webp"), ("TIFF", "tif")]
+)
+def test_a_lone_stream_is_turned_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, orientation: int, format_: str, ending: str
+) -> None:
+    data = encoded(orientation, format_)
+    root = write_folder(tmp_path, [data] * COUNT, ending)
+    report = seqrecord.convert(open_source(root), tmp_path / "out", workers=1)
+    assert len(report.written) == 1
+    with seqrecord.open(tmp_path / "out") as dataset:
+        frames = dataset.episodes["run"][:]["rgb"]
+    np.testing.assert_array_equal(frames, [shown(data)] * COUNT)
+    said = [r.getMessage() for r in caplog.records if "EXIF" in r.getMessage()]
+    assert len(said) == (orientation != 1)
+    if said:
+        assert "exif=ignore" in said[0]
+        assert str(root / "run" / "rgb") in said[0]
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("format_", ["WEBP", "TIFF"])
+def test_stored_pixels_of_formats_that_are_always_decoded(
+    tmp_path: Path, format_: str, orientation: int
+) -> None:
+    """Pillow turns a TIFF when it loads it."""
+    options: dict[str, Any] = {"lossless": True} if format_ == "WEBP" else {}
+    data = encoded(orientation, format_, **options)
+    root = write_folder(tmp_path, [data], format_.lower())
+    np.testing.assert_array_equal(values(open_source(root, exif="ignore"), "rgb"), [STORED])
+    beside_depth(root / "run")
+    for number in range(1, COUNT):
+        (root / "run" / "rgb" / f"{number:06d}.{format_.lower()}").write_bytes(data)
+    if orientation != 1:
+        with pytest.raises(SourceError, match=r"exif=apply.*exif=ignore"):
+            values(open_source(root), "rgb")
+
+
+@pytest.mark.parametrize("change", [late_exif, raw_profile])
+def test_exif_of_other_places(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    data = change(encoded(6))
+    assert b"eXIf" not in data[:200]
+    source = open_source(write_folder(tmp_path, [data]))
+    assert source.schema()["rgb"].shape == (48, 32, 3)
+    np.testing.assert_array_equal(values(source, "rgb"), [shown(encoded(6))])
+
+
+def test_xmp_counts_where_exif_says_nothing(tmp_path: Path) -> None:
+    xmp = b'<x:xmpmeta xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+    stream = io.BytesIO()
+    Image.fromarray(STORED).save(stream, "JPEG", xmp=xmp)
+    if b"tiff:Orientation" not in stream.getvalue():
+        pytest.skip("this Pillow writes no XMP")
+    source = open_source(write_folder(tmp_path, [stream.getvalue()], "jpg"))
+    assert source.schema()["rgb"].shape == (48, 32, 3)
+
+
+def test_every_image_is_looked_at(tmp_path: Path) -> None:
+    """The first ones are upright; a turn by half keeps the size."""
+    images = [encoded(1), encoded(1), encoded(3)]
+    source = open_source(write_folder(tmp_path, images))
+    np.testing.assert_array_equal(values(source, "rgb")[2], STORED[::-1, ::-1])
+    source = open_source(source.root, keep_encoded=True)  # type: ignore[attr-defined]
+    with pytest.raises(SourceError, match="EXIF orientation 3") as caught:
+        values(source, "rgb")
+    assert caught.value.file is not None
+    assert caught.value.file.endswith("000002.png")
+    assert (caught.value.episode, caught.value.frame) == ("run", 2)
+
+
+def test_orientations_that_are_none(tmp_path: Path) -> None:
+    broken = encoded(6).replace(b"eXIf\x4d\x4d\x00\x2a\x00\x00\x00\x08", b"eXIf" + bytes(8))
+    at = broken.index(b"eXIf")
+    length = int.from_bytes(broken[at - 4 : at], "big")
+    end = at + 4 + length
+    broken = broken[:end] + zlib.crc32(broken[at:end]).to_bytes(4, "big") + broken[end + 4 :]
+    images = [encoded(0), encoded(9), broken]
+    source = open_source(write_folder(tmp_path, images), exif=None)
+    np.testing.assert_array_equal(values(source, "rgb"), [STORED] * 3)
+
+
+def beside_depth(folder: Path) -> None:
+    (folder / "depth").mkdir()
+    for number in range(COUNT):
+        np.save(folder / "depth" / f"{number:06d}.npy", np.zeros((32, 48), np.float32))
+
+
+def beside_other_camera(folder: Path) -> None:
+    (folder / "right").mkdir()
+    for number in range(COUNT):
+        (folder / "right" / f"{number:06d}.png").write_bytes(encoded())
+
+
+def beside_poses(folder: Path) -> None:
+    np.save(folder / "pose.npy", np.zeros((COUNT, 7)))
+
+
+def beside_intrinsics(folder: Path) -> None:
+    (folder / "K.txt").write_text("1 0 0 0 1 0 0 0 1\n")
+
+
+def beside_calibration_of_all(folder: Path) -> None:
+    (folder.parent / "calib.yaml").write_text("fx: 1\n")
+
+
+BESIDE = [
+    beside_depth, beside_other_camera, beside_poses, beside_intrinsics, beside_calibration_of_all,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_beside_what_belongs_to_the_pixels(tmp_path: Path, beside: Callable[[Path], None]) -> None:
+    root = write_folder(tmp_path, [encoded(6)] * COUNT)
+    beside(root / "run")
+    with pytest.raises(SourceError, match=r"exif=apply.* or exif=ignore") as caught:
+        values(open_source(root), "rgb")
+    assert (caught.value.feature, caught.value.episode) == ("rgb", "run")
+    got = values(open_source(root, exif="apply"), "rgb")
+    np.testing.assert_array_equal(got, [shown(encoded(6))] * COUNT)
+    got = values(open_source(root, exif="ignore"), "rgb")
+    np.testing.assert_array_equal(got, [STORED] * COUNT)
+
+
+def test_actions_do_not_belong_to_pixels(tmp_path: Path) -> None:
+    root = write_folder(tmp_path, [encoded(6)] * COUNT)
+    np.save(root / "run" / "action.npy", np.zeros((COUNT, 7)))
+    np.testing.assert_array_equal(values(open_source(root), "rgb"), [shown(encoded(6))] * COUNT)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    root = write_folder(tmp_path, [encoded(6)] * COUNT)
+    said = fail("write", "--src", root, "--dst", tmp_path / "a", "--keep-encoded", "--quiet")
+    assert "exif=ignore" in said
+    assert "000000.png" in said
+    assert "exif" in fail(
+        "write", "--src", root, "--dst", tmp_path / "a", "--source-option", "exif=x"
+    )
+    options = ("--keep-encoded", "--quiet", "--source-option", "exif=ignore")
+    run("write", "--src", root, "--dst", tmp_path / "b", *options)
+    with seqrecord.open(tmp_path / "b") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["run"][:]["rgb"], [STORED] * COUNT)
+        assert dataset.features["rgb"].codec[0]["exif"] == "ignore"
+    run("verify", "--deep", tmp_path / "b")
+
+
+@pytest.mark.parametrize("first", [1, 6])
+def test_read_in_place(tmp_path: Path, first: int) -> None:
+    """An index looks at each episode's first image; a reader looks at all."""
+    root = write_folder(tmp_path, [encoded(first), encoded(6)])
+    index = ("index", root, "-o", tmp_path / "index")
+    if first != 1:
+        said = fail(*index)
+    else:
+        run(*index)
+        with seqrecord.open(tmp_path / "index") as dataset:
+            np.testing.assert_array_equal(dataset.episodes["run"][0]["rgb"], STORED)
+            with pytest.raises(SeqRecordError, match="EXIF orientation 6") as caught:
+                dataset.episodes["run"][1]
+        said = str(caught.value)
+    assert "exif=ignore" in said
+    assert f"rgb/00000{int(first == 1)}.png" in said
+    run("index", root, "-o", tmp_path / "other", "--source-option", "exif=ignore")
+    with seqrecord.open(tmp_path / "other") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["run"][:]["rgb"], [STORED] * 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"), [(late_exif(encoded(8)), "EXIF orientation 8"), (b"", "3 pictures")]
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_encoded_images_of_a_writer(
+    tmp_path: Path, data: bytes, match: str, is_first: bool
+) -> None:
+    data = data or animated("PNG", 3)
+    good = [] if is_first else [encoded()]
+
+    def write() -> None:
+        with SeqRecordWriter(tmp_path) as writer, writer.episode("e") as episode:
+            for each in (*good, data):
+                episode.append({"x": EncodedImage(each)})
+
+    with pytest.raises(FrameError, match=match):
+        write()
+
+
+def test_a_codec_of_images_whose_orientation_is_ignored(tmp_path: Path) -> None:
+    root = tmp_path / "b"
+    codec = [{"id": "seqrecord.image", "format": "png", "exif": "ignore"}]
+    writer = SeqRecordWriter(root, codecs={"x": codec})
+    with writer, writer.episode("e") as episode:
+        episode.append({"x": EncodedImage(encoded(8))})
+    with seqrecord.open(root) as dataset:
+        np.testing.assert_array_equal(dataset.episodes["e"][0]["x"], STORED)
+
+
+def in_tar(root: Path, data: bytes, alone: bool) -> Path:
+    files = {"000000.rgb.png": data}
+    if not alone:
+        files["000000.depth.png"] = encoded(1, pixels=STORED[..., 0].copy())
+    write_tar(root / "a.tar", files)
+    return root
+
+
+def in_hdf5(root: Path, data: bytes, alone: bool) -> Path:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(root / "a.h5", "w") as file:
+        file.create_dataset("observations/images/rgb", (1,), h5py.vlen_dtype(np.uint8))[0] = (
+            np.frombuffer(data, "u1")
+        )
+        file["action"] = np.zeros((1, 2))
+        if not alone:
+            file["observations/depth"] = np.zeros((1, 32, 48), np.float32)
+    return root
+
+
+def in_mcap(root: Path, data: bytes, alone: bool) -> Path:
+    pytest.importorskip("rosbags")
+    from tests.bags import compressed, imu, write_mcap
+
+    messages = [("/rgb", 0, compressed(data, "png"))]
+    if not alone:
+        messages.append(("/imu", 0, imu(range(10))))
+    write_mcap(root / "a.mcap", messages)
+    return root
+
+
+def in_parquet(root: Path, data: bytes, alone: bool) -> Path:
+    """A LeRobot dataset of version 2.1 with one frame."""
+    features: dict[str, Any] = {"rgb": {"dtype": "image", "shape": [32, 48, 3], "names": None}}
+    columns: dict[str, Any] = {"rgb": [{"bytes": data, "path": "0.png"}]}
+    if not alone:
+        features["wrist"], columns["wrist"] = features["rgb"], columns["rgb"]
+    columns |= {"episode_index": [0], "frame_index": [0], "timestamp": [0.0], "task_index": [0]}
+    features |= {"timestamp": {"dtype": "float32", "shape": [1], "names": None}}
+    table = pa.table({k: pa.array(v) for k, v in columns.items()})
+    at = table.schema.get_field_index("timestamp")
+    table = table.set_column(at, "timestamp", table["timestamp"].cast(pa.float32()))
+    (root / "meta").mkdir()
+    (root / "data" / "chunk-000").mkdir(parents=True)
+    pq.write_table(table, root / "data" / "chunk-000" / "episode_000000.parquet")
+    info = {
+        "codebase_version": "v2.1", "fps": 10, "features": features, "chunks_size": 1000,
+        "total_episodes": 1, "total_frames": 1,
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": None,
+    }  # fmt: skip
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    (root / "meta" / "tasks.jsonl").write_text('{"task_index": 0, "task": "look"}\n')
+    (root / "meta" / "episodes.jsonl").write_text(
+        '{"episode_index": 0, "tasks": ["look"], "length": 1}\n'
+    )
+    return root
+
+
+def in_tfrecords(root: Path, data: bytes, alone: bool) -> Path:
+    pytest.importorskip("google.protobuf")
+    from tests.tf_records import example, write_records
+
+    size = {"dimensions": ["32", "48", "3"]}
+    names = ["rgb"] if alone else ["rgb", "wrist"]
+    steps = {name: {"image": {"dtype": "uint8", "shape": size}} for name in names}
+    described: dict[str, Any] = {"featuresDict": {"features": steps}}
+    features = {"steps": {"sequence": {"feature": described}}}
+    (root / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
+    record = example({f"steps/{name}": [data] for name in names})
+    write_records(root / "a-train.tfrecord-00000-of-00001", [record])
+    return root
+
+
+PLACES = [in_tar, in_hdf5, in_mcap, in_parquet, in_tfrecords]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_images_inside_of_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: Callable[[Path, bytes, bool], Path]
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    data = encoded(6)
+    root = place(one, data, True)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        np.testing.assert_array_equal(values(open_source(root), "rgb"), [shown(data)])
+    assert any("exif=ignore" in record.getMessage() for record in caplog.records)
+    kept = open_source(root, keep_encoded=True)
+    with pytest.raises(SourceError, match=r"cannot be kept encoded.*exif=ignore"):
+        values(kept, "rgb")
+    [value] = values(open_source(root, keep_encoded=True, exif="ignore"), "rgb")
+    assert value.data == data
+    root = place(two, data, False)
+    with pytest.raises(SourceError, match="exif=apply") as caught:
+        values(open_source(root), "rgb")
+    assert caught.value.file is not None
+    np.testing.assert_array_equal(values(open_source(root, exif="apply"), "rgb"), [shown(data)])
+    np.testing.assert_array_equal(values(open_source(root, exif="ignore"), "rgb"), [STORED])
+
+
+def test_sequences_have_cameras(tmp_path: Path) -> None:
+    write_tum(tmp_path / "tum")
+    write_kitti(tmp_path / "kitti", size=(32, 48))
+    for root, name, feature in (
+        (tmp_path / "tum", sorted((tmp_path / "tum/rgb").iterdir())[1], "image"),
+        (tmp_path / "kitti", tmp_path / "kitti/sequences/00/image_2/000001.png", "image_2"),
+    ):
+        pixels = stored(name.read_bytes())
+        name.write_bytes(encoded(3, pixels=pixels))
+        with pytest.raises(SourceError, match="exif=apply") as caught:
+            values(open_source(root), feature)
+        assert caught.value.file == str(name)
+        got = values(open_source(root, exif="apply"), feature)[1]
+        np.testing.assert_array_equal(got, pixels[::-1, ::-1])
+        got = values(open_source(root, exif="ignore"), feature)[1]
+        np.testing.assert_array_equal(got, pixels)
+
+
+def test_tartanair(tmp_path: Path) -> None:
+    from tests.trees import make_frames, write_v1
+
+    frames = make_frames(0, COUNT)
+    folder = write_v1(tmp_path / "env" / "Easy" / "P000", frames)
+    path = sorted((folder / "image_left").iterdir())[1]
+    path.write_bytes(encoded(3, pixels=stored(path.read_bytes())))
+    for options, match in (({}, "exif=apply"), ({"keep_encoded": True}, "exif=ignore")):
+        with pytest.raises(SourceError, match=match) as caught:
+            values(open_source(tmp_path, **options), "image_left")  # type: ignore[arg-type]
+        assert caught.value.file == str(path)
+    got = values(open_source(tmp_path, exif="apply"), "image_left")[1]
+    np.testing.assert_array_equal(got, frames[1]["image_left"][::-1, ::-1])
+
+
+# --- several pictures in one file ------------------------------------------------------------
+
+
+def animated(format_: str, count: int = 2, **options: Any) -> bytes:
+    images = [Image.fromarray(np.roll(STORED, i, 0)) for i in range(count)]
+    stream = io.BytesIO()
+    images[0].save(stream, format_, save_all=True, append_images=images[1:], **options)
+    return stream.getvalue()
+
+
+def previewed() -> bytes:
+    """A JPEG of a camera with a large preview behind it, as an index of two pictures."""
+    data = bytearray(animated("MPO"))
+    at = data.index(b"MPF\0") + 4
+    order: Literal["little", "big"] = "little" if data[at : at + 2] == b"II" else "big"
+    found = data.index((0xB002).to_bytes(2, order), at)
+    entries = at + int.from_bytes(data[found + 8 : found + 12], order)
+    data[entries + 16 : entries + 20] = (0x010002).to_bytes(4, order)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("format_", "ending"), [("WEBP", "webp"), ("TIFF", "tiff")])
+def test_several_pictures_that_are_always_decoded(
+    tmp_path: Path, format_: str, ending: str
+) -> None:
+    root = write_folder(tmp_path, [encoded(1, format_), animated(format_, 3)], ending)
+    with pytest.raises(SourceError, match="a file of 3 pictures, expected one") as caught:
+        values(open_source(root), "rgb")
+    assert str(caught.value.file).endswith(f"000001.{ending}")
+
+
+@pytest.mark.parametrize(("format_", "ending"), [("PNG", "png"), ("MPO", "jpg")])
+@pytest.mark.parametrize("keep", [False, True])
+def test_several_pictures_in_a_file(tmp_path: Path, format_: str, ending: str, keep: bool) -> None:
+    single = encoded(1, "JPEG" if format_ == "MPO" else "PNG")
+    root = write_folder(tmp_path, [single, animated(format_, 3)], ending)
+    with pytest.raises(SourceError, match="a file of 3 pictures, expected one") as caught:
+        values(open_source(root, keep_encoded=keep), "rgb")
+    assert caught.value.file is not None
+    assert caught.value.file.endswith(f"000001.{ending}")
+    run("index", root, "-o", tmp_path / "index")
+    with (
+        seqrecord.open(tmp_path / "index") as dataset,
+        pytest.raises(SeqRecordError, match="3 pictures"),
+    ):
+        dataset.episodes["run"][1]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_several_pictures_inside_of_files(
+    tmp_path: Path, place: Callable[[Path, bytes, bool], Path]
+) -> None:
+    root = place(tmp_path, animated("PNG"), True)
+    with pytest.raises(SourceError, match="a file of 2 pictures"):
+        values(open_source(root), "rgb")
+
+
+@pytest.mark.parametrize(
+    "data", [animated("PNG", 1), previewed()], ids=["APNG of one", "with a preview"]
+)
+def test_one_picture_all_the_same(tmp_path: Path, data: bytes) -> None:
+    ending = "png" if data[:1] == b"\x89" else "jpg"
+    source = open_source(write_folder(tmp_path, [data], ending))
+    np.testing.assert_array_equal(values(source, "rgb"), [stored(data)])

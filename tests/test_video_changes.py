@@ -1,0 +1,354 @@
+"""Videos that change within a file, hold several streams, or claim more packets than they have."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("av")
+
+import av
+
+import seqrecord
+from seqrecord.errors import SourceError
+from seqrecord.sources import open_source
+from tests.command_line import fail, run
+from tests.video_file_data import in_fragments, pictures, write_video
+
+Pixels = npt.NDArray[np.uint8]
+
+_ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1", "vp9": "libvpx-vp9"}
+SMALL = np.tile(pictures(4), (1, 2, 2, 1))
+WIDE = np.tile(pictures(4), (1, 2, 3, 1))
+
+
+def packets_of(codec: str, images: Pixels, pixels: str = "yuv420p") -> list[bytes]:
+    """One group of pictures, with its headers in the packets."""
+    from seqrecord.codecs.video.config import VideoConfig
+    from seqrecord.codecs.video.encoding import encode_gop
+
+    if codec == "mjpeg":
+        return [packet for image in images for packet in jpegs(image)]
+    config = VideoConfig(codec, pixels, quality=40, gop=len(images))
+    return list(encode_gop(config, images).packets)
+
+
+def jpegs(image: Pixels) -> list[bytes]:
+    context: Any = av.CodecContext.create("mjpeg", "w")
+    context.height, context.width = image.shape[:2]
+    context.pix_fmt, context.time_base = "yuvj420p", Fraction(1, 30)
+    frame = av.VideoFrame.from_ndarray(image).reformat(format="yuvj420p")
+    return [bytes(packet) for packet in (*context.encode(frame), *context.encode(None))]
+
+
+def write(path: Path, codec: str, groups: Sequence[list[bytes]], size: tuple[int, int]) -> Path:
+    """A file of these packets, one a frame, each group of which begins with a keyframe."""
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    with av.open(str(path), "w") as file:
+        stream: Any = file.add_stream(_ENCODERS.get(codec, codec), rate=30)
+        stream.height, stream.width = size
+        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+        number = 0
+        for group in groups:
+            for place, data in enumerate(group):
+                packet = av.Packet(data)
+                packet.stream, packet.time_base = stream, Fraction(1, 30)
+                packet.pts = packet.dts = number
+                packet.is_keyframe = place == 0 or codec == "mjpeg"
+                file.mux(packet)
+                number += 1
+    if os.sched_getscheduler(0) != policy:
+        os.sched_setscheduler(0, policy, priority)  # SVT-AV1 makes root's threads real-time ones
+    return path
+
+
+def changed(path: Path, codec: str, other: list[bytes]) -> Path:
+    first = packets_of(codec, SMALL)
+    return write(path, codec, [first, first, other, first], SMALL.shape[1:3])
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mkv"])
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "vp9"])
+@pytest.mark.parametrize("reference", [False, True])
+def test_a_size_that_changes(tmp_path: Path, codec: str, ending: str, reference: bool) -> None:
+    (tmp_path / "v").mkdir()
+    path = changed(tmp_path / "v" / f"a.{ending}", codec, packets_of(codec, WIDE))
+    with pytest.raises(SourceError, match="frame size or pixel format changes") as caught:
+        seqrecord.convert(
+            open_source(tmp_path / "v"), tmp_path / "out", reference=reference, workers=1
+        )
+    error = caught.value
+    assert (error.file, error.episode, error.feature) == (str(path), "a", "image")
+    assert error.expected == "128x96 yuv420p"
+    assert str(error.got).startswith("192x96 yuv420p at 0.")
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_pixels_that_change(tmp_path: Path, reference: bool) -> None:
+    (tmp_path / "v").mkdir()
+    changed(tmp_path / "v" / "a.mp4", "h264", packets_of("h264", SMALL, "yuv444p"))
+    with pytest.raises(SourceError, match=r"128x96 yuv420p.*128x96 yuv444p at"):
+        seqrecord.convert(
+            open_source(tmp_path / "v"), tmp_path / "out", reference=reference, workers=1
+        )
+
+
+def test_a_size_that_changes_in_video_that_is_re_encoded(tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    changed(tmp_path / "v" / "a.mkv", "mjpeg", packets_of("mjpeg", WIDE))
+    with pytest.raises(SourceError, match=r"changes.*128x96 yuvj420p; got: 192x96 yuvj420p"):
+        seqrecord.convert(open_source(tmp_path / "v"), tmp_path / "out", workers=1)
+
+
+def in_order(**options: str) -> list[bytes]:
+    """H.264 whose packets come as its frames are shown."""
+    context: Any = av.CodecContext.create("libx264", "w")
+    context.height, context.width = SMALL.shape[1:3]
+    context.pix_fmt, context.time_base = "yuv420p", Fraction(1, 30)
+    context.options = {"bf": "0", **options}
+    packets = []
+    for number, image in enumerate(SMALL):
+        frame = av.VideoFrame.from_ndarray(image).reformat(format="yuv420p")
+        frame.pts, frame.time_base = number, Fraction(1, 30)
+        packets += context.encode(frame)
+    return [bytes(packet) for packet in (*packets, *context.encode(None))]
+
+
+def test_headers_that_change_and_mean_the_same(tmp_path: Path) -> None:
+    """Another level is no change of the frames."""
+    (tmp_path / "v").mkdir()
+    groups = [in_order(), in_order(level="5.1"), in_order()]
+    write(tmp_path / "v" / "a.mp4", "h264", groups, SMALL.shape[1:3])
+    for reference in (False, True):
+        out = tmp_path / f"out{reference}"
+        seqrecord.convert(open_source(tmp_path / "v"), out, reference=reference, workers=1)
+        with seqrecord.open(out) as dataset:
+            assert dataset.episodes["a"][:]["image"].shape == (12, *SMALL.shape[1:])
+
+
+def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
+    """As WebRTC does: a frame has a size of its own, scaled from those before."""
+    first = packets_of("vp9", SMALL)
+    # Marker 2, profile 0, a shown inter frame that is resilient; references; none is as large.
+    bits = f"10{0:02b}0111" + f"{0:08b}" + "0000" * 3 + "000" + f"{191:016b}{95:016b}"
+    inner = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    (tmp_path / "v").mkdir()
+    write(tmp_path / "v" / "a.webm", "vp9", [[*first, inner + bytes(20)]], SMALL.shape[1:3])
+    with pytest.raises(SourceError, match=r"128x96 yuv420p; got: 192x96 yuv420p at 0\.13"):
+        seqrecord.convert(open_source(tmp_path / "v"), tmp_path / "out", workers=1)
+
+
+# --- odd sizes -------------------------------------------------------------------------------
+
+
+def test_an_odd_size_that_must_be_re_encoded(tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    path = write(tmp_path / "v" / "a.mkv", "mjpeg", [jpegs(SMALL[0, :95, :127])], (95, 127))
+    with pytest.raises(SourceError, match="odd size") as caught:
+        seqrecord.convert(open_source(tmp_path / "v"), tmp_path / "out", workers=1)
+    error = caught.value
+    assert (error.file, error.feature) == (str(path), "image")
+    assert str(error.got).startswith("127x95 mjpeg")
+    assert "ffmpeg -i IN -c:v ffv1" in error.message
+    assert "Errno" not in str(error)
+
+
+def test_a_codec_that_takes_an_odd_size(tmp_path: Path) -> None:
+    """The remedy that the error names."""
+    (tmp_path / "v").mkdir()
+    odd = SMALL[:, :95, :127].copy()
+    write_video(tmp_path / "v" / "a.mkv", odd, "ffv1", pixels="bgr0")
+    seqrecord.convert(open_source(tmp_path / "v"), tmp_path / "out", workers=1)
+    with seqrecord.open(tmp_path / "out") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], odd)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_an_odd_size_in_a_writer(tmp_path: Path, codec: str) -> None:
+    chain = [{"id": "video", "codec": codec, "pixel_format": "yuv420p"}]
+
+    def write_frames() -> None:
+        with (
+            seqrecord.SeqRecordWriter(tmp_path / "out", codecs={"image": chain}) as writer,
+            writer.episode("e") as episode,
+        ):
+            episode.append({"image": SMALL[0, :95, :127]})
+
+    with pytest.raises(seqrecord.SeqRecordError, match=r"odd size.*ffv1.*127x95") as caught:
+        write_frames()
+    assert caught.value.feature == "image"
+    assert "Errno" not in str(caught.value)
+
+
+# --- several streams -------------------------------------------------------------------------
+
+
+def write_streams(path: Path, streams: Sequence[Pixels], titles: Sequence[str] = ()) -> Path:
+    with av.open(str(path), "w") as file:
+        made: list[Any] = []
+        for number, images in enumerate(streams):
+            stream: Any = file.add_stream("libx264", rate=30)
+            stream.height, stream.width = images.shape[1:3]
+            stream.pix_fmt = "yuv420p"
+            if titles:
+                stream.metadata["title"] = titles[number]
+            made.append(stream)
+        for number in range(len(streams[0])):
+            for stream, images in zip(made, streams, strict=True):
+                frame = av.VideoFrame.from_ndarray(images[number])
+                frame.pts, frame.time_base = number, Fraction(1, 30)
+                file.mux(stream.encode(frame))
+        for stream in made:
+            file.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize(("stream", "width"), [(None, 128), (0, 128), (1, 192), ("wide", 192)])
+def test_a_stream_is_chosen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: int | str | None, width: int
+) -> None:
+    (tmp_path / "v").mkdir()
+    write_streams(tmp_path / "v" / "a.mkv", [SMALL, WIDE], ["small", "wide"])
+    source = open_source(tmp_path / "v", stream=stream)
+    report = seqrecord.convert(source, tmp_path / "out", workers=1)
+    with seqrecord.open(tmp_path / "out") as dataset:
+        assert dataset.episodes["a"][0]["image"].shape == (96, width, 3)
+    [left] = report.inventory.left_out
+    assert left.unit == "streams"
+    assert f"{320 - width}x96" in left.pattern
+    assert left.is_data == (stream is None)
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    said = [text for text in said if "streams of video" in text]
+    assert len(said) == (stream is None)
+    assert all("stream=1 ('wide'" in text for text in said)
+
+
+@pytest.mark.parametrize("stream", [2, -1, "other"])
+def test_a_stream_that_is_not_there(tmp_path: Path, stream: int | str) -> None:
+    path = write_streams(tmp_path / "a.mkv", [SMALL, WIDE], ["same", "same"])
+    command = ("write", "--src", path, "--dst", tmp_path / "o", "--source-option")
+    said = fail(*command, f"stream={stream}")
+    assert "no such stream of video" in said
+    assert "stream=0 ('same', h264 128x96); stream=1 ('same', h264 192x96)" in said
+    run(*command, "stream=1", "--quiet")
+
+
+# --- claims ----------------------------------------------------------------------------------
+
+
+def boxes(data: bytes | bytearray, kind: bytes) -> int:
+    """Where the body of the first box of a kind begins."""
+    return data.index(kind) + 4
+
+
+def claim_samples(data: bytearray, sample_bytes: int = 0, count: int = 88_000_000) -> None:
+    struct.pack_into(">II", data, boxes(data, b"stsz") + 4, sample_bytes, count)
+
+
+def claim_small_samples(data: bytearray) -> None:
+    claim_samples(data, 1)
+
+
+def claim_in(kind: bytes, at: int = 4) -> Any:
+    def change(data: bytearray) -> None:
+        struct.pack_into(">I", data, boxes(data, kind) + at, 88_000_000)
+
+    return change
+
+
+def claim_fragment(data: bytearray) -> None:
+    at = boxes(data, b"trun")
+    data[at + 1 : at + 4] = b"\0\0\1"  # no table: sizes are the track's defaults
+    struct.pack_into(">I", data, at + 4, 88_000_000)
+
+
+CLAIMS = {
+    "stsz": (claim_samples, "larger than its box"),
+    "equal sizes": (claim_small_samples, "more packets than it can hold"),
+    "stts": (claim_in(b"stts"), "larger than its box"),
+    "stsc": (claim_in(b"stsc"), "larger than its box"),
+    "stco": (claim_in(b"stco"), "larger than its box"),
+    "stss": (claim_in(b"stss"), "larger than its box"),
+    "ctts": (claim_in(b"ctts"), "larger than its box"),
+    "trun": (claim_in(b"trun"), "more packets than it can hold"),
+    "trun without a table": (claim_fragment, "more packets than it can hold"),
+}
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_an_mp4_that_claims_much(tmp_path: Path, case: str) -> None:
+    change, match = CLAIMS[case]
+    path = write_video(tmp_path / "a.mp4", pictures(8))
+    if case.startswith("trun"):
+        path = in_fragments(path, tmp_path / "b.mp4")
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=match) as caught:
+        open_source(path).schema()
+    assert caught.value.file == str(path)
+    assert caught.value.offset is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "video", "sound", "flags"),
+    [
+        ("a.mov", "mpeg4", "pcm_s16le", ""),
+        ("a.mov", "libx264", "pcm_s24le", "faststart"),
+        ("a.mp4", "libx264", "aac", ""),
+        ("a.mp4", "libx264", "aac", "frag_keyframe+empty_moov+default_base_moof"),
+        ("a.mp4", "libx264", "aac", "dash+delay_moov+frag_every_frame"),
+        ("a.m4v", "mpeg4", "aac", "faststart"),
+    ],
+)
+def test_files_that_claim_no_more_than_they_have(
+    tmp_path: Path, name: str, video: str, sound: str, flags: str
+) -> None:
+    """Of uncompressed sound each sample is one, of some bytes."""
+    path = tmp_path / name
+    with av.open(str(path), "w", options={"movflags": flags} if flags else {}) as file:
+        picture: Any = file.add_stream(video, rate=30)
+        picture.height, picture.width = SMALL.shape[1:3]
+        picture.pix_fmt = "yuv420p"
+        audio: Any = file.add_stream(sound, rate=48000, layout="mono")
+        for number, image in enumerate(np.tile(SMALL, (4, 1, 1, 1))):
+            frame = av.VideoFrame.from_ndarray(image)
+            frame.pts, frame.time_base = number, Fraction(1, 30)
+            file.mux(picture.encode(frame))
+        rate, size = 48000, audio.codec_context.frame_size or 1024
+        for number in range(20 * 48000 // size if sound.startswith("pcm") else 20):
+            dtype = {"s16": "i2", "s32": "i4", "fltp": "f4"}[audio.codec_context.format.name]
+            values = np.zeros((1, size), dtype)
+            silence = av.AudioFrame.from_ndarray(values, audio.codec_context.format.name, "mono")
+            silence.sample_rate, silence.pts = rate, number * size
+            file.mux(audio.encode(silence))
+        file.mux(picture.encode())
+        file.mux(audio.encode())
+    assert open_source(path).schema()["image"].shape == (96, 128, 3)
+
+
+def test_decoder_settings_that_change(tmp_path: Path) -> None:
+    """Two descriptions of samples: as editors write, of parts from several cameras."""
+    path = write_video(tmp_path / "a.mp4", pictures(8))
+    data = bytearray(path.read_bytes())
+    at = boxes(data, b"stsd")
+    entry = data[at + 8 : at - 8 + int.from_bytes(data[at - 8 : at - 4], "big")]
+    assert data.index(b"mdat") < data.index(b"moov")  # offsets of packets stay
+    data[at + 8 : at + 8] = entry
+    struct.pack_into(">I", data, at + 4, 2)
+    for kind in (b"stsd", b"stbl", b"minf", b"mdia", b"trak", b"moov"):
+        begin = boxes(data, kind) - 8
+        (size,) = struct.unpack_from(">I", data, begin)
+        struct.pack_into(">I", data, begin, size + len(entry))
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"decoder settings change.*ffmpeg"):
+        open_source(path).schema()
