@@ -28,12 +28,15 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
+from seqrecord.sources.inventory import Account, unread_files
 from seqrecord.sources.limits import MAX_CHUNK_BYTES, check_frames
 from seqrecord.sources.originals import Scan, ScannedSource, find_files, natural_order
 from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.stored_rows import check_stored_alike, zarr_files, zarr_rows, zarr_spec
+from seqrecord.sources.zarr_account import ZarrAccount
+from seqrecord.text import counted
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
@@ -139,6 +142,28 @@ class ZarrBuffers(ScannedSource):
                 found.episodes += _infos(path, group, arrays)
                 found.specs += specs
 
+    def account(self) -> Account:
+        counts = ZarrAccount()
+        for path in self._buffers:
+            with suppress(SourceError), _open(path) as group:  # refused when it is read
+                arrays, ends = _arrays(group), _episode_ends(group, path)
+                counts.add_data(path, arrays, self.schema(), int(ends[-1]) if len(ends) else 0)
+                taken = {_ENDS, *(f"data/{name}" for name in arrays)}
+                taken |= {f"meta/{name}" for name in _per_episode(group, path, len(ends))}
+                meta = [group[name] for name in sorted(taken) if name.startswith("meta/")]
+                counts.add_meta(path, meta)
+                counts.add_others(path, group, taken)
+        counts.check_requested(self.features or (), str(self.root))
+        left_out = counts.left_out()
+        if self._buffers != [self.path]:
+            left_out += unread_files(self.path, self._is_taken, goes_down=_is_no_group)
+        reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
+        places = {name: f"data/{name}" for name in self.schema()}
+        return Account(reason, places, tuple(left_out), (*counts.notes, *counts.chunk_notes()))
+
+    def _is_taken(self, path: Path) -> bool:
+        return path in self._buffers or path.parent in self._buffers
+
     def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
         name = str(info.metadata.get("buffer", ""))
         root = self.path
@@ -206,6 +231,10 @@ def _is_buffer(path: Path) -> bool:
     return is_directory(path / "data") and is_directory(path / _ENDS)
 
 
+def _is_no_group(names: dict[str, bool]) -> bool:
+    return not {"data", "meta"} <= {*names}
+
+
 def _name(path: Path) -> str:
     return path.name.removesuffix(".zip").removesuffix(".zarr") or path.name
 
@@ -229,7 +258,8 @@ def _open(path: Path) -> Iterator[Any]:
             store = RemoteZip(path) if is_zip else RemoteStore(files, path)
         else:
             store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
-        group = zarr.open_group(store, mode="r")
+        # Consolidated metadata may be older than the arrays.
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
     except StorageError:
         raise
     except Exception as error:  # zarr, zipfile and json raise about any kind
@@ -258,6 +288,16 @@ def _register_image_codecs() -> None:
     register_codecs(verbose=False)
 
 
+def _group(group: Any, name: str) -> Any:
+    """A group in a group, without consolidated metadata of its own."""
+    import zarr
+
+    found = group[name]
+    if getattr(found.metadata, "consolidated_metadata", None) is None:
+        return found
+    return zarr.open_group(found.store, path=name, mode="r", use_consolidated=False)
+
+
 def _array(group: Any, name: str) -> Any:
     array = group[name]
     metadata = array.metadata.to_dict()
@@ -279,7 +319,7 @@ def _array(group: Any, name: str) -> Any:
 
 def _arrays(group: Any) -> dict[str, Any]:
     """The arrays of `data` in the order of their names."""
-    names = sorted(group["data"].array_keys())
+    names = sorted(_group(group, "data").array_keys())
     if not names:
         raise SourceError("a replay buffer without data")
     arrays = {name: _array(group, f"data/{name}") for name in names}
@@ -346,7 +386,7 @@ def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
 def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
     """The other arrays of `meta` that hold a finite number for each episode."""
     found = {}
-    for name in sorted(group["meta"].array_keys()):
+    for name in sorted(_group(group, "meta").array_keys()):
         array = _array(group, f"meta/{name}")
         if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
             values = np.array(list(read_rows(array, path, 0, count)), array.dtype)
