@@ -68,7 +68,7 @@ def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
     assert len(list(Hdf5(tmp_path).frames(Hdf5(tmp_path).episodes()[1]))) == 5
 
 
-@pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "episode_len"])
+@pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "num_frames"])
 def test_an_attribute_of_aloha_declares_the_number_of_rows(tmp_path: Path, name: str) -> None:
     write_aloha(tmp_path / "episode_0.hdf5")
     with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:

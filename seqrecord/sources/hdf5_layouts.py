@@ -43,7 +43,7 @@ from seqrecord.text import repr_of
 AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
 """ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
 
-_LENGTHS = ("num_samples", "num_frames", "num_timesteps", "episode_length", "episode_len")
+_LENGTHS = ("num_samples", "num_frames", "num_timesteps")
 """Attributes that declare the number of an episode's rows."""
 
 _CAMERAS = ("wrist", "ext1", "ext2")

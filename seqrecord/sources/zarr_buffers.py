@@ -12,11 +12,13 @@ same as one file, `NAME.zarr.zip`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -258,9 +260,13 @@ def _open(path: Path) -> Iterator[Any]:
             store = RemoteZip(path) if is_zip else RemoteStore(files, path)
         else:
             store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
+        if is_zip:
+            _check_names(store, path)
         # Consolidated metadata may be older than the arrays.
         group = zarr.open_group(store, mode="r", use_consolidated=False)
-    except StorageError:
+    except (StorageError, SourceError):
+        with suppress(Exception):
+            store.close()
         raise
     except Exception as error:  # zarr, zipfile and json raise about any kind
         with suppress(Exception):  # a zip that could not be opened cannot be closed
@@ -277,6 +283,19 @@ def _open(path: Path) -> Iterator[Any]:
         raise SourceError("a damaged Zarr group", file=str(path), got=first_line(error)) from error
     finally:
         store.close()
+
+
+def _check_names(store: Any, path: Path) -> None:
+    """Raises `SourceError` if a ZIP file has two entries of one name; zarr would read the last."""
+    with ZipFile(store.path) as file:
+        names = Counter(file.namelist())
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise SourceError(
+            "duplicate names in a ZIP file; unpack it and pack the current files again",
+            file=str(path),
+            expected="one entry of each name",
+            got=f"{names[twice[0]]} entries named {twice[0]}",
+        )
 
 
 def _register_image_codecs() -> None:
