@@ -212,8 +212,9 @@ def convert(
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            chosen = getattr(source, "features", None) or ()
-            check = partial(_check_values, requested=chosen, shown=target.storage.url)
+            chosen = getattr(source, "features", None)  # of a user's own source it may be anything
+            requested = chosen if isinstance(chosen, list | tuple) else ()
+            check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
             return _report(target, episodes, todo, written, unlisted, known, inventory, commit)
         except BaseException:
