@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seqrecord.text import repr_of
+from seqrecord.text import repr_of, shown_place
 
 __all__ = [
     "AccessError",
@@ -115,7 +115,10 @@ class SeqRecordError(Exception):
         return self
 
     def __str__(self) -> str:
-        facts = "".join(f"; {name}: {_text(value)}" for name, value in self.facts().items())
+        known = self.facts()
+        if isinstance(self.file, str):
+            known["file"] = shown_place(self.file)
+        facts = "".join(f"; {name}: {_text(value)}" for name, value in known.items())
         return f"{self.message}{facts}"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -12,6 +12,24 @@ _LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 
 
+_originals: dict[str, str] = {}  # by the folder of their index
+
+
+def name_index(folder: str, original: str) -> None:
+    """From now on messages name the original in place of the folder of its index."""
+    _originals[folder] = original
+
+
+def shown_place(place: str) -> str:
+    """A place as messages name it; a file of an index in `SEQRECORD_HOME` by its original."""
+    if place in _originals:
+        return _originals[place]
+    for folder, original in _originals.items():
+        if place.startswith(f"{folder}/"):
+            return f"{original} (its index, {place[len(folder) + 1 :]})"
+    return place
+
+
 def counted(count: int, noun: str) -> str:
     """`1 episode`, `1,200 episodes`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

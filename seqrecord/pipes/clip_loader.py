@@ -46,7 +46,7 @@ from seqrecord.sampling.elastic import Session, find_remaining
 from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
-from seqrecord.text import counted, repr_of
+from seqrecord.text import counted, repr_of, shown_place
 from seqrecord.units import format_size, parse_size
 
 _ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
@@ -496,7 +496,7 @@ class ClipLoader:
 
     def _tell(self, num_parts: int) -> None:
         """Log what keeps batches of so many parts from being mixed well, if anything does."""
-        fitted, url = self._fit(num_parts), self.selection.dataset.url
+        fitted, url = self._fit(num_parts), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:

@@ -48,7 +48,7 @@ from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.text import counted, repr_of
+from seqrecord.text import counted, repr_of, shown_place
 from seqrecord.units import format_size, parse_size
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # no features beside a `clip_transform`
@@ -118,7 +118,8 @@ class ClipSelection:
         self._memory.get()
         if self.left_out:
             say_once(
-                f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
+                f"{shown_place(self.dataset.url)}: {self.clips.num_clips:,} clips; "
+                f"left out: {self.left_out}"
             )
 
     def _select(self, options: ClipOptions) -> None:
@@ -351,7 +352,7 @@ class ClipSelection:
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
         over = f" in every {len(self.phases)} epochs" if self.phases is not None else ""
-        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{over}"]
+        lines = [f"{shown_place(self.dataset.url)!r}, {self.clips.num_clips} clips{over}"]
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
         for name, spec in self.made.items():
@@ -437,9 +438,9 @@ class ClipSelection:
             assert self.excerpts is not None
             more = len(self.excerpts.frames) / len(excerpts.frames) - 1
             say_once(
-                f"{self.dataset.url}: the frames that clips use of an episode are too many to hold "
-                f"at once, so an epoch decodes {more:.0%} more frames than there are; with a "
-                f"memory_limit of {needed} ({format_size(needed)}) it decodes each once"
+                f"{shown_place(self.dataset.url)}: the frames that clips use of an episode are too "
+                f"many to hold at once, so an epoch decodes {more:.0%} more frames than there are; "
+                f"with a memory_limit of {needed} ({format_size(needed)}) it decodes each once"
             )
         return self.clips.locate(np.zeros(1, np.int64))
 
