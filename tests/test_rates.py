@@ -397,6 +397,6 @@ def test_messages_name_the_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fps", [FPS, 3 * FPS])
 def test_a_rate_is_compared_in_the_only_plausible_unit(tmp_path: Path, fps: float) -> None:
     """Nanoseconds since 1970 without a unit: no other unit makes a plausible step of them."""
-    times = [int(1.7e18 + time * 1e9) for time in regular()]
+    times: list[float] = [int(1.7e18 + time * 1e9) for time in regular()]
     path = write(tmp_path / "a", {"e": times}, None, "i8", fps)
     assert rates(path) == [fps if fps == FPS else None]
