@@ -186,7 +186,7 @@ def read_notes(path: Path) -> list[tuple[int, bytes]]:
                     size = int(entry["size"])
                     note = bytes.fromhex(entry["note"]) if "note" in entry else None
                 except _NO_NOTE:
-                    size = -1
+                    size, note = -1, None
                 if size < 0:
                     if file.readline(1):  # the last one may be cut by a kill
                         _logger.warning("%s: damaged; nothing behind that can be resumed", path)
