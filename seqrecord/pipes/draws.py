@@ -63,6 +63,10 @@ class ClipEpisodes:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
 
+    def of_excerpts(self, excerpts: Excerpts | None) -> ClipEpisodes:
+        """The same with other excerpts."""
+        return ClipEpisodes(self._dataset, self.metadata, excerpts, repeats=self._repeats)
+
     def of(self, episode: IntArray) -> list[Facts]:
         """Of the episodes in these rows, int64[n]."""
         return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]

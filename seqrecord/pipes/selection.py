@@ -152,7 +152,8 @@ class ClipSelection:
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
         functions = tuple(bound(function, self.dataset.features) for function in functions)
         wanted = (*metadata, "camera") if cameras else metadata
-        self._facts = self._facts_with(wanted)
+        repeats = self.chosen is not None and self.chosen.repeats
+        self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts, repeats=repeats)
         if options.has_drawn_steps:
             several = uses if len(uses) > 1 else []
             whole = [self._enumerate(ClipSpec(1), [use]) for use in several]
@@ -398,10 +399,6 @@ class ClipSelection:
             )
         return "; ".join(said)
 
-    def _facts_with(self, metadata: Sequence[str]) -> ClipEpisodes:
-        repeats = self.chosen is not None and self.chosen.repeats
-        return ClipEpisodes(self.dataset, metadata, self.excerpts, repeats=repeats)
-
     def _choose(self, clips: ClipList, uses: _Uses) -> ClipTable:
         """Those of the list that are of the selected episodes and lack nothing."""
         index = self.dataset.contents.index
@@ -434,7 +431,7 @@ class ClipSelection:
         if needed > limit or self.is_smallest:
             self._list(options, 1 if self.is_smallest else max(1, limit // (_EXCERPTS * nbytes)))
             self.typical_clips = self.clips
-            self._facts = self._facts_with(self._facts.metadata)
+            self._facts = self._facts.of_excerpts(self.excerpts)
             assert self.excerpts is not None
             more = len(self.excerpts.frames) / len(excerpts.frames) - 1
             say_once(
