@@ -21,9 +21,9 @@ from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import first_rows
+from seqrecord.engine.stores import FrameRows
 from seqrecord.engine.trace import Trace, trace_path
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
@@ -33,13 +33,16 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
+    Intervals,
     Part,
     Plan,
     PlanSettings,
     SequencePlan,
+    ShuffledPlan,
     Window,
     check_drop_last,
     count_unused_frames,
+    shard_frames,
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import Session, find_remaining
@@ -183,9 +186,9 @@ class ClipLoader:
         device = self.find_device() if stream is None else stream.device
         here = Counted(self._buffers, get_worker_info() is not None)
         process = counted or here
-        fitted, first_row = self._fit(plan.part.count, plan.epoch, sessions), None
+        fitted, rows = self._fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
-            first_row = first_rows(selection.episodes.num_frames, selection.selected)
+            rows = self._rows(plan.part, sessions, fitted.settings)
         on_device = device is not None
         memory = settle(
             fitted,
@@ -215,7 +218,7 @@ class ClipLoader:
             stream,
             shared=process.in_worker and counted is None,
             decode_there=self.options.tuning.video_decoder == "torchcodec",
-            first_row=first_row,
+            rows=rows,
         )
         return Execution(job, resources, stats)
 
@@ -332,9 +335,7 @@ class ClipLoader:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            (num_parts, *epoch): self.demand(num_parts, *epoch).fit_given(
-                settings, self._limit(num_parts)
-            )
+            (num_parts, *epoch): self._fit_given(num_parts, settings, *epoch)
             for epoch, settings in (((0, ()), state.settings), *left)
         }
 
@@ -400,6 +401,7 @@ class ClipLoader:
             "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.tuning.shuffle_buffer,
             "clips": selection.chosen_digest,
+            "fixed_shards": self.options.fixed_shards,
         }
 
     def remainder_after(self, state: State) -> Remainder | None:
@@ -452,7 +454,7 @@ class ClipLoader:
             num_parts,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            frames_in_memory(self.selection),
+            self._frames_in_memory(num_parts, sessions, self._may_shard(num_parts, sessions)),
             self.selection.dataset.url,
             what,
         )
@@ -468,6 +470,12 @@ class ClipLoader:
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
         return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
+
+    def decodes_once(self, num_workers: int) -> bool:
+        """Whether so many workers decode each frame once, if they live for several epochs."""
+        num_parts = self.ranks.current().count * num_workers
+        is_cheap = frames_in_memory(self.selection, only_small=True) > 0
+        return not is_cheap and self._fit(num_parts).in_memory is not None
 
     def workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""
@@ -504,14 +512,87 @@ class ClipLoader:
 
     def _planned(self, epoch: int, part: Part, sessions: Sessions, settings: PlanSettings) -> Plan:
         table, episodes = self.remaining_clips(epoch, sessions), self.selection.episodes
-        make = partial(SequencePlan if self._follows else EpochPlan, windows=self._windows)
+        kind = SequencePlan if self._follows else EpochPlan
+        if settings.resident and epoch and not sessions:
+            kind = ShuffledPlan
+        make = partial(kind, windows=self._windows)
         return make(table, episodes, settings, epoch=epoch, part=part, session=len(sessions))
 
     def _fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
         if (key := (num_parts, epoch if sessions else 0, sessions)) not in self._fits:
-            demand = self.demand(num_parts, epoch, sessions)
-            self._fits[key] = demand.fit(self._limit(num_parts))
+            demand, limit = self.demand(num_parts, epoch, sessions), self._limit(num_parts)
+            fitted, is_sharded = demand.fit(limit), self._may_shard(num_parts, sessions)
+            if fitted.in_memory is not None and is_sharded:
+                settings = replace(fitted.settings, resident=self._settings.shuffle)
+                if num_parts > 1:  # of which the frames were a guess
+                    most = self._shards(num_parts, settings)[1]
+                    fitted = replace(fitted, sizes=self._sizes, in_memory=None).with_all(most)
+                if fitted.in_memory is not None:
+                    fitted = replace(fitted, settings=settings)
+                else:
+                    fitted = replace(demand, frames_in_memory=0).fit(limit)
+            self._fits[key] = fitted
         return self._fits[key]
+
+    def _fit_given(
+        self, num_parts: int, settings: PlanSettings, epoch: int = 0, sessions: Sessions = ()
+    ) -> Fit:
+        """Memory for the settings of a saved state.
+
+        Raises `MemoryLimitError` where it does not hold the frames that must stay.
+        """
+        is_sharded = self._may_shard(num_parts, sessions) and settings.resident == settings.shuffle
+        frames = self._frames_in_memory(num_parts, sessions, is_sharded)
+        if is_sharded and num_parts > 1 and frames:
+            frames = self._shards(num_parts, settings)[1]
+        demand, limit = self.demand(num_parts, epoch, sessions), self._limit(num_parts)
+        fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
+        if settings.resident and fitted.in_memory is None:
+            sizes = self._sizes.of_staying
+            least = sizes.held((frames,) * len(sizes.frames)) + sizes.beside_arena(1, 1)
+            raise MemoryLimitError(
+                "memory_limit is too small for the order of the saved state, in which all frames "
+                "stay in memory",
+                file=self.selection.dataset.url,
+                expected=f"about {format_size(least)} or more",
+                got=format_size(limit),
+            )
+        return fitted
+
+    def _may_shard(self, num_parts: int, sessions: Sessions) -> bool:
+        """Whether so many parts may have the same clips in every epoch."""
+        if self._follows or sessions or (num_parts > 1 and self.selection.differs_by_epoch):
+            return False
+        return self.options.fixed_shards or not self._settings.shuffle
+
+    def _frames_in_memory(self, num_parts: int, sessions: Sessions, is_sharded: bool) -> int:
+        """How many frames may stay in a part; about as many, where there are several shards.
+
+        On a device they stay under an explicit limit only, but for small ones. Several parts whose
+        clips change from epoch to epoch would decode nearly all frames each.
+        """
+        selection, options = self.selection, self.options
+        is_sharded |= num_parts == 1
+        is_asked = options.device is None or options.memory_limit is not None
+        found = frames_in_memory(selection, only_small=not (is_sharded and is_asked))
+        return -(-found // num_parts) if is_sharded else found
+
+    def _shards(
+        self, num_parts: int, settings: PlanSettings, part: Part | None = None
+    ) -> tuple[list[Intervals], int]:
+        """See `shard_frames`."""
+        parts = None if part is None else np.array([part.index])
+        table, episodes = self.selection.clips, self.selection.episodes
+        return shard_frames(table, episodes, self._windows, settings, num_parts, parts)
+
+    def _rows(self, part: Part, sessions: Sessions, settings: PlanSettings) -> tuple[FrameRows, ...]:
+        """The rows of each group's frames that stay in a part."""
+        selection = self.selection
+        is_sharded = self._may_shard(part.count, sessions) and settings.resident == settings.shuffle
+        if part.count > 1 and is_sharded:
+            return tuple(map(FrameRows, self._shards(part.count, settings, part)[0]))
+        rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.selected)
+        return (rows,) * len(selection.episodes.groups)
 
     def _facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
         """What settings are chosen for: all epochs, or what some sessions have left of one."""

@@ -341,7 +341,7 @@ class _Counter:
         execution = self._loader.execution(
             plan, (), EngineStats(), counted=Counted(buffers, in_worker)
         )
-        stays = execution.resources.first_row is not None
+        stays = bool(execution.resources.rows)
         most_loads = self._options.most_loads * (_LOADS_WHERE_KEPT if stays else 1)
         spans = _spans(plan, most_loads // num_parts)
         walked = walk(execution, self._asked, spans)
@@ -371,14 +371,13 @@ class _Counter:
         from seqrecord.engine.engine import whole_chunks
         from seqrecord.engine.stores import used_rows
 
-        plan, first_row = execution.job.plan, execution.resources.first_row
+        plan, rows = execution.job.plan, execution.resources.rows
         group, window = plan.groups[plan.leading].group, plan.groups[plan.leading].window
-        stays_whole = first_row is not None and group in whole_chunks(execution.job.dataset)
+        stays_whole = bool(rows) and group in whole_chunks(execution.job)
         if self._options.spec.stride >= window.span and not stays_whole:
             return plan.num_clips / max(1, walked.clips)
-        if first_row is not None:  # no frame is loaded twice
-            rows = execution.buffers.arenas[plan.leading].num_rows
-            used = int(np.count_nonzero(used_rows(plan, plan.leading, first_row, rows)))
+        if rows:  # no frame is loaded twice
+            used = int(np.count_nonzero(used_rows(plan, plan.leading, rows[plan.leading])))
             return used / window.frame_step / max(1, walked.frames)
         _, begin, stop = plan.used(plan.leading)
         return int((-(begin - stop) // window.frame_step).sum()) / max(1, walked.frames)
