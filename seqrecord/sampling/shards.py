@@ -154,20 +154,24 @@ class ShuffledPlan(EpochPlan):
         grid, window = self._episodes.groups[group], self._windows[group]
         grid = grid if grid.whole is None else grid.whole
         last = self._episodes.num_frames[episode] - 1
+        begin = window.begin(start, last)
         stop = np.clip(start + (window.offset + window.span), 1, last + 1)
-        first_place = grid.place(episode, window.begin(start, last))
+        first_place = grid.place(episode, begin)
         row, inside = numbered(grid.place(episode, stop - 1) - first_place + 1)
-        keys, use = np.unique(
-            frame_keys(episode[row], first_place[row] + inside), return_index=True
-        )
-        episode, place = split_keys(keys[np.argsort(use)])
-        begin, end = grid.bounds(episode, place)
-        end = np.minimum(end, self._episodes.num_frames[episode])
+        keys = frame_keys(episode[row], first_place[row] + inside)
+        keys, use, number = np.unique(keys, return_index=True, return_inverse=True)
+        owner, place = split_keys(keys)
+        first, end = grid.bounds(owner, place)  # and of each chunk only the frames of these clips
+        low, high = end.copy(), first.copy()
+        np.minimum.at(low, number, begin[row])
+        np.maximum.at(high, number, stop[row])
+        low, high = np.maximum(low, first), np.minimum(high, end)
         step, phase = window.frame_step, self._spec.phase + window.offset
-        first = begin + (phase - begin) % step
-        count = -(-(end - first) // step)
-        columns = (np.zeros_like(place), episode, episode, grid.row(episode, place), first, count)
-        loads = Loads(*(column[count > 0] for column in columns))
+        low += (phase - low) % step
+        columns = (np.zeros_like(low), owner, owner, grid.row(owner, place), low, high - low)
+        order = np.argsort(use)
+        order = order[high[order] > low[order]]
+        loads = Loads(*(column[order] for column in columns[:-1]), -(-(high - low)[order] // step))
         return GroupRound(loads, Frees(*[np.zeros(0, np.int64)] * 4))
 
     @cached_property
