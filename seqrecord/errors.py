@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seqrecord.text import repr_of
+from seqrecord.text import repr_of, shown_place
 
 __all__ = [
     "AccessError",
@@ -115,7 +115,10 @@ class SeqRecordError(Exception):
         return self
 
     def __str__(self) -> str:
-        facts = "".join(f"; {name}: {_text(value)}" for name, value in self.facts().items())
+        known = self.facts()
+        if isinstance(self.file, str):
+            known["file"] = shown_place(self.file)
+        facts = "".join(f"; {name}: {_text(value)}" for name, value in known.items())
         return f"{self.message}{facts}"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -218,7 +221,10 @@ class TransientError(StorageError):
 
 
 class DeadlineError(TransientError):
-    """Attempts failed until the deadline; the message says how many, and the last one's cause."""
+    """Attempts failed until the deadline, or the server asks to wait longer than allowed.
+
+    The message has the number of attempts and the last one's cause, or the requested seconds.
+    """
 
 
 class SourceError(SeqRecordError):

@@ -12,6 +12,24 @@ _LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 
 
+_originals: dict[str, str] = {}  # by the folder of their index
+
+
+def name_index(folder: str, original: str) -> None:
+    """From now on messages name the original in place of the folder of its index."""
+    _originals[folder] = original
+
+
+def shown_place(place: str) -> str:
+    """A place as messages name it; a file of an index in `SEQRECORD_HOME` by its original."""
+    if place in _originals:
+        return _originals[place]
+    for folder, original in _originals.items():
+        if place.startswith(f"{folder}/"):
+            return f"{original} (its index, {place[len(folder) + 1 :]})"
+    return place
+
+
 def counted(count: int, noun: str) -> str:
     """`1 episode`, `1,200 episodes`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -49,6 +67,47 @@ def range_text(low: float, high: float) -> str:
     return " to ".join(f"{round(value, decimals) + 0.0:.{decimals}f}" for value in (low, high))
 
 
+_SLASH, _AT = r"(?:[/\\]|%(?:25)*(?:2F|5C))", re.compile(r"@|%(?:25)*40", re.IGNORECASE)
+# Where the name and password of a URL begin, with any number of slashes.
+_START = re.compile(rf"[a-z][a-z0-9+.-]*(?::|%(?:25)*3A){_SLASH}*|{_SLASH}{{2,}}", re.IGNORECASE)
+_NAMES = (
+    r"(?:(?<![a-z])(?:sig|sas|pwd)|(?:signature|token|secret|passw(?:or)?d|passphrase|credential|"
+    r"assertion|authorization|private.?key|access.?key|account.?key|master.?key|api.?key|"
+    r"connection.?string)[\w-]{0,30})"
+)
+_IS = r"(?:[ \t]*[=:][ \t]*(?:b(?=['\"]))?|(?<=signature):\s*|%(?:25)*3[AD])"
+_VALUE = r"(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s&;]+)"
+_SECRETS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"((?:Bearer|Basic|Digest|Negotiate|SharedKey\w*|AWS4-HMAC-SHA256)\s+)[^\s'\"]+",
+        # In queries, quoted into another URL or not; in headers, connection strings, dicts, JSON.
+        rf"({_NAMES}['\"]?{_IS})(?![\w-]+\s+…){_VALUE}",
+        r"\b((?:hf|gh[a-z]|github_pat|glpat|xox[a-z])[_-]|ya29\.|eyJ)[\w.-]{8,}",
+    )
+]
+
+
+def without_secrets(text: str) -> str:
+    """`text` without passwords, keys, tokens and signatures, of URLs, headers, options and such.
+
+    All between a URL's scheme and the last `@` before a space is hidden, because a password may
+    hold any character; so are values of names such as `sig`, `token` and `AccountKey`. More may be
+    hidden than need be.
+    """
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1…", text)
+    return re.sub(r"\S+", _without_userinfo, text)
+
+
+def _without_userinfo(run: re.Match[str]) -> str:
+    text = run[0]
+    if not (found := [*_AT.finditer(text)]):
+        return text
+    start = _START.search(text, 0, end := found[-1].start())
+    return text if start is None else f"{text[: start.end()]}…{text[end:]}"
+
+
 def repr_of(value: object, limit: int = 200) -> str:
     """The first `limit` characters of the `repr` of a value that somebody has given.
 
@@ -61,7 +120,8 @@ def repr_of(value: object, limit: int = 200) -> str:
         text += part
         if len(text) >= limit:
             break
-    return _URL.sub(r"\1…", text)[:limit].encode("utf-8", "backslashreplace").decode()
+    text = without_secrets(_URL.sub(r"\1…", text))
+    return text[:limit].encode("utf-8", "backslashreplace").decode()
 
 
 def shape_text(shape: Sequence[int | None]) -> str:

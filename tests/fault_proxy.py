@@ -124,7 +124,7 @@ class FaultProxy(LocalServer):
         fault: Planned | None = None,
         *,
         slow_seconds: float = 1.0,
-        retry_after: int = 1,
+        retry_after: int | str = 1,
         acted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.fault, self.acted = fault, acted
@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "short":
             self.close_connection = True
 
-    def _fail(self, status: int, *, retry_after: int | None) -> None:
+    def _fail(self, status: int, *, retry_after: int | str | None) -> None:
         """An error as Azure words it."""
         code = _CODES.get(status, "Injected")
         text = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code></Error>'

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.tartanair import default_mixing
 from benchmarks.tartanair.shuffle_quality import (
     ABANDONEDFACTORY,
     batch_quality,
@@ -132,6 +133,50 @@ def test_says_what_limits_mixing() -> None:
     assert limit(1, 1000) is None
     assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
     assert "would read" in str(limit(40, 100_000))
+
+
+VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, parts
+    (60, 100, 50, 16, 1),
+    (30, 600, 250, 16, 1),
+    (30, 600, 250, 32, 1),
+    (60, 100, 100, 8, 1),
+    (60, 97, 31, 16, 1),
+    (100, 300, 30, 16, 1),
+    (60, 100, 2, 32, 8),
+    (60, 100, 2, 32, 4),
+    (60, 100, 50, 16, 4),
+    (60, 100, 50, 16, 8),
+    (60, 100, 2, 32, 16),
+]
+
+
+@pytest.mark.parametrize("case", VIDEO, ids=str)
+def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
+    case: tuple[int, int, int, int, int],
+) -> None:
+    """480x640, clips of 16; a tenth of a percent of the frames are stored."""
+    number, frames, gop, batch, parts = case
+    video = default_mixing.Case(
+        "", (frames,) * number, (gop,), (default_mixing.RGB,), (), pieces=32
+    )
+    found = default_mixing.measured(video, batch, parts)
+    assert found.episodes >= 0.85 * found.full_episodes
+    assert found.nbytes <= 8 << 30
+    assert found.reading <= 1.1
+
+
+def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
+    """Reading allows two cursors; with the memory that is named, the part is one round."""
+    data = dataset((100,) * 60, ClipSpec(17), chunk_frames=2)
+    asked = PlanSettings(batch_size=32)
+    few = demand(ClipFacts.of(*data), asked, num_parts=8)
+    chosen = few.default_settings(500, 500)
+    said, of_memory = replace(few, settings=chosen).mixing_limit(500)
+    assert of_memory
+    assert "memory_limit leaves room for 500 B of frames" in str(said)
+    needed = few.limit_to_mix - few.sizes.beside_arena(1, 1)
+    enough = few.default_settings(needed, needed)
+    assert replace(few, settings=enough).mixing_limit(needed)[0] is None
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])

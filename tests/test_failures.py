@@ -132,6 +132,22 @@ def test_a_ring_of_causes_ends() -> None:
         ({"retry_after": "1.5"}, 1.5),
         ({"x_ms_retry_after_ms": "250", "Retry_After": "7"}, 0.25),
         ({"Retry_After": "soon"}, None),
+        ({"Retry_After": "86400"}, 86400),
+        ({"Retry_After": "31536000000"}, 31536000000),
+        ({"RateLimit": '"api";r=0;t=86400'}, 86400),
+        # HTTP's other formats of dates (RFC 9110, 5.6.7), and another clock than this machine's.
+        (
+            {"Retry_After": time.strftime("%A, %d-%b-%y %T GMT", time.gmtime(time.time() + 7200))},
+            7200,
+        ),
+        ({"Retry_After": time.asctime(time.gmtime(time.time() + 7200))}, 7200),
+        (
+            {
+                "Date": "Wed, 21 Oct 2015 07:28:00 GMT",
+                "Retry_After": "Thu, 22 Oct 2015 07:28:00 GMT",
+            },
+            86400,
+        ),
         ({"Retry_After": "-1"}, None),
         ({"Retry_After": "1e400"}, None),
         ({"Retry_After": "Fri, 0 Dec 99999999999 00:00:00 -2300"}, None),

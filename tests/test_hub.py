@@ -24,6 +24,7 @@ import seqrecord
 from seqrecord import EngineOptions
 from seqrecord.errors import (
     AccessError,
+    DeadlineError,
     DestinationError,
     LocationError,
     NotFoundError,
@@ -186,6 +187,24 @@ def test_all_threads_wait_where_the_hub_asks_for_it(hub: HubStub, header: str) -
     assert time.monotonic() - begin >= 1.0, "Retry-After is in whole seconds"
     assert hub.counts["store"] == 12
     assert hub.early <= 12 + 6, "no more than those that were under way"
+
+
+def test_a_wait_is_logged_and_a_long_one_is_an_error(
+    hub: HubStub, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.limit = (1, 0.1)
+    storage = _opened(hub)
+    assert get(storage, "meta/info.json") == b"{}"
+    assert any(re.search("hf://.*asks to wait 1 s", message) for message in caplog.messages)
+    hub.limit = (0, 86400)
+    asked = len(hub.asked)
+    for _ in range(2):  # the second one is not asked
+        with pytest.raises(DeadlineError, match=r"wait 86\d\d\d s.*hf://.*max_retry_after"):
+            get(_opened(hub), "meta/info.json")
+    assert len(hub.asked) == asked + 1
+    hub.limit = None
+    with pytest.raises(DeadlineError, match=r"at most 3 s"):
+        get(_opened(hub, max_retry_after=3), "meta/info.json")
 
 
 def test_a_private_dataset(hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:

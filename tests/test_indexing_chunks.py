@@ -313,7 +313,7 @@ def test_files_that_change(tmp_path: Path, kind: str, what: str) -> None:
     else:
         os.utime(path, ns=(7, 7))
     error = NotFoundError if what == "gone" else StorageError
-    with seqrecord.open(tmp_path / "index") as dataset, pytest.raises(error) as info:
+    with pytest.raises(error) as info, seqrecord.open(tmp_path / "index") as dataset:
         next(iter(dataset.episodes.values()))[:]
     assert info.value.file == str(path)
 

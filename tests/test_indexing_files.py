@@ -334,10 +334,9 @@ def test_a_tar_file_that_has_changed(tmp_path: Path) -> None:
     index = _index(root, tmp_path / "index", sparse="mask")
     path = root / "a.tar"
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(StorageError) as info:
-        seqrecord.open(index).episodes["a"][:2]
+    with pytest.raises(StorageError) as info:  # its values were copied, too
+        seqrecord.open(index)
     assert info.value.file == str(path)
-    assert len(seqrecord.open(index).episodes["b"][:2]["rgb"]) == 2
 
 
 def test_checksums_notice_what_size_and_time_do_not_tell(tmp_path: Path) -> None:

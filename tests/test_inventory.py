@@ -236,3 +236,12 @@ def test_a_requested_feature_without_any_value_is_an_error(
     with caplog.at_level(logging.WARNING, "seqrecord"):
         seqrecord.convert(HalfEmpty(), tmp_path / "records", workers=1)
     assert "feature y has no value in any frame" in caplog.text
+
+
+def test_a_source_of_ones_own_may_have_anything_called_features(tmp_path: Path) -> None:
+    class Own(Plain):
+        def features(self) -> None:
+            raise AssertionError
+
+    report = seqrecord.convert(Own(), tmp_path / "records", workers=1)
+    assert report.manifest.num_episodes == 2

@@ -21,8 +21,8 @@ import seqrecord
 from seqrecord import errors
 from seqrecord.storage import Storage
 from seqrecord.storage.local import find_remote_mount
-from seqrecord.storage.local_upload import Handle
 from seqrecord.storage.mounts import MountStorage, Streams
+from seqrecord.storage.open_files import Handle
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.fault_proxy import FaultProxy

@@ -303,6 +303,19 @@ def test_accidents_are_tried_again_and_counted(place: Place, kind: str, client: 
         storage.close()
 
 
+@pytest.mark.parametrize("asked", ["86400", "Thu, 31 Dec 2099 23:59:59 GMT"])
+def test_a_server_that_asks_for_a_long_wait_is_an_error(
+    place: Place, client: str, asked: str
+) -> None:
+    place.put("records/0", DATA)
+    with FaultProxy(place.host, Scripted(["503", "503"]), retry_after=asked) as proxy:
+        storage = place.hasty(proxy.host)
+        with pytest.raises(errors.DeadlineError, match=r"asks to wait \d+ s.*max_retry_after"):
+            get(storage, "records/0", 0, len(DATA))
+        assert proxy.requests <= 2  # obstore does not report the header, urllib3 does
+        storage.close()
+
+
 def s3_at(server: CannedServer, **options: Any) -> Storage:
     chosen = {"access_key_id": "a", "secret_access_key": "b", "endpoint": f"http://{server.host}"}
     return open_storage("s3://bucket/set", {**chosen, "deadline": 0.3, **options})

@@ -122,7 +122,7 @@ class TestFailingStorage(StorageContract):
         (0.0, 120, [busy(), busy()], [0.125, 0.25]),  # drawn from the upper half
         (0.5, 120, [busy(), busy()], [0.1875, 0.375]),
         (0.0, 120, [busy(3), busy(), busy(0.5)], [3.125, 0.25, 1.0]),  # the server's wish on top
-        (1.0, 10, [busy(3600)], [10]),  # which is cut at the deadline
+        (1.0, 10, [busy(300)], [300]),  # in full, even after the deadline
     ],
 )
 def test_how_long_it_waits(
@@ -222,6 +222,34 @@ def test_of_many_that_fail_together_one_speaks(
     assert len(caplog.messages) == 1
 
 
+def test_a_requested_wait_is_logged_before_it_begins(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[list[str]] = []
+
+    def sleep(seconds: float) -> None:
+        said.append(list(caplog.messages))
+        clock.sleep(seconds)
+
+    retrier = Retrier(10, clock=clock, sleep=sleep)
+    assert retrier.call(Failing(busy(599)), file=FILE) == 7
+    assert said == [[f"{FILE}: the server asks to wait 599 s; waiting"]]
+    assert clock.slept == [pytest.approx(599, abs=1)]
+
+
+@pytest.mark.parametrize("seconds", [601, 86400, 1e12])
+def test_a_longer_wait_is_an_error_at_once(clock: Clock, seconds: float) -> None:
+    work = Failing(busy(seconds))
+    with pytest.raises(DeadlineError, match=rf"wait {seconds:.0f} s.*max_retry_after") as caught:
+        clock.retrier().call(work, file=FILE)
+    assert FILE in str(caught.value)
+    assert (work.calls, clock.slept) == (1, [])
+    longer = Retrier(max_retry_after=2e12, clock=clock, sleep=clock.sleep)
+    assert longer.call(Failing(busy(seconds)), file=FILE) == 7
+    with pytest.raises(DeadlineError):
+        pickle.loads(pickle.dumps(Retrier(max_retry_after=2))).call(Failing(busy(3)), file=FILE)
+
+
 # Waking
 
 
@@ -232,7 +260,7 @@ def _asleep(retrier: Retrier) -> tuple[threading.Thread, list[BaseException]]:
 
     def fail() -> None:
         waits.set()
-        raise busy(3600)
+        raise busy(300)
 
     def work() -> None:
         try:

@@ -21,12 +21,15 @@ from urllib.parse import parse_qs, quote, unquote
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given as given_
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordError, StorageError
 from seqrecord.errors import AccessError
 from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.text import without_secrets
 from tests.command_line import main
 from tests.fault_proxy import FaultProxy
 from tests.made_source import MadeSource
@@ -255,7 +258,7 @@ def test_a_service_that_fails(
         ("aiohttp.client", "AccountName=a;AccountKey={};x", "AccountKey=…;"),
         ("google.auth", "Authorization: Bearer {}", "Bearer …"),
         ("botocore.endpoint", "x-amz-security-token:{}", "x-amz-security-token:…"),
-        ("s3fs", "{{'aws_secret_access_key': '{}'}}", "'…'"),
+        ("s3fs", "{{'aws_secret_access_key': '{}'}}", "_key': …"),
     ],
 )
 def test_what_client_libraries_log_is_without_secrets(
@@ -370,6 +373,21 @@ def test_what_commands_print(
         (f"blobfile+az://acme/box/path?sig={MARK}", {}),
         (f"http://u:{MARK}@ho\u2100st/path", {}),
         (f"http://user:{MARK}@127.0.0.1:9/path", {}),
+        (f"http://user:{MARK}\\@127.0.0.1:9/path", {}),
+        (f"http://user:it's{MARK}@127.0.0.1:9/path", {}),
+        (f"http://user:{MARK}@[::1]:9/path", {}),
+        (f"http://user:{MARK}@", {}),
+        (f"hf://{MARK}@datasets/org/name", {}),
+        (f"hf://user:{MARK}@datasets/org/name", {}),
+        (f"hf://datasets/org/name?token={MARK}", {}),
+        ("hf://datasets/org/name", {"endpoint": f"http:///user:{MARK}@h"}),
+        ("hf://datasets/org/name", {"endpoint": f"http://user:{MARK}/x@h"}),
+        ("s3://bucket/path", {"endpoint": f"http:///user:{MARK}@h", "anon": True}),
+        ("s3://bucket/path", {"endpoint": f"http://user:{MARK}/x@127.0.0.1:9", "anon": True}),
+        ("az://box/path", {"account_name": "acme", "endpoint": f"http://user:{MARK}/x@h"}),
+        ("http://127.0.0.1:9/path", {"proxy_url": f"http://user:{MARK}@127.0.0.1:9"}),
+        ("http://127.0.0.1:9/path", {"proxy_url": f"http:///user:{MARK}@127.0.0.1:9"}),
+        ("http://127.0.0.1:9/path", {"user_agent": f"x\ny{MARK}"}),
         (f"ftp://user:{MARK}/x@host/path", {}),
         (f"ftp://user:x/{MARK}@host/path", {}),
         (f"http://user:1/{MARK}@127.0.0.1:9/path", {}),
@@ -448,3 +466,162 @@ def test_credentials_of_azure_identity_that_fail(
     texts = [text for error in errors for text in texts_of(error)]
     storage.close()
     check(Given(url, options, {}, (MARK,)), [*texts, *all_of(storage)], caplog)
+
+
+# Text that is no URL, but was meant as one.
+
+USER = f"user:{MARK}"
+SCHEMES = ["http", "https", "s3", "gs", "az", "abfs", "ftp", "sftp", "hf", "hdfs", "webdav", "smb"]
+BROKEN = [
+    "{scheme}:///{user}@host/path",
+    "{scheme}:////{user}@host/path",
+    "{scheme}:///{mark}@host/path",
+    "{scheme}:/{user}@host/path",
+    "{scheme}:{user}@host/path",
+    "{scheme}//{user}@host/path",
+    "{scheme}///{user}@host/path",
+    "{scheme}/{user}@host/path",
+    "{scheme}:\\\\{user}@host/path",
+    "{scheme}\\\\{user}@host\\path",
+    "{scheme}://{user}%40host/path",
+    "{scheme}://user%3A{mark}%40host/path",
+    "{scheme}://{user}",
+    "{scheme}://{user}/host",
+    "{scheme}://?{user}@host/path",
+    "{scheme}://{user}/x@host/path",
+    "{scheme}://{user}@[::1/path",
+    "{scheme}://host/path?sig={mark}",
+    "{scheme}:host/path?sig={mark}",
+    "{scheme}//host/path?x=1&sig={mark}",
+    "{scheme}:///host/path?X-Amz-Signature={mark}",
+    " {scheme}://{user}@host/path",
+]
+
+
+@pytest.mark.parametrize("kind", [str, str.upper, str.title, Path], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("form", BROKEN)
+def test_text_that_was_meant_as_a_url(
+    form: str, kind: Callable[[str], Any], thorough: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for scheme in SCHEMES if thorough else SCHEMES[:3]:
+        written = str(scheme) if kind is Path else kind(scheme)
+        text = form.format(scheme=written, user=USER, mark=MARK)
+        if kind is Path and not text.removeprefix(" ").startswith(f"{scheme}:/"):
+            continue
+        texts: list[str] = []
+        for action in (
+            lambda text: open_storage(Path(text) if kind is Path else text),
+            lambda text: seqrecord.open(Path(text) if kind is Path else text),
+            lambda text: seqrecord.cache_info(Path(text) if kind is Path else text),
+        ):
+            with pytest.raises(SeqRecordError) as caught:
+                action(text)
+            texts += texts_of(caught.value)
+        check(Given(text, {}, {}, (MARK,)), texts, caplog)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{USER}@host/path",
+        f"//{USER}@host/path",
+        f"host.example/box?sv=1&sig={MARK}",
+        f"a//{USER}@b",
+    ],
+)
+def test_a_url_without_a_scheme(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SeqRecordError) as caught:
+        seqrecord.open(text)
+    check(Given(text, {}, {}, (MARK,)), texts_of(caught.value), caplog)
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b", "x@y", "run 1: a@b", "2025-01-01T10:00:00", "http", "s3/x"]
+)
+def test_names_of_folders_that_are_no_urls(name: str, tmp_path: Path) -> None:
+    for text in (str(tmp_path / name), f"./{name}", *([] if "@b" in name else [name])):
+        assert open_storage(text).url.endswith(name)
+    assert open_storage(tmp_path / name).url.endswith(name)
+
+
+@pytest.mark.parametrize(
+    "command", ["info {}", "verify {}", "write --src {} --dst out", "cache info {}"]
+)
+def test_commands_show_nothing_of_what_was_meant_as_a_url(command: str) -> None:
+    for text in (f"http:///{USER}@host/x", f"http//{USER}@host", f"https:host/x?sig={MARK}"):
+        texts = run(*command.format(text).split())
+        assert any("error" in each for each in texts)
+        assert not any(MARK in each for each in texts)
+
+
+# Any text
+
+SECRET = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=6, max_size=20)
+TEXTS: list[Callable[[str], str]] = [
+    lambda secret: f"GET http://user:{secret}@host:80/path HTTP/1.1",
+    lambda secret: f"GET HtTpS:///user:{secret}@[::1]:80/path?x=1",
+    lambda secret: f"error at s3://{secret}@bucket/path: refused",
+    lambda secret: f"http//user:{secret}@host and more",
+    lambda secret: f"http:user:{secret}@host",
+    lambda secret: f"http:\\\\user:{secret}@host",
+    lambda secret: f"to http%3A%2F%2Fuser%3A{quote(secret, safe='')}%40host%2Fpath",
+    lambda secret: f"url=http%253A%252F%252Fuser%253A{quote(quote(secret, safe=''))}%2540host",
+    lambda secret: f"repr {f'http://user:{secret}@host'!r}",
+    lambda secret: f"{ {'account_key': secret, 'anon': False} }",
+    lambda secret: f"{ {'Authorization': secret.encode()} }",
+    lambda secret: f"{[('x-amz-security-token', 1), {'client_secret': secret}]}",
+    lambda secret: json.dumps({"access_token": secret, "expires_in": 3600}),
+    lambda secret: json.dumps({"a": {"private_key": secret}}, indent=1),
+    lambda secret: f"{ {'connection_string': f'AccountName=a;AccountKey={secret}'} }",
+    lambda secret: f"https://h/a?sv=2024&sig={quote(secret, safe='')}&se=1",
+    lambda secret: f"https://h/a?X-Amz-Signature={quote(secret, safe='')}",
+    lambda secret: f"https://h/a?X-Goog-Credential={quote(secret, safe='')}",
+    lambda secret: f"https://h/a?url=x%3Fsig%3D{quote(quote(secret, safe=''), safe='')}",
+    lambda secret: f"DefaultEndpointsProtocol=https;AccountKey={quote(secret, safe='=/+')};x=y",
+    lambda secret: (
+        f"BlobEndpoint=https://h;SharedAccessSignature=sv=1&sig={quote(secret, safe='')}"
+    ),
+    lambda secret: f"x-amz-security-token:{quote(secret, safe='')}\nhost:h",
+]
+
+
+@given_(SECRET, st.sampled_from(TEXTS))
+def test_no_text_shows_a_secret(secret: str, make: Callable[[str], str]) -> None:
+    secret = f"Q{secret}Q9"
+    shown = without_secrets(make(secret))
+    forms = {secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1]}
+    assert not any(form in shown for form in forms)
+    assert "Q9" not in shown or "Q9" in make("")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET http://host:8080/a/b?x=1 200", "GET http://host:8080/a/b?x=1 200"),
+        ("http://u:p@host/a?sig=x&se=1", "http://…@host/a?sig=…&se=1"),
+        ("http://u:it's@host/a", "http://…@host/a"),
+        ("http://u:p/q@r@host/a", "http://…@host/a"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer …"),
+        ("use hf_abcdefghijkl here", "use hf_… here"),
+        ("by me@example.org at 12:30", "by me@example.org at 12:30"),
+    ],
+)
+def test_what_is_left_of_a_text(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    "logger", ["urllib3.connectionpool", "urllib3.response", "botocore.credentials"]
+)
+def test_a_password_with_a_quote_is_not_logged(
+    logger: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger(logger)  # there before a client is made
+    open_storage("memory://secrets").files("records")
+    caplog.set_level(logging.DEBUG, logger)
+    try:
+        raise OSError(f"http://user:it's{MARK}@host/")
+    except OSError:
+        logging.getLogger(logger).debug("GET %r", f"http://user:it's{MARK}@host/", exc_info=True)
+    assert "user" not in caplog.text
+    assert MARK not in caplog.text

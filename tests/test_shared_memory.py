@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
 from seqrecord.engine.pools import SharedBufferPool, can_share
 from tests.datasets import write_small
 
@@ -448,6 +448,24 @@ def test_workers_fill_the_same_memory_again_and_again(records: Path) -> None:
     # the consumer has when it takes another, the one that the engine makes, and the one that the
     # stream above refers to until it is asked for the next.
     assert 0 < max(most) <= 2 * 2 * 6
+
+
+@pytest.mark.parametrize("most", [10_000, 30], ids=["whole", "left early"])
+def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
+    """Batches are mostly released before their worker retires their segments."""
+    with SeqRecordWriter(tmp_path / "records") as writer:
+        for number in range(8):
+            with writer.episode(f"{number}") as episode:
+                for _ in range(40):
+                    episode.append({f"{name}": np.zeros(9, np.uint8) for name in range(6)})
+    stream = SeqRecordStream(tmp_path / "records", clip_len=4, batch_size=4)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    counts = []
+    for _ in range(10):
+        for _ in zip(range(most), loader, strict=False):
+            pass
+        counts.append(len(mapped()))
+    assert 0 < max(counts) <= 1.5 * max(counts[:2])
 
 
 def test_leaving_early_and_beginning_again(records: Path) -> None:

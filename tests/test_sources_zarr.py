@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
+import warnings
+import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -301,3 +303,15 @@ def test_a_zip_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.zarr.zip").write_bytes(b"PK but no more")
     with pytest.raises(SourceError, match="not a Zarr group that can be read"):
         open_source(tmp_path).schema()
+
+
+def test_a_zip_with_two_entries_of_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        write_buffer(store, (2,))
+    with zipfile.ZipFile(path, "a") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file.writestr("data/action/0.0", b"other")
+    with pytest.raises(SourceError, match="duplicate names") as caught:
+        open_source(path).schema()
+    assert caught.value.got == "2 entries named data/action/0.0"

@@ -69,7 +69,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def transient(file: str = "file") -> TransientError:
     """What may go well later, and not before the deadline."""
     error = TransientError("it is gone", file=file)
-    error.retry_after = 3600.0
+    error.retry_after = 300.0
     return error
 
 
@@ -195,6 +195,8 @@ interrupter.start()
 seqrecord.open(storage)
 """
 LEAVES = """
+import logging
+logging.disable()
 iterator = iter(seqrecord.SeqRecordPipe(seqrecord.open(storage), **PIPE))
 go_on_until_it_fails(iterator, storage, gone)
 print(time.monotonic(), flush=True)

@@ -100,20 +100,7 @@ def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
         open_storage(wrapped, {"key": "x"})
 
 
-# Local: handles
-
-
-def test_more_files_than_handles(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, max_handles=3)
-    for i in range(10):
-        put(storage, f"records/{i}", b"%d" % i)
-    before = _open_fds()
-    for _ in range(2):
-        for i in range(10):
-            assert get(storage, f"records/{i}", 0, 1) == b"%d" % i
-    assert _open_fds() <= before + 3
-    storage.close()
-    assert _open_fds() <= before
+# Local
 
 
 @pytest.mark.parametrize("seed", range(4))

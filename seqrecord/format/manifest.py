@@ -56,6 +56,8 @@ FILE_PATH = re.compile(
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _CRC = re.compile(r"[0-9a-f]{8}")
+_LIST_ID = re.compile(r"[0-9a-f]{16}")
+_CONTENT = re.compile(r"[\x20-\x7e]{0,200}")
 _CREATED_BY = re.compile(rf"[\x20-\x7e]{{0,{MAX_CREATED_BY_LENGTH}}}")
 _END = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _END_BYTES = 26
@@ -85,13 +87,25 @@ class IndexFile:
 
 
 @dataclass(frozen=True)
+class CopiedFiles:
+    """The external files from which values were copied into an index: ids of lists of them.
+
+    `content` is text of the source that stays while episodes are only added, or empty.
+    """
+
+    lists: tuple[str, ...]
+    content: str = ""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a dataset consists of. `fingerprint` tells equal content, however it is cut in files.
 
     `index` are its tables, by the names of `table_names`. `splits` are the names of the splits that
     the index numbers. `statistics` is a file of what the features' values are like, if there is
     one. `edits` are records of what was deleted and how episodes were split, in their order: their
-    effect is in the index. `inventory` is a file of inventories of the originals, if there is one.
+    effect is in the index. `inventory` is a file of inventories of the originals, if there is one,
+    and `copied` the files whose values an index copied.
 
     For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
     complete episodes in the record files that are not in the dataset, since another episode has
@@ -112,6 +126,7 @@ class Manifest:
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
     inventory: IndexFile | None = None
+    copied: CopiedFiles | None = None
     next_ordinal: int = 0
     left_out: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -141,6 +156,7 @@ class Manifest:
             "statistics": None if self.statistics is None else asdict(self.statistics),
             "edits": [asdict(file) for file in self.edits],
             **({} if self.inventory is None else {"inventory": asdict(self.inventory)}),
+            **({} if self.copied is None else {"copied": asdict(self.copied)}),
             "left_out": list(self.left_out),
             "removed": list(self.removed),
             "commit": self.commit,
@@ -170,7 +186,7 @@ class Manifest:
                 got=repr_of(version, 50),
             )
         _check_end(data)
-        found = JsonObject(value, _KEYS, "the manifest", optional=("inventory",))
+        found = JsonObject(value, _KEYS, "the manifest", optional=("inventory", "copied"))
         try:
             schema = Schema.from_json(value["schema"])
         except SchemaError as error:
@@ -188,6 +204,7 @@ class Manifest:
             statistics=None if statistics is None else _file(statistics, _STATISTICS_PATH),
             edits=tuple(_file(edit, _EDIT_PATH) for edit in found.list("edits", 0, _MOST_FILES)),
             inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
+            copied=None if "copied" not in value else _copied(value["copied"]),
             next_ordinal=found.integer("next_ordinal", most=MAX_ORDINAL + 1),
             left_out=found.texts("left_out", ID, _MOST_FILES),
             removed=found.texts("removed", FILE_PATH, _MOST_FILES),
@@ -362,6 +379,12 @@ def _record_file(value: object) -> RecordFile:
 def _file(value: object, path: re.Pattern[str]) -> IndexFile:
     found = JsonObject(value, ("path", "size", "crc32c"), "a file in the manifest")
     return IndexFile(found.text("path", path), found.integer("size"), found.text("crc32c", _CRC))
+
+
+def _copied(value: object) -> CopiedFiles:
+    found = JsonObject(value, ("lists", "content"), "the copied files in the manifest")
+    lists = found.texts("lists", _LIST_ID, MAX_RECORD_FILES)
+    return CopiedFiles(lists, found.text("content", _CONTENT))
 
 
 def _index(value: object, schema: Schema) -> dict[str, IndexFile]:

@@ -118,11 +118,37 @@ class ExternalFile:
     identity: str | None = None
 
 
+class Sample(NamedTuple):
+    """The CRC32C of parts of an external file, by which it is known again at another place.
+
+    `name` is that of a file in the external folder `number`, or empty for the file itself.
+    """
+
+    number: int
+    name: str
+    size: int
+    crc32c: int
+
+
+SAMPLED_FILES = 16  # of each root
+_SAMPLED_BYTES = 1 << 16
+
+
+def sampled_ranges(size: int) -> list[tuple[int, int]]:
+    """The parts `[start, stop)` of a file of so many bytes that a sample covers: 64 KiB at its
+    beginning, middle and end, or all of it."""
+    if size <= 3 * _SAMPLED_BYTES:
+        return [(0, size)] if size else []
+    starts = (0, (size - _SAMPLED_BYTES) // 2, size - _SAMPLED_BYTES)
+    return [(start, start + _SAMPLED_BYTES) for start in starts]
+
+
 @dataclass(frozen=True)
 class ExternalList:
-    """The external files that pages name by the list's id and a number."""
+    """The external files that pages name by the list's id and a number, and samples of some."""
 
     files: tuple[ExternalFile, ...]
+    samples: tuple[Sample, ...] = ()
 
     @cached_property
     def id(self) -> str:
@@ -138,6 +164,7 @@ class ExternalList:
             "version": _VERSION,
             "roots": roots,
             "files": [[number[f.root], f.path, f.size, f.identity] for f in self.files],
+            **({"samples": self.samples} if self.samples else {}),
         }
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -147,12 +174,14 @@ class ExternalList:
         if (actual := _id_of(data)) != list_id:
             raise ChecksumError("a list of files that is not as its name says", got=actual)
         value = parse_json(data)
-        found = JsonObject(value, ("format", "version", "roots", "files"), "a list of files")
+        keys = ("format", "version", "roots", "files")
+        found = JsonObject(value, keys, "a list of files", optional=("samples",))
         if (value["format"], value["version"]) != ("seqrecord externals", _VERSION):
             raise FormatError("not a list of external files of a version that is known")
         roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
         files = [_file(item, roots) for item in found.list("files", 1, MAX_LIST_FILES)]
-        return cls(tuple(files))
+        items = found.list("samples", 1, MAX_LIST_FILES) if "samples" in value else ()
+        return cls(tuple(files), tuple(_sample(item, len(files)) for item in items))
 
 
 def list_path(list_id: str) -> str:
@@ -184,6 +213,25 @@ def _file(item: object, roots: Sequence[str]) -> ExternalFile:
     except LocationError as error:
         raise FormatError("an external file outside its root", got=error.got) from error
     return ExternalFile(roots[root], path, size, identity)
+
+
+def _sample(item: object, num_files: int) -> Sample:
+    if (
+        not isinstance(item, list)
+        or len(item) != 4
+        or not all(type(n) is int and n >= 0 for n in (item[0], *item[2:]))
+        or not isinstance(item[1], str)
+        or item[0] >= num_files
+        or item[2] >= 2**63
+        or item[3] >= 2**32
+    ):
+        raise FormatError("a sample of an external file that cannot be", got=repr(item)[:100])
+    if item[1]:
+        try:
+            check_path(item[1])
+        except LocationError as error:
+            raise FormatError("a sample outside its folder", got=error.got) from error
+    return Sample(*item)
 
 
 def _is_identity(value: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import NotFoundError
 from seqrecord.reading.dataset import Dataset, DatasetLike, open_packed, refuse_ignored
-from seqrecord.reading.externals import ExternalFiles
+from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.summary import Summary
 from seqrecord.reading.summary import summarize as summarize_dataset
 from seqrecord.reading.verify import VerifyProgress, VerifyReport
@@ -28,7 +28,7 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
-    originals: StorageLike | None = None,
+    originals: Originals = None,
     tolerance: float | None = None,
 ) -> Dataset:
     """Open a dataset for reading; `seqrecord.open` is this function.
@@ -50,16 +50,56 @@ def open_dataset(
             it is read from there the next time. Processes may share it. Off by default.
         cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
             not used for the longest time is removed first. Needed with `cache_dir`.
-        originals: of a dataset that refers to files outside of it, where these lie now: a local
-            path or URL. By default where they were when they were indexed, if you have done that.
+        originals: the place of the original files of an index now: a local path or URL, or, of an
+            index of several originals, a dict from each old root to its new place. Sizes of all
+            files, and checksums of samples of 16 files of each root, are compared. By default the
+            place at which you indexed them.
         tolerance: of a LeRobot dataset that is read as it lies, how far from its row's time a frame
             may be, in seconds; by default 0.1 ms. Records have their frames already.
+
+    Files from which an index copied values are looked at, once per process: see docs/in-place.md.
 
     Raises `NotFoundError` where there is neither, no such version, or not all of its files,
     `FormatError` for a broken dataset, `SourceError` for a broken original, and for a `tolerance`
     of one that is no LeRobot dataset, `ClipError` for `originals` of what is an original itself and
     `SchemaError` for a feature that it does not have.
     """
+    return _open(
+        location,
+        storage_options,
+        tolerance,
+        features=features,
+        version=version,
+        verify=verify,
+        cache_dir=cache_dir,
+        cache_limit=cache_limit,
+        originals=originals,
+    )
+
+
+def open_unchecked(
+    location: StorageLike,
+    *,
+    features: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """As `open_dataset`, without a look at an index's originals: to show it, not to read it."""
+    return _open(location, storage_options, None, features=features, check_originals=False)
+
+
+def _open(
+    location: StorageLike,
+    storage_options: Mapping[str, Any] | None,
+    tolerance: float | None,
+    *,
+    features: Sequence[str] | None = None,
+    version: str | None = None,
+    verify: bool = True,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    originals: Originals = None,
+    check_originals: bool = True,
+) -> Dataset:
     options: dict[str, Any] = {
         "storage_options": storage_options,
         "cache_dir": cache_dir,
@@ -72,6 +112,7 @@ def open_dataset(
             version=version,
             verify=verify,
             originals=originals,
+            check_originals=check_originals,
             **options,
         )
     except NotFoundError as error:
@@ -80,7 +121,10 @@ def open_dataset(
         chosen = {} if tolerance is None else {"tolerance": tolerance}
         folder = _index_of(location, storage_options, error, **chosen)
     refuse_ignored("an original that is read where it lies", originals=originals)
-    return open_packed(folder, features=features, verify=verify, external_options=options)
+    # The index was compared with the original just now.
+    return open_packed(
+        folder, features=features, verify=verify, external_options=options, check_originals=False
+    )
 
 
 def dataset_of(
@@ -127,7 +171,11 @@ def summarize(
 
     Raises what `seqrecord.open` raises.
     """
-    with opened(dataset, features=features, storage_options=storage_options) as reader:
+    if isinstance(dataset, Dataset):
+        return summarize_dataset(
+            dataset_of(dataset, features=features, storage_options=storage_options), clip=clip
+        )
+    with open_unchecked(dataset, features=features, storage_options=storage_options) as reader:
         return summarize_dataset(reader, clip=clip)
 
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,13 @@ from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
 )
-from seqrecord.reading.externals import folder_of_home, is_trusted
+from seqrecord.reading.home import (
+    folder_of_home,
+    home,
+    is_private,
+    is_trusted,
+    make_private,
+)
 from seqrecord.sources import Source
 from seqrecord.sources.files import LinkLoopError
 from seqrecord.sources.nested import NestedError
@@ -47,6 +54,7 @@ from seqrecord.sources.references import MOST_COPIED
 from seqrecord.sources.registry import OptionError, open_source
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
+from seqrecord.text import name_index
 from seqrecord.units import format_size
 from seqrecord.writing.convert import ConvertReport, convert
 from seqrecord.writing.convert_jobs import Progress
@@ -120,9 +128,17 @@ def find_index(
     real = place if "://" in place else os.path.realpath(place)
     fact = os.fsencode(real) + (repr(sorted(options.items())).encode() if options else b"")
     name = hashlib.sha256(fact).hexdigest()[:32]
-    with folder_of_home("indexes") as folder, _locked(folder / f"{name}.lock", shown):
-        base = folder / name
-        return _Indexed(source, base, shown, workers).brought_up_to_date()
+    folder = _found_or_made(source, name, shown, workers)
+    name_index(str(folder), shown)
+    return folder
+
+
+def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> Path:
+    prepared = _Indexed(source, home() / "indexes" / name, shown, workers).current()  # by root
+    if prepared is not None:
+        return prepared
+    with folder_of_home("indexes", name) as folder, _locked(folder / f"{name}.lock", shown):
+        return _Indexed(source, folder / name, shown, workers).brought_up_to_date()
 
 
 def _source_at(
@@ -179,7 +195,7 @@ def _as_content(file: ExternalFile) -> ExternalFile:
 
 @contextmanager
 def _locked(path: Path, shown: str) -> Iterator[None]:
-    with path.open("w") as file:
+    with open(path, "w", opener=partial(os.open, mode=0o600)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -217,6 +233,8 @@ class _Indexed:
         value |= {"folder": folder.name, "size": _size_of(folder)}
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(value, indent=1))
+        make_private(temporary)
+        make_private(folder)
         temporary.replace(self.base.with_suffix(".json"))
         kept = [folder] if note is None else [folder, self._folder(note)]  # a job may read that
         for other in self.base.parent.glob(f"{self.base.name}-*"):
@@ -227,6 +245,15 @@ class _Indexed:
             *(self.shown, time.monotonic() - begin, folder, format_size(int(value["size"]))),
         )
         return folder
+
+    def current(self) -> Path | None:
+        """The folder of the index of the original as it is now, if there is one."""
+        if not (is_private(self.base.parent) and is_private(self.base.with_suffix(".json"))):
+            return None
+        note = self._note()
+        if note is None or note["identity"] != self.source.identity():
+            return None
+        return self._folder(note)
 
     def _folder(self, note: dict[str, str]) -> Path:
         return self.base.with_name(note["folder"])
@@ -245,7 +272,11 @@ class _Indexed:
                 read_manifest(LocalStorage(folder))
                 lists = [path.stem for path in (folder / EXTERNALS).glob("*.json")]
                 # Somebody may have removed a part of what is kept.
-                if found["size"] == _size_of(folder) and all(map(is_trusted, lists)):
+                if (
+                    found["size"] == _size_of(folder)
+                    and all(map(is_trusted, lists))
+                    and all(map(is_private, (folder, *folder.rglob("*"))))
+                ):
                     return found
         return None
 
@@ -260,7 +291,12 @@ class _Indexed:
         with suppress(ValueError):  # of a note that is damaged
             is_same = note["content"] == self._content(note["content"])
         now = set(map(_as_content, self.source.external_files().values()))
+        copied = read_manifest(LocalStorage(folder)).copied
+        has_own = hasattr(self.source, "copied_files")
+        covered = copied.lists if copied and has_own else ()  # by the content
         for path in (folder / EXTERNALS).glob("*.json"):
+            if path.stem in covered:
+                continue
             with suppress(OSError, FormatError):
                 known = ExternalList.parse(path.read_bytes()[:MAX_LIST_BYTES], path.stem)
                 if now.issuperset(map(_as_content, known.files)):

@@ -32,7 +32,7 @@ from seqrecord.sources.lerobot_layout import (
     read_texts,
 )
 from seqrecord.sources.video_streams import TOLERANCE
-from seqrecord.text import counted
+from seqrecord.text import counted, shown_place
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
 
@@ -229,7 +229,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             windows, images = self.delta_indices or {}, (*self._images, *self._depths)
             pictures = counted(sum(len(windows.get(n, [0])) for n in images), "picture")
             say_once(
-                f"{self.clips.dataset.url}: items come in another order than that of "
+                f"{shown_place(self.clips.dataset.url)}: items come in another order than that of "
                 f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
                 "those that lead to them from a keyframe; in that order each picture is decoded "
                 "about once an epoch"
@@ -275,7 +275,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.repo_id!r}, {self.num_episodes} episodes, "
-            f"{self.num_frames} frames, read by seqrecord from {self.clips.dataset.url!r})"
+            f"{self.num_frames} frames, read by seqrecord from "
+            f"{shown_place(self.clips.dataset.url)!r})"
         )
 
     # ---- items of batches

@@ -49,7 +49,7 @@ from seqrecord.sampling.elastic import Session, find_remaining
 from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
-from seqrecord.text import counted, repr_of
+from seqrecord.text import counted, repr_of, shown_place
 from seqrecord.units import format_size, parse_size
 
 _ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
@@ -97,7 +97,24 @@ class ClipLoader:
         self._rest: tuple[int, Sessions, ClipTable] | None = None  # that was asked for last
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not self.of_mix:
-            self._fit(1)  # a limit that is too small is an error here and now
+            self._check_limit()
+
+    def _check_limit(self) -> None:
+        """Raise `MemoryLimitError` here and now for a limit that is too small.
+
+        Lists of frames need least in the smallest excerpts, whatever the limit suggests.
+        """
+        try:
+            self._fit(1)
+            return
+        except MemoryLimitError:
+            if self.selection.excerpts is None or self.selection.is_smallest:
+                raise
+        again = replace(self.options, rename=None)
+        self.selection = ClipSelection(self.selection.dataset, again, is_smallest=True)
+        for name in ("_sizes", "_facts_of_all"):  # of the selection before
+            self.__dict__.pop(name, None)
+        self._fit(1)
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.selection.portable(self.options)
@@ -469,7 +486,8 @@ class ClipLoader:
         """Bytes of each of so many parts."""
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        return usual_limit(self.demand().wanted_limit, self.workers(num_parts))
+        wanted = max(self.demand(number).wanted_limit for number in (1, num_parts))
+        return usual_limit(wanted, self.workers(num_parts))
 
     def decodes_once(self, num_workers: int) -> bool:
         """Whether so many workers decode each frame once, if they live for several epochs."""
@@ -484,7 +502,7 @@ class ClipLoader:
 
     def _tell(self, num_parts: int) -> None:
         """Log what keeps batches of so many parts from being mixed well, if anything does."""
-        fitted, url = self._fit(num_parts), self.selection.dataset.url
+        fitted, url = self._fit(num_parts), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:

@@ -48,7 +48,7 @@ from seqrecord.sampling import Phases
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.text import counted, repr_of
+from seqrecord.text import counted, repr_of, shown_place
 from seqrecord.units import format_size, parse_size
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # no features beside a `clip_transform`
@@ -104,8 +104,11 @@ class ClipSelection:
     times_without_frame = 0
     unchanged: frozenset[str] = frozenset()
 
-    def __init__(self, location: DatasetLike, options: ClipOptions) -> None:
-        self.spec = options.spec
+    def __init__(
+        self, location: DatasetLike, options: ClipOptions, *, is_smallest: bool = False
+    ) -> None:
+        """`is_smallest`: with excerpts as small as can be, for the least memory."""
+        self.spec, self.is_smallest = options.spec, is_smallest
         self.dataset = dataset_of(location, features=options.features)
         with located(ClipError, file=self.dataset.url):
             if options.rename is not None:
@@ -115,7 +118,8 @@ class ClipSelection:
         self._memory.get()
         if self.left_out:
             say_once(
-                f"{self.dataset.url}: {self.clips.num_clips:,} clips; left out: {self.left_out}"
+                f"{shown_place(self.dataset.url)}: {self.clips.num_clips:,} clips; "
+                f"left out: {self.left_out}"
             )
 
     def _select(self, options: ClipOptions) -> None:
@@ -351,7 +355,7 @@ class ClipSelection:
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
         over = f" in every {len(self.phases)} epochs" if self.phases is not None else ""
-        lines = [f"{self.dataset.url!r}, {self.clips.num_clips} clips{over}"]
+        lines = [f"{shown_place(self.dataset.url)!r}, {self.clips.num_clips} clips{over}"]
         if self.left_out:
             lines[0] += f"; left out: {self.left_out}"
         for name, spec in self.made.items():
@@ -426,16 +430,16 @@ class ClipSelection:
         nbytes = max(1, sum(spec.nbytes for spec in self.arrays.values()))
         limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
         needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
-        if needed > limit:
-            self._list(options, max(1, limit // (_EXCERPTS * nbytes)))
+        if needed > limit or self.is_smallest:
+            self._list(options, 1 if self.is_smallest else max(1, limit // (_EXCERPTS * nbytes)))
             self.typical_clips = self.clips
             self._facts = ClipEpisodes(self.dataset, self._facts.metadata, self.excerpts)
             assert self.excerpts is not None
             more = len(self.excerpts.frames) / len(excerpts.frames) - 1
             say_once(
-                f"{self.dataset.url}: the frames that clips use of an episode are too many to hold "
-                f"at once, so an epoch decodes {more:.0%} more frames than there are; with a "
-                f"memory_limit of {needed} ({format_size(needed)}) it decodes each once"
+                f"{shown_place(self.dataset.url)}: the frames that clips use of an episode are too "
+                f"many to hold at once, so an epoch decodes {more:.0%} more frames than there are; "
+                f"with a memory_limit of {needed} ({format_size(needed)}) it decodes each once"
             )
         return self.clips.locate(np.zeros(1, np.int64))
 

@@ -27,7 +27,7 @@ from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
-from seqrecord.reading.externals import CountedFiles, ExternalFiles
+from seqrecord.reading.externals import CountedFiles, ExternalFiles, Originals
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.versions import open_version
@@ -35,7 +35,7 @@ from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.storage.counting import Asked, CountingStorage
-from seqrecord.text import repr_of
+from seqrecord.text import repr_of, shown_place
 from seqrecord.units import format_size
 
 if TYPE_CHECKING:
@@ -57,15 +57,16 @@ def open_packed(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
-    originals: StorageLike | None = None,
+    originals: Originals = None,
     external_options: Mapping[str, Any] | None = None,
+    check_originals: bool = True,
 ) -> Dataset:
     """Open a dataset that is there as record files; `seqrecord.open` opens more.
 
     Reads the manifest and opens the index; record files are opened when their frames are read.
 
     Arguments are those of `seqrecord.open`, but `external_options`: those of `open_storage` for the
-    files that pages refer to.
+    files that pages refer to, and `check_originals`: see `ExternalFiles.check_open`.
 
     Raises `NotFoundError` where there is no dataset, no such version, or not all of its files,
     `FormatError` for a broken one and `SchemaError` for a feature that it does not have.
@@ -74,6 +75,8 @@ def open_packed(
     try:
         manifest, index = load(storage) if version is None else open_version(storage, version)
         externals = ExternalFiles(storage, originals, external_options)
+        if check_originals and (manifest.copied or originals is not None):
+            externals.check_open(manifest.copied.lists if manifest.copied else ())
         return Dataset(
             storage, manifest, index, features=features, verify=verify, externals=externals
         )
@@ -368,7 +371,7 @@ class Dataset:
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
         counts = f"{len(self.episodes)} episodes, {self.num_frames} frames"
-        return f"Dataset({self.url!r}, {counts}){features}"
+        return f"Dataset({shown_place(self.url)!r}, {counts}){features}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows. Nothing is read for it."""
@@ -380,7 +383,7 @@ class Dataset:
             ("frames", f"{self.num_frames:,}"),
             ("record files", f"{len(files):,}, {format_size(sum(file.size for file in files))}"),
         ]
-        return html_card(self.url, facts, self.features.values())
+        return html_card(shown_place(self.url), facts, self.features.values())
 
 
 class Episodes(Mapping[str, "Episode"]):
@@ -411,7 +414,7 @@ class Episodes(Mapping[str, "Episode"]):
         return len(self._index.num_frames)
 
     def __repr__(self) -> str:
-        return f"Episodes({len(self)} of {self._contents.storage.url!r})"
+        return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
 
 
 def counted_dataset(dataset: Dataset, asked: Asked) -> Dataset:

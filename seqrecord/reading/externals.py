@@ -8,67 +8,65 @@ its store tells.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import platformdirs
 
-from seqrecord.errors import FormatError, NotFoundError, StorageError, located
+from seqrecord.checksum import crc32c
+from seqrecord.errors import (
+    ClipError,
+    FormatError,
+    LocationError,
+    NotFoundError,
+    StorageError,
+    located,
+)
 from seqrecord.format.references import (
     EXTERNALS,
     MAX_LIST_BYTES,
     ExternalFile,
     ExternalList,
     Reference,
+    Sample,
     list_path,
+    sampled_ranges,
 )
+from seqrecord.reading.home import is_trusted, trust
 from seqrecord.storage import (
     Storage,
     StorageLike,
+    entries_of,
     expect_pages,
+    fixed_url_of,
     identity_of,
     map_files,
     open_storage,
+    reads_commit,
 )
 from seqrecord.storage.counting import Asked, CountingStorage
-from seqrecord.storage.local_upload import local_errors
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.url import without_commit
+from seqrecord.text import repr_of
 
+__all__ = ["CountedFiles", "ExternalFiles", "Originals", "is_trusted", "trust"]
 
-def home() -> Path:
-    """The folder in which this user's indexes of originals are kept, and which lists are trusted.
+Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
-    It is `SEQRECORD_HOME`, or `seqrecord` in the platform's folder of caches.
-    """
-    given = os.environ.get("SEQRECORD_HOME")
-    return Path(given or platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
+Stamp: TypeAlias = tuple[int, int, int]
 
+_logger = logging.getLogger("seqrecord")
 
-@contextmanager
-def folder_of_home(name: str) -> Iterator[Path]:
-    """A folder in `home`, made if none is there; what the system says of it in the block is a
-    `StorageError`."""
-    folder = home() / name
-    with local_errors(str(folder), writing=True):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield folder
-
-
-def trust(list_id: str) -> None:
-    """This user has made the list of this id: the files that it names may be opened."""
-    with folder_of_home("trusted") as folder:
-        (folder / list_id).touch()
-
-
-def is_trusted(list_id: str) -> bool:
-    """Whether this user has made the list."""
-    return (home() / "trusted" / list_id).is_file()
+_AGAIN = "index it again (`seqrecord index SRC -o DST`)"
+_PLACE = "give the place of the same original as originals="
+_checked: set[object] = set()  # roots of indexes on stores that this process has checked
 
 
 class ExternalFiles:
@@ -76,8 +74,8 @@ class ExternalFiles:
 
     Args:
         storage: the dataset's.
-        originals: where the user says that all external files lie: a path or URL that takes the
-            place of their root.
+        originals: where the external files are now: a path or URL in place of their root, or of
+            several roots a dict from each old root to its new place.
         options: of `open_storage`, for what serves them.
     """
 
@@ -87,10 +85,12 @@ class ExternalFiles:
     def __init__(
         self,
         storage: Storage,
-        originals: StorageLike | None = None,
+        originals: Originals = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._storage, self._originals = storage, originals
+        self._stamps: dict[ExternalFile, Stamp] = {}  # of files of a disk
+        self._paths: dict[ExternalFile, str | Path | None] = {}
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
@@ -98,6 +98,104 @@ class ExternalFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
+
+    def check_open(self, copied: Sequence[str], *, always: bool = False) -> None:
+        """Check an index when it is opened; files on stores once per process, unless `always`.
+
+        Every file from which values were copied, of the lists `copied`, must have its size and time
+        of change or e-tag; on the Hub the commit decides. Files at another place, by `originals`,
+        must have their sizes, and samples of their bytes must have their checksums. Only files that
+        this user indexed, or gave a place, are looked at.
+
+        Raises `ClipError` for `originals` that does not fit the roots, `StorageError` for a file
+        that has changed, and `NotFoundError` for one that is gone; both name the remedy.
+        """
+        lists = {list_id: self.list(list_id) for list_id in copied}
+        if self._originals is not None:
+            lists |= {list_id: self.list(list_id) for list_id in self._list_ids()}
+            self._check_roots(lists.values())
+        for list_id, each in lists.items():
+            for root in dict.fromkeys(file.root for file in each.files):
+                if self._place_of(root) is None and not is_trusted(list_id):
+                    _logger.warning(
+                        "%s: copied values not compared with the original: the index was made by "
+                        "another user, or on another machine; pass originals= to compare them",
+                        self._storage.url,
+                    )
+                    return
+                key = (self._storage.place, list_id, root, str(self._place_of(root)))
+                if always or key not in _checked:
+                    self._check_root(each, root)
+                if "://" in self._store(root).url:  # listings of a store are requests
+                    _checked.add(key)
+
+    def _check_roots(self, lists: Iterable[ExternalList]) -> None:
+        """Raise `ClipError` unless `originals` names a place for each root."""
+        roots = sorted({_bare(f.root) for each in lists for f in each.files})
+        if isinstance(self._originals, Mapping):
+            given = set(map(_bare, self._originals))
+            if unknown := sorted(given.difference(roots)):
+                raise ClipError(
+                    "originals has a root that this dataset does not refer to",
+                    expected=", ".join(roots),
+                    got=", ".join(unknown),
+                )
+        elif len(roots) > 1:
+            raise ClipError(
+                "this dataset refers to several originals; give originals= as a dict from each old "
+                "root to its new place",
+                file=self._storage.url,
+                expected="{" + ", ".join(f"{root!r}: PLACE" for root in roots) + "}",
+                got=repr_of(self._originals, 100),
+            )
+
+    def _check_root(self, files: ExternalList, root: str) -> None:
+        """The files of a list with this root: as they were indexed, or the same at a new place."""
+        store, is_moved = self._store(root), self._place_of(root) is not None
+        if reads_commit(store) and fixed_url_of(store) == root:
+            return
+        mine = [file for file in files.files if file.root == root and file.size]
+        now = sizes_and_identities(store, [file.path for file in mine])
+        for file in mine:
+            self._compare(file, *now[file.path])
+        is_of_hub = without_commit(root) != root
+        if not is_moved or (reads_commit(store) and is_of_hub):
+            return
+        if is_of_hub:
+            _logger.warning(
+                "%s: compared with %s by sizes alone: the index has no samples of files of the Hub",
+                *(store.url, root),
+            )
+        for sample in files.samples:
+            file = files.files[sample.number]
+            if file.root == root:
+                self._check_sample(store, file, sample)
+
+    def _check_sample(self, store: Storage, file: ExternalFile, sample: Sample) -> None:
+        path = "/".join(filter(None, (file.path, sample.name)))
+        facts: dict[str, Any] = {"file": f"{store.url}/{path}"}
+        try:
+            size = store.size(path)
+        except NotFoundError as error:
+            raise NotFoundError(f"a file of the original is missing; {_PLACE}", **facts) from error
+        ranges = [ByteRange(*each) for each in sampled_ranges(sample.size)]
+        buffers = [memoryview(bytearray(stop - start)) for start, stop in ranges]
+        if size == sample.size:
+            store.read_ranges(path, ranges, buffers)
+        value = 0
+        for buffer in buffers:
+            value = crc32c(buffer, start=value)
+        if size != sample.size or value != sample.crc32c:
+            raise StorageError(
+                f"another file than the one that was indexed; {_PLACE}",
+                **facts,
+                expected=f"{sample.size} bytes, CRC32C {sample.crc32c:08x} of a sample",
+                got=f"{size} bytes" + (f", {value:08x}" if size == sample.size else ""),
+            )
+
+    def _list_ids(self) -> list[str]:
+        paths = (file.path for file in self._storage.files(EXTERNALS))
+        return [Path(path).stem for path in paths if path.endswith(".json")]
 
     def read(self, reference: Reference, memory: npt.NDArray[np.uint8] | None = None) -> memoryview:
         """The bytes of the range that a page refers to, with `Reference.room` in front of them: in
@@ -124,14 +222,20 @@ class ExternalFiles:
                 expected=f"at most {file.size}",
                 got=item.stop,
             )
-        self._check(reference.list_id, file)
+        if hash(file) not in self._seen:
+            self._check_allowed(reference.list_id, file)
+        path = self._path(file)
+        before = _stamp(path)
+        self._check(file)
+        if before is not None:
+            before = self._stamps.setdefault(file, before)  # that of the first read
         ranges, buffers = [item], [data]
         if not reference.is_video:
             sizes = reference.sizes.tolist()
             starts = (reference.start + reference.offsets).tolist()
             ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
             buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
-        self._store(file.root).read_ranges(file.path, ranges, buffers)
+        self._read_unchanged(file, path, before, ranges, buffers)
         return whole
 
     def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
@@ -152,14 +256,45 @@ class ExternalFiles:
 
         def read(path: str) -> None:
             file, part = wanted[path]
-            if store.local_path(path) is not None:
+            local = store.local_path(path)
+            before = _stamp(local)
+            if local is not None:
                 self._check_same(file)
             elif hash(file) not in self._seen:  # a request: made once
                 self._check_same(file)
                 self._seen.add(hash(file))
-            store.read_ranges(path, [ByteRange(0, file.size)], [part])
+            self._read_unchanged(file, local, before, [ByteRange(0, file.size)], [part])
 
         map_files(store, read, wanted)
+
+    def _path(self, file: ExternalFile) -> str | Path | None:
+        """The path of a local file; `None` for others."""
+        path = self._paths.get(file, "")
+        if path == "":
+            path = self._paths[file] = self._store(file.root).local_path(file.path)
+        return path
+
+    def _read_unchanged(
+        self,
+        file: ExternalFile,
+        path: str | Path | None,
+        before: Stamp | None,
+        ranges: Sequence[ByteRange],
+        buffers: Sequence[memoryview],
+    ) -> None:
+        """Read ranges. `StorageError` if a local file is not as it was `before`, whatever else the
+        change led to: the bytes may be of neither version."""
+        try:
+            self._store(file.root).read_ranges(file.path, ranges, buffers)
+        finally:
+            if before is not None and before != (now := _stamp(path)):
+                raise StorageError(
+                    "a file of the original changed while it was read; wait until it is complete, "
+                    f"and open the dataset again, or {_AGAIN}",
+                    file=f"{self._store(file.root).url}/{file.path}",
+                    expected=f"{before[0]} bytes, changed at {before[1]} ns",
+                    got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
+                )
 
     def file_of(self, list_id: str, number: int) -> ExternalFile:
         """The file that pages refer to by the id of a list and a number in it."""
@@ -199,8 +334,7 @@ class ExternalFiles:
 
     def all_files(self) -> set[ExternalFile]:
         """The files of all lists that are there."""
-        paths = (file.path for file in self._storage.files(EXTERNALS))
-        found = [self.list(Path(path).stem) for path in paths if path.endswith(".json")]
+        found = [self.list(list_id) for list_id in self._list_ids()]
         return {file for each in found for file in each.files}
 
     def are_remote(self) -> bool:
@@ -211,19 +345,15 @@ class ExternalFiles:
         """What serves the files of all lists."""
         return [self._store(root) for root in {file.root for file in self.all_files()}]
 
-    def _check(self, list_id: str, file: ExternalFile) -> None:
-        """Raise `StorageError` unless a file may be opened, and is as it was indexed.
-
-        It is looked at once.
-        """
+    def _check(self, file: ExternalFile) -> None:
+        """Raise `StorageError` unless a file is as it was indexed. It is looked at once."""
         if hash(file) not in self._seen:
-            self._check_allowed(list_id, file)
             self._check_same(file)
             self._seen.add(hash(file))
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
         """Raise `StorageError` unless what a list names may be opened."""
-        if self._originals is None and not is_trusted(list_id):
+        if self._place_of(file.root) is None and not is_trusted(list_id):
             raise StorageError(
                 "this dataset refers to files outside of it, and was not indexed by you on this "
                 "machine: say with originals= where they lie",
@@ -234,23 +364,43 @@ class ExternalFiles:
 
     def _check_same(self, file: ExternalFile) -> None:
         """Raise `StorageError` unless a file is as it was indexed. Looks anew."""
+        found: tuple[int | None, str | None]
+        try:
+            found = identity_of(self._store(file.root), file.path)
+        except NotFoundError:
+            found = None, None
+        self._compare(file, *found)
+
+    def _compare(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
+        """Raise `NotFoundError` or `StorageError` unless a file has this size, `None` for none, and
+        identity."""
         store = self._store(file.root)
         shown = f"{store.url}/{file.path}"
-        try:
-            size, identity = identity_of(store, file.path)
-        except NotFoundError as error:
+        if size is None:
             raise NotFoundError(
-                "a file of the original is gone", file=shown, expected=f"{file.size} bytes"
-            ) from error
-        # Of another place than it was indexed at, the store tells other things.
-        moved = self._originals is not None or None in (identity, file.identity)
-        if size != file.size or not (moved or identity == file.identity):
+                f"a file of the original is gone; {_AGAIN}, or give its new place as originals=",
+                file=shown,
+                expected=f"{file.size} bytes",
+            )
+        # At another place the store has other times of change. The Hub has the files' hashes.
+        is_moved = self._place_of(file.root) is not None
+        if is_moved and reads_commit(store) and without_commit(file.root) != file.root:
+            is_moved = False
+        is_same = is_moved or None in (identity, file.identity) or identity == file.identity
+        if size != file.size or not is_same:
             raise StorageError(
-                "a file of the original has changed since it was indexed; index it again",
+                f"a file of the original has changed since it was indexed; {_AGAIN}",
                 file=shown,
                 expected=f"{file.size} bytes, {file.identity}",
                 got=f"{size} bytes, {identity}",
             )
+
+    def _place_of(self, root: str) -> StorageLike | None:
+        """The new place of a root; `None` where it is still the old one."""
+        if not isinstance(self._originals, Mapping):
+            return self._originals
+        bare = _bare(root)
+        return next((v for k, v in self._originals.items() if _bare(k) == bare), None)
 
     def close(self) -> None:
         """Close the files; using them again opens them again."""
@@ -261,10 +411,50 @@ class ExternalFiles:
     def _store(self, root: str) -> Storage:
         store = self._stores.get(root)
         if store is None:
-            store = open_storage(self._originals or root, **self._options)
+            store = open_storage(self._place_of(root) or root, **self._options)
             expect_pages(store)
             store = self._stores.setdefault(root, store)
         return store
+
+
+def _stamp(path: str | Path | None) -> Stamp | None:
+    """Size, time of change in ns and inode of a local file; `None` if there is none."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)  # noqa: PTH116 - at each read
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _bare(root: str | PathLike[str]) -> str:
+    """A root as indexes name it, without a commit."""
+    text = without_commit(os.fspath(root))
+    return text if "://" in text else os.path.abspath(text)  # noqa: PTH100
+
+
+def sizes_and_identities(
+    store: Storage, paths: Sequence[str]
+) -> dict[str, tuple[int | None, str | None]]:
+    """Sizes and identities of files, `None` for those that are gone: by one listing of each folder
+    where the store has listings with identities, else of each file alone."""
+    wanted = dict.fromkeys(paths)
+    found: dict[str, tuple[int | None, str | None]] = {}
+    with suppress(LocationError):
+        for folder in dict.fromkeys(path.rpartition("/")[0] for path in wanted):
+            above = f"{folder}/" if folder else ""
+            for entry in entries_of(store, folder):
+                if entry.identity is not None and (path := above + entry.name) in wanted:
+                    found[path] = entry.size, entry.identity
+
+    def look(path: str) -> tuple[int | None, str | None]:
+        try:
+            return identity_of(store, path)
+        except NotFoundError:
+            return None, None
+
+    return found | map_files(store, look, [path for path in wanted if path not in found])
 
 
 class CountedFiles(ExternalFiles):

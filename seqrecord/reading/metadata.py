@@ -44,6 +44,7 @@ from seqrecord.format.rows import HEADER_BYTES, most_table_bytes, table_names
 from seqrecord.reading.index_building import build_index
 from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
 from seqrecord.storage.base import short_read
+from seqrecord.storage.open_files import with_descriptor
 from seqrecord.storage.ranges import ByteRange
 
 _logger = logging.getLogger("seqrecord")
@@ -268,10 +269,13 @@ def map_file(
 
 def _map_local(path: str, size: int) -> Mapped:
     try:
-        with Path(path).open("rb", buffering=0) as file:
+        with with_descriptor(lambda: Path(path).open("rb", buffering=0)) as file:
             if (actual := os.fstat(file.fileno()).st_size) < size:
                 raise short_read(path, ByteRange(0, size), actual)
-            return Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+            # Python's mmap duplicates the descriptor.
+            return Mapped(
+                with_descriptor(lambda: mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+            )
     except FileNotFoundError:
         raise NotFoundError("no such file", file=path) from None
     except OSError as error:

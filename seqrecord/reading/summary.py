@@ -27,7 +27,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.verified import Verified, read_verified
 from seqrecord.schema import FeatureSpec
-from seqrecord.text import codec_text, counted, printable, shape_text, table_lines
+from seqrecord.text import codec_text, counted, printable, shape_text, shown_place, table_lines
 from seqrecord.units import format_size
 
 _logger = logging.getLogger("seqrecord")
@@ -196,7 +196,7 @@ class Summary(_WithFeatures):
             rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
         clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
         origins = [f"  {line}" for each in self.inventories for line in ("", *each.lines())]
-        return "\n".join([self.url, *_lines(facts, rows), *clips, *origins])
+        return "\n".join([shown_place(self.url), *_lines(facts, rows), *clips, *origins])
 
 
 def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
@@ -206,7 +206,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
     external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
     externals = reader.contents.externals
     roots: list[str] = []
-    if external_bytes and externals is not None:
+    if externals is not None and (external_bytes or manifest.copied):
         roots = sorted({file.root for file in externals.all_files()})
     return Summary(
         url=reader.url,
@@ -384,7 +384,7 @@ class EpisodeSummary(_WithFeatures):
     def __str__(self) -> str:
         chunks = " and ".join(f"{count:,}" for count in self.num_chunks)
         facts = [
-            ("dataset", self.url),
+            ("dataset", shown_place(self.url)),
             ("uid", self.uid),
             ("frames", f"{self.num_frames:,} in {chunks} chunk{'s' * (chunks != '1')}"),
             ("fps", None if self.fps is None else f"{self.fps:g}"),

@@ -41,7 +41,7 @@ from seqrecord.reading.metadata import (
 )
 from seqrecord.reading.verified import Verified, read_verified, record_verified
 from seqrecord.storage import Storage, request_threads
-from seqrecord.text import counted
+from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size
 
 
@@ -88,7 +88,8 @@ class VerifyReport:
         last = self.last_passed
         passed = "" if last is None else f"; last passed {last.shown(self.version)}"
         return (
-            f"{self.url}: {found} found; {counted(self.num_record_files, 'record file')}, "
+            f"{shown_place(self.url)}: {found} found; "
+            f"{counted(self.num_record_files, 'record file')}, "
             f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}{passed}"
             + "".join(f"\nnot checked: {each}" for each in self.skipped)
         )
@@ -104,9 +105,10 @@ def verify(
 ) -> VerifyReport:
     """As `seqrecord.verify`, of the dataset in `storage`, whose pages refer to `externals`."""
     num_threads = num_threads or usable_cores()
-    stored = _stored(storage)
+    externals = externals or ExternalFiles(storage)
+    stored = _stored(storage, externals)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
-        stored = _stored(storage)  # a writer may have committed meanwhile
+        stored = _stored(storage, externals)  # a writer may have committed meanwhile
     files, index, problems = stored.record_files, stored.index, stored.problems
     notes, last_passed = _notes(storage, files), read_verified(storage)
     ahead = 2 * num_threads + 1
@@ -120,7 +122,7 @@ def verify(
         groups = () if index is None else index.groups
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
         counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
-        told: set[tuple[str, str | None]] = set()
+        told = {(each.message, each.file) for each in problems if isinstance(each, StorageError)}
         check: Any = None
         if index is not None:
             paths = [file.path for file in files]
@@ -194,7 +196,7 @@ class _Stored:
     version: str = ""
 
 
-def _stored(storage: Storage) -> _Stored:
+def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
     """Without a manifest that can be read, of all record files that are there.
 
     Raises `NotFoundError` where there is no manifest.
@@ -229,6 +231,9 @@ def _stored(storage: Storage) -> _Stored:
     with _noting(found.problems):
         if manifest.statistics is not None:
             read_statistics(storage, manifest.statistics, manifest.schema)
+    with _noting(found.problems):
+        if manifest.copied is not None:
+            externals.check_open(manifest.copied.lists, always=True)
     with _noting(found.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)

@@ -3,7 +3,7 @@
 They follow from the settings of an epoch and from a few facts about its clips. A cursor advances by
 a *block* in a round. A block is measured in frames that have to be held: a clip counts as `stride`
 frames, and between two runs `gap` frames are counted for what the second one needs besides. So none
-needs more memory than another. Blocks end where chunks do, or a whole number of them is a chunk::
+needs more memory than another. Blocks end where chunks do, or on lines that divide a chunk evenly::
 
     chunks of 4     |       |       |       |
     block of 8      |               |
@@ -288,7 +288,7 @@ class BlockSizes:
         full = max(settings.block_frames, clip)
         fits = sizes[sizes <= full]
         full = int((full // fits * fits).min(initial=full))
-        lines = np.array([s if s <= full else _divisor(s, full) for s in sizes.tolist()], np.int64)
+        lines = np.array([_line(size, full) for size in sizes.tolist()], np.int64)
         irregular = max(1, min(facts.irregular, full))
         full = max(full, clip)
         # Clips have frames of their own, wherever they lie, or frames are read one by one, or stay.
@@ -353,9 +353,12 @@ def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
     return np.asarray((first << 20) + left // whole, np.int64)
 
 
-def _divisor(size: int, least: int) -> int:
-    """The least divisor of `size` that is not below `least`."""
-    return next(width for width in range(least, size + 1) if size % width == 0)
+def _line(size: int, block: int) -> int:
+    """How far apart lines are in chunks of `size` frames: the largest divisor up to `block`.
+
+    With lines further apart than blocks, some blocks of each round would be empty.
+    """
+    return size if size <= block else next(n for n in range(block, 0, -1) if size % n == 0)
 
 
 def cursor_bounds(

@@ -36,17 +36,15 @@ MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers togethe
 USUAL_CURSORS = 32
 LEAST_CURSORS = 2  # whatever that reads twice: with one, a batch is of one episode
 ENOUGH_CURSORS = 12  # for a batch to be mixed, or as many as it has clips
-ENOUGH_SHARE = 16 / 7  # … or, in a larger batch, one for so many of its clips
 ENOUGH_EPISODES = 0.95  # … of those that a full shuffle of the epoch would give a batch
 MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart
 CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them
 REREAD_BY_CURSORS = 0.031  # of all frames: what sharing out the epoch to cursors may read twice
 REREAD = 0.035  # and what further cuts of runs may read twice besides
 MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
-MOST_REREAD_ALONE = 0.045  # … but by more than `ENOUGH_CURSORS` where there is one part
-MOST_REREAD_IN_MANY = 0.20  # … in more parts than
-MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
+MOST_REREAD_IN_MANY = 0.20  # … in more parts than `MANY_PARTS`
 MANY_PARTS = 64
+MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
 IN_ORDER_BYTES = 16 << 20  # … or more, of so many bytes of frames: a round takes as long with few
@@ -245,14 +243,19 @@ class Demand:
     @property
     def limit_to_mix(self) -> int:
         """The least memory limit with which batches are mixed well."""
-        return self._held_to_mix + self.sizes.beside_arena(1, 1)
+        return min(self._held_to_mix) + self.sizes.beside_arena(1, 1)
 
     @property
     def wanted_limit(self) -> int:
-        """A memory limit with which batches are mixed well, and `PREFETCH` of them wait."""
-        chunk = self.sizes.chunk
-        nbytes = ceil(self._held_to_mix * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
-        return nbytes + max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1)))
+        """A memory limit with which batches are mixed well, and `PREFETCH` of them wait: with as
+        many cursors as `MOST_OF_RANK` allows."""
+        chunk, beside = self.sizes.chunk, self.sizes.beside_arena(PREFETCH, 0)
+        found = []
+        for held in self._held_to_mix:
+            nbytes = ceil(held * AHEAD) + beside
+            loads = max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1)))
+            found.append(nbytes + loads)
+        return next((limit for limit in found if limit <= MOST_OF_RANK), min(found))
 
     @property
     def least_held(self) -> int:
@@ -269,12 +272,15 @@ class Demand:
         episodes of one length. A given `num_cursors` is kept. Where frames stay, cursors more that
         begin inside the shares of these cost nothing.
 
+        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the part,
+        the part is one round of a single cursor, if it fits.
+
         Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
         `max_held` does, with room in `max_arena` bytes for all that the next round loads. The first
         round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
 
-        A part of so few clips is one round of a single cursor if it fits, which is shuffled as a
-        whole and reads nothing twice. With `rotate_phase` all that holds for the clips of any
+        A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice.
+        With `rotate_phase` all that holds for the clips of any
         phase. `max_held` is at least `least_held`.
         """
         facts, settings, num_parts = self.facts, self.settings, self.num_parts
@@ -322,7 +328,7 @@ class Demand:
             held = self._by_cursor(tried)
             ahead = self.sizes.held(_brought(facts, _most_readahead(first, tried, usual)))
             return cursors * held <= max_held and (
-                tried == sizes[0]
+                tried <= self._block_to_mix(cursors)
                 or (
                     cursors * (held + ahead) <= max_arena
                     and cursors * tried <= buffer * spec.stride
@@ -335,7 +341,9 @@ class Demand:
         size = sizes[count - 1] if count else 1
         left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
         run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
-        return replace(
+        if usual >= facts.longest_episode:  # cursors are in episodes of their own without cuts
+            run = None
+        chosen = replace(
             settings,
             num_cursors=cursors,
             block_frames=size,
@@ -343,6 +351,12 @@ class Demand:
             first_block_frames=min(first, size),
             num_shares=shares if facts.in_memory else None,
         )
+        # A round of a whole part reads nothing twice, and has more episodes than too few cursors.
+        block = facts.whole_block(num_parts)
+        is_better = given is None and cursors < self._episodes_of_part and share <= buffer
+        if is_better and self._by_cursor(block) <= max_held:
+            return _one_cursor(settings, block)
+        return chosen
 
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
         """What keeps settings, all of which are chosen, from mixing a batch well, in words, and
@@ -357,7 +371,9 @@ class Demand:
         if cursors >= enough:
             why = ", which lie too close to each other"
         found = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
-        if (needed := self._held_to_mix) > max_held:
+        if cursors == 1 < enough:
+            found += ", so the epoch is nearly sequential"
+        if (needed := min(self._held_to_mix)) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True
         reread = facts.reread(enough, num_parts)
@@ -397,17 +413,25 @@ class Demand:
         )
 
     @property
-    def _held_to_mix(self) -> int:
-        """The least bytes of frames to hold with which batches are mixed well, if reading allows
-        it."""
+    def _held_to_mix(self) -> list[int]:
+        """Bytes of frames to hold in each way to mix batches well that reading allows; that of most
+        cursors first."""
         if self.settings.order == "sequences" or not self.settings.shuffle:
-            return self.least_held
+            return [self.least_held]
         every = self._ways_to_mix
         ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
         whole = self.facts.whole_cursors(self.num_parts)
         if whole >= every[-1][0]:  # these read nothing twice
             ways.append((whole, self._block_to_mix(whole)))
-        return min(n * self._by_cursor(block) for n, block in ways or every)
+        ways = ways or [(1, self.facts.whole_block(self.num_parts))]
+        return [n * self._by_cursor(block) for n, block in ways]
+
+    @property
+    def _episodes_of_part(self) -> float:
+        """About how many episodes a batch would have if a part's clips came in one round."""
+        episodes = 1 + (self.facts.num_episodes - 1) / self.num_parts
+        size = self.settings.batch_size or 1
+        return episodes * (1 - (1 - 1 / episodes) ** size)
 
     @property
     def _enough_cursors(self) -> int:
@@ -460,8 +484,7 @@ class Demand:
     def _affordable_cursors(self, wanted: int) -> int:
         """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
         facts, num_parts = self.facts, self.num_parts
-        in_share = int((self.settings.batch_size or 1) / ENOUGH_SHARE)
-        enough = max(self._enough_cursors, in_share)
+        enough = self._enough_cursors
         cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
 
         def within(share: float) -> int:
@@ -469,17 +492,15 @@ class Demand:
                 return wanted
             return max(0, int((share - always) / cost))
 
+        whole = facts.whole_cursors(num_parts)
+        whole = whole if whole <= wanted else 0
         share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
         if facts.keyframes:  # shorter shares than that could not begin at keyframes
             share = MOST_DECODED
             shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
             wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
-        most = within(share)
-        if num_parts == 1:
-            most = max(min(most, ENOUGH_CURSORS), within(min(share, MOST_REREAD_ALONE)))
-        affordable = max(within(REREAD_BY_CURSORS), min(enough, most), LEAST_CURSORS)
-        whole = facts.whole_cursors(num_parts)
-        return max(affordable, whole if whole <= wanted else 0)
+        affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
+        return max(affordable, whole)
 
     def _by_cursor(self, block_frames: int) -> int:
         """The most bytes of frames that a cursor holds with blocks of this size; at least 1."""

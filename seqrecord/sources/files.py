@@ -18,6 +18,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
+from seqrecord.storage.open_files import with_descriptor
 
 JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
@@ -146,7 +147,8 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
     where there is no file. Of a URL, at most 32 MiB are in memory at a time.
     """
     if (files := remote_files(path)) is None:
-        return regular(path).open("rb", buffering=-1 if buffered else 0)
+        local = regular(path)
+        return with_descriptor(lambda: local.open("rb", buffering=-1 if buffered else 0))
     file = files.open(path)
     return io.BufferedReader(file) if buffered else cast("BinaryIO", file)
 

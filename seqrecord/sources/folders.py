@@ -19,9 +19,9 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.encodings import kind_of_values, known_meaning
 from seqrecord.sources.exported import ExportedFeature, read_description
-from seqrecord.sources.files import is_directory, list_folder, read_bytes
+from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.sources.folders_account import LookedAt, account_of, encoding_notes, gap_notes
-from seqrecord.sources.folders_frames import check_time_axis, read_frames
+from seqrecord.sources.folders_frames import check_time_axis, files_of, read_frames
 from seqrecord.sources.folders_rows import RowFiles, find_camera, find_rows
 from seqrecord.sources.folders_tree import (
     METADATA,
@@ -42,11 +42,11 @@ from seqrecord.sources.images import (
     passthrough_of_both,
     referable_codec,
 )
-from seqrecord.sources.inventory import Account
+from seqrecord.sources.inventory import Account, is_document
 from seqrecord.sources.number_files import frames_shape
 from seqrecord.sources.orientation import Orientation, is_alone, shape_of
-from seqrecord.sources.originals import NumberedFrames, key_of
-from seqrecord.sources.references import external_folders, referring_schema
+from seqrecord.sources.originals import NumberedFrames, find_files, key_of
+from seqrecord.sources.references import external_files, external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names, feature_name, feature_spec, widened
 
 _logger = logging.getLogger("seqrecord")
@@ -113,6 +113,16 @@ class Folders(NumberedFrames):
             if name in kept
         }
         return external_folders(self.path, sorted(folders))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """All files but those that frames refer to: an index copies values from them."""
+        kept = [name for name, spec in self.schema().items() if spec.may_be_referred_to]
+        referred = {
+            path for each in self._episodes for path in files_of(each.path, kept, self.sparse)
+        }
+        paths = (path for each in self._episodes for path in find_files(each.path, is_file))
+        copied = (p for p in paths if p not in referred and not is_document(p.name))
+        return external_files(self.path, copied)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(episode) for episode in self._episodes]

@@ -145,6 +145,15 @@ def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collecti
     return _Found(order, {**arrays, **loaded}, files)
 
 
+def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:
+    """The files of these features, of one file a frame, in an episode's folder."""
+    own = look(path)
+    inside = {name: look(path / name) for name in own.subfolders}
+    named, _ = name_features(path, own, inside, sparse)
+    for name in named.keys() & names:
+        yield from (path / named[name].folder / file for file in named[name].files.names.values())
+
+
 def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
     """The features of an episode that says what it holds."""
     order: dict[int | str, str] = dict.fromkeys(episode.frames, "")

@@ -19,6 +19,7 @@ from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value, read_rows
 from seqrecord.sources.files import is_file
+from seqrecord.sources.hdf5_account import Hdf5Account, check_total
 from seqrecord.sources.hdf5_files import (
     encoded_row,
     first_image,
@@ -28,8 +29,9 @@ from seqrecord.sources.hdf5_files import (
     reading_hdf5,
     text_of,
 )
-from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, read_episode
+from seqrecord.sources.hdf5_layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
 from seqrecord.sources.images import image_format
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.limits import check_decoded, check_frames
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import Scan, ScannedSource, find_files, has_file, key_of
@@ -98,6 +100,10 @@ class Hdf5(ScannedSource):
         them."""
         return external_files(self.path, find_files(self.path, _is_referred_to))
 
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of its values and metadata."""
+        return external_files(self.path, find_files(self.path, _is_copied))
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with self._opened(info) as (one, path):
             yield from self._read(one, path)
@@ -121,7 +127,10 @@ class Hdf5(ScannedSource):
         if ".." in path.parts or not is_hdf5_name(path):
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
         with located(SourceError, episode=info.key), open_hdf5(path) as file:
-            yield read_episode(file, path, str(info.metadata.get("group", "/")), self.map), path
+            group = str(info.metadata.get("group", "/"))
+            if group == "/":
+                check_total(file, groups(file))
+            yield read_episode(file, path, group, self.map), path
 
     @property
     def _folder(self) -> Path:
@@ -132,9 +141,11 @@ class Hdf5(ScannedSource):
         paths = find_files(self.path, is_hdf5_name)
         if not paths:
             raise SourceError("no HDF5 file found", file=str(self.root), expected="*.hdf5 or *.h5")
+        counts = found.details = Hdf5Account(bool(self.features))
         for path in paths:
             with found.unless_broken(self._place(path, "/")), open_hdf5(path) as file:
-                for group in groups(file):
+                demos = groups(file)
+                for group in demos:
                     place = self._place(path, group)
                     with found.unless_broken(place), reading_hdf5(path):
                         one = read_episode(file, path, group, self.map)
@@ -149,6 +160,23 @@ class Hdf5(ScannedSource):
                         info = EpisodeInfo(place.key, _num_frames(one), metadata, one.fps)
                         found.episodes.append(info)
                         found.specs += specs
+                        wanted = {spec.name for spec in specs}
+                        wanted |= {name for name in one.videos if self._is_wanted_video(name)}
+                        counts.add_episode(one, group, wanted)
+                counts.add_file(file, path.name, demos)
+                check_total(file, demos)
+
+    def account(self) -> Account:
+        found, counts = self.scan_result, self.scan_result.details
+        counts.check_requested([*(self.features or ()), *(self.map or ())], str(self.root))
+        left_out: list[LeftOut] = counts.left_out()
+        for each in unread_files(self.path, counts.is_taken):
+            is_stereo = each.pattern.endswith("-stereo.mp4")
+            left_out.append(
+                replace(each, reason="both lenses in one picture") if is_stereo else each
+            )
+        notes = (*found.notes, *counts.notes, *counts.unwritten_notes())
+        return Account(counts.reason(), counts.places, tuple(left_out), notes)
 
     def _place(self, path: Path, group: str) -> EpisodeInfo:
         """An episode's key, and in its metadata what `frames` finds it by."""
@@ -170,11 +198,13 @@ class Hdf5(ScannedSource):
         """Those of videos that no episode before has."""
         specs = []
         for name, path in one.videos.items():
-            wanted = name in self.features if self.features else not self.without_video
-            if wanted and name not in known:
+            if self._is_wanted_video(name) and name not in known:
                 with VideoFile(path) as video:
                     specs.append(video_spec(name, video))
         return specs
+
+    def _is_wanted_video(self, name: str) -> bool:
+        return name in self.features if self.features else not self.without_video
 
     def _spec(self, name: str, dataset: Any, one: Hdf5Episode, path: Path) -> FeatureSpec:
         if dataset.shape == ():
@@ -213,7 +243,7 @@ class Hdf5(ScannedSource):
                     raise SourceError(
                         "a feature whose rows disagree with the episode's frames",
                         feature=name,
-                        expected=f"{num_frames} rows",
+                        expected=f"{num_frames} rows{one.declared_by}",
                         got=f"{dataset.shape[0]} rows",
                     )
                 declared += dataset.dtype.itemsize * math.prod(dataset.shape)
@@ -281,6 +311,10 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
+
+
+def _is_copied(path: Path) -> bool:
+    return _is_referred_to(path) or is_droid_metadata(path.name)
 
 
 def _is_referred_to(path: Path) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import is_directory, list_folder, read_bytes
@@ -37,9 +38,13 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.originals import natural_order
+from seqrecord.text import repr_of
 
-_AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
+AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
 """ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
+
+_LENGTHS = ("num_samples", "num_frames", "num_timesteps")
+"""Attributes that declare the number of an episode's rows."""
 
 _CAMERAS = ("wrist", "ext1", "ext2")
 _VIDEOS = "recordings/MP4"
@@ -55,7 +60,8 @@ class Hdf5Episode:
     `stored` are its datasets by feature name; those in `optional` are read only where they are
     asked for by name. `num_frames` is what the file says it has, `None` where it does not say.
     `left_out` names the datasets that are no numbers, so that no feature can hold them. `videos`
-    are files by feature name, each with a frame for each row.
+    are files by feature name, each with a frame for each row. `datasets` are all of the episode's
+    group, by path.
     """
 
     layout: str
@@ -66,6 +72,13 @@ class Hdf5Episode:
     fps: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     videos: Mapping[str, Path] = field(default_factory=dict)
+    datasets: Mapping[str, Any] = field(default_factory=dict)
+    is_mapped: bool = False
+
+    @property
+    def declared_by(self) -> str:
+        """Names the attribute, in errors, if the file declares the number of frames."""
+        return "" if self.num_frames is None else ", as the episode's attributes declare"
 
 
 def groups(file: Any) -> list[str]:
@@ -73,8 +86,8 @@ def groups(file: Any) -> list[str]:
 
     robomimic's are demonstrations, `/data/demo_0`.
     """
-    data = _group(file, "data")
-    names = [] if data is None else [name for name in data if _group(data, name) is not None]
+    data = group_of(file, "data")
+    names = [] if data is None else [name for name in data if group_of(data, name) is not None]
     demos = [f"/data/{name}" for name in sorted(names, key=natural_order)]
     return [demo for demo in demos if "actions" in file[demo]] or ["/"]
 
@@ -88,17 +101,29 @@ def read_episode(
     these are features then. Raises `SourceError` for a layout that is not known, with what the
     file holds.
     """
-    if group != "/" and _group(file, group) is None:
+    if group != "/" and group_of(file, group) is None:
         raise SourceError(f"no group {group}")
     found = datasets(file[group])
+    return replace(_laid_out(file, path, group, places, found), datasets=found)
+
+
+def _laid_out(
+    file: Any,
+    path: Path,
+    group: str,
+    places: Mapping[str, str] | None,
+    found: Mapping[str, Any],
+) -> Hdf5Episode:
     if places:
         stored = _mapped(found, places)
         if group == "/":
-            return Hdf5Episode("mapped", stored, metadata=attributes(file))
-        return replace(_robomimic(file, path, group, {}), stored=stored)
+            count = declared_rows(file)
+            said = attributes(file)
+            return Hdf5Episode("mapped", stored, num_frames=count, metadata=said, is_mapped=True)
+        return replace(_robomimic(file, path, group, {}), stored=stored, is_mapped=True)
     if group != "/":
         return _robomimic(file, path, group, found)
-    if _group(file, "action") is not None and _group(file, "observation") is not None:
+    if group_of(file, "action") is not None and group_of(file, "observation") is not None:
         return _droid(file, found, path)
     if "action" in found and any(name.startswith("observations/") for name in found):
         return _aloha(file, found, path)
@@ -113,11 +138,12 @@ def read_episode(
 
 def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
     sorted_ = _sorted_out(found, path)
-    stored = {name: item for name, item in sorted_.frames.items() if name not in _AUXILIARY}
+    stored = {name: item for name, item in sorted_.frames.items() if name not in AUXILIARY}
     return Hdf5Episode(
         "ALOHA",
         {_feature(name): item for name, item in stored.items()},
         sorted_.left_out,
+        num_frames=declared_rows(file),
         metadata={"layout": "ALOHA", **attributes(file), **sorted_.values},
     )
 
@@ -127,7 +153,6 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> H
     sorted_ = _sorted_out(found, path)
     stored = {_feature(where): item for where, item in sorted_.frames.items()}
     said = attributes(file[group], without=("model_file",))
-    count = said.get("num_samples")
     metadata = {"layout": "robomimic", "demonstration": name, **said, **sorted_.values}
     environment = _environment(file["data"])
     if isinstance(environment.get("env_name"), str):
@@ -140,7 +165,7 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> H
         sorted_.left_out,
         # Each is the observation of the next frame; only the last one is not among `obs`.
         frozenset(feature for feature in stored if feature.startswith("next_obs.")),
-        num_frames=count if isinstance(count, int) and not isinstance(count, bool) else None,
+        num_frames=declared_rows(file[group]),
         fps=_control_rate(environment),
         metadata=metadata,
     )
@@ -187,10 +212,15 @@ def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
     return {f"observation.image.{camera}": found[camera] for camera in dict.fromkeys(order)}
 
 
+def is_droid_metadata(name: str) -> bool:
+    """Whether a file beside `trajectory.h5` has DROID's metadata."""
+    return name.startswith("metadata_") and name.endswith(".json")
+
+
 def _droid_metadata(folder: Path) -> dict[str, Any]:
     """The JSON object beside `trajectory.h5`, numbers and text of it; empty if there is none."""
     for name, is_folder in sorted(list_folder(folder)):
-        if name.startswith("metadata_") and name.endswith(".json") and not is_folder:
+        if is_droid_metadata(name) and not is_folder:
             try:
                 value = json.loads(read_bytes(folder / name, _MAX_JSON))
             except (ValueError, RecursionError) as error:
@@ -268,7 +298,7 @@ def _feature(name: str) -> str:
     return name.replace("/", ".")
 
 
-def _group(parent: Any, name: str) -> Any | None:
+def group_of(parent: Any, name: str) -> Any | None:
     """The group of this name, if there is one that lies in this file."""
     h5py = load_h5py()
     if name not in parent or isinstance(parent.get(name, getlink=True), h5py.ExternalLink):
@@ -296,12 +326,42 @@ def _control_rate(environment: Mapping[str, Any]) -> float | None:
 
 def _masks(file: Any, demo: str) -> list[str]:
     """The filter keys, such as `train`, in whose lists the demonstration stands."""
-    masks = _group(file, "mask")
+    return [name for name, demos in mask_lists(file).items() if demo in demos]
+
+
+def mask_lists(file: Any) -> dict[str, list[str]]:
+    """The demonstrations that each filter key of robomimic names."""
+    masks = group_of(file, "mask")
     if masks is None:
-        return []
-    lists = {name: masks[name] for name in masks if isinstance(masks[name], load_h5py().Dataset)}
-    return [
-        name
-        for name, demos in lists.items()
-        if demos.ndim == 1 and demos.nbytes <= _MAX_JSON and demo in map(text_of, demos[()])
-    ]
+        return {}
+    found = {name: masks[name] for name in masks if isinstance(masks[name], load_h5py().Dataset)}
+    return {
+        name: [text for each in demos[()] if (text := text_of(each)) is not None]
+        for name, demos in found.items()
+        if demos.ndim == 1 and demos.nbytes <= _MAX_JSON
+    }
+
+
+def declared_rows(group: Any) -> int | None:
+    """The number of rows that the attributes of an episode declare."""
+    return next(filter(lambda n: n is not None, (whole_number(group, n) for n in _LENGTHS)), None)
+
+
+def whole_number(item: Any, name: str) -> int | None:
+    """An attribute that is one whole number, of any type.
+
+    Raises `SourceError` for a `num_samples` that is none.
+    """
+    if name not in item.attrs:
+        return None
+    value: npt.NDArray[Any] = np.asarray(item.attrs[name])
+    is_number = value.size == 1 and value.dtype.kind in "iuf" and bool(np.isfinite(value).all())
+    if is_number and value.item() == int(value.item()):
+        return int(value.item())
+    if name == "num_samples":
+        raise SourceError(
+            "num_samples of the wrong kind",
+            expected="a whole number",
+            got=repr_of(item.attrs[name]),
+        )
+    return None

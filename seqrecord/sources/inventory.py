@@ -26,7 +26,15 @@ from seqrecord.sources.originals import walk
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.sources.remote import RemoteSource
 
-__all__ = ["Account", "Inventory", "LeftOut", "group_names", "inventory_of", "unread_files"]
+__all__ = [
+    "Account",
+    "Inventory",
+    "LeftOut",
+    "group_names",
+    "inventory_of",
+    "is_document",
+    "unread_files",
+]
 
 _TO_LAST_NUMBER = re.compile(r".*[0-9]", re.DOTALL)
 _DOCUMENTS = frozenset(
@@ -96,7 +104,7 @@ def unread_files(
         folder / name
         for folder, names in walk(root, goes_down)
         for name, is_folder in names.items()
-        if not is_folder and not _is_document(name)
+        if not is_folder and not is_document(name)
     )
     return group_names((path for path in paths if not is_taken(path)), root, reason)
 
@@ -126,7 +134,8 @@ def _pattern(path: Path, root: Path) -> str:
     return f"{parent.name}/{name}"
 
 
-def _is_document(name: str) -> bool:
+def is_document(name: str) -> bool:
+    """Whether a file's name is that of a text for people, such as `README.md`."""
     stem, _, ending = name.lower().partition(".")
     return stem in _DOCUMENTS or f".{ending}" in _DOCUMENT_ENDINGS
 

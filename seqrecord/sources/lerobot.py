@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,8 +145,16 @@ class LeRobot(Originals):
         return True
 
     def identity(self) -> str:
-        """Text that changes when episodes come or go: `meta` says which there are."""
-        return identity_of_files(self.path, find_files(self.path / "meta", is_file))
+        """Text that changes when a file of `meta` or a table of rows does, or comes or goes."""
+        return identity_of_files(self.path, self._copied())
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files from which an index copies values: all but video."""
+        return external_files(self.path, self._copied())
+
+    def _copied(self) -> Iterator[Path]:
+        for folder in ("meta", "data"):
+            yield from find_files(self.path / folder, is_file)
 
     def content(self, before: str = "") -> str:
         """A number of episodes, by default all or as many as `before` says, and text that changes

@@ -124,7 +124,7 @@ class Scan:
     """What is found in originals: features, the names of all that there are, and episodes.
 
     For the inventory: the number of values by feature, the places of features, numbers of files by
-    pattern that have no reader, and notes.
+    pattern that have no reader, notes, and `details` of the source's own.
     """
 
     specs: list[FeatureSpec] = field(default_factory=list)
@@ -134,6 +134,7 @@ class Scan:
     places: dict[str, str] = field(default_factory=dict)
     unread: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    details: Any = None
     errors: FirstError = field(default_factory=FirstError)
 
     def unless_broken(self, info: EpisodeInfo) -> AbstractContextManager[None]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from seqrecord.checksum import crc32c
 from seqrecord.errors import LocationError, SourceError, located
-from seqrecord.format.references import ExternalFile, PartOfFolder, ReferencedFile
+from seqrecord.format.references import (
+    SAMPLED_FILES,
+    ExternalFile,
+    PartOfFolder,
+    ReferencedFile,
+    sampled_ranges,
+)
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources.files import opened
+from seqrecord.sources.files import list_folder, opened
 from seqrecord.sources.remote import RemoteFiles, remote_files
 from seqrecord.storage import (
     LocalStorage,
@@ -23,8 +30,11 @@ from seqrecord.storage import (
     fixed_url_of,
     identity_of,
     map_files,
+    reads_commit,
 )
 from seqrecord.storage.base import check_path
+
+_FRAME_ENDINGS = (".png", ".jpg", ".jpeg", ".npy")
 
 MOST_COPIED = 64 << 10
 """Bytes of a frame of one feature that an index copies."""
@@ -54,6 +64,54 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
         told = _told(LocalStorage(folder), names.values())
         found |= {path: ExternalFile(folder, name, *told[name]) for path, name in names.items()}
     return found
+
+
+def copied_files(source: Any) -> dict[str, ExternalFile]:
+    """The files from which an index of a source copies values, as `external_files` gives them.
+
+    A source without a method `copied_files` copies from the files that it refers to.
+    """
+    copied = getattr(source, "copied_files", None)
+    files: dict[str, ExternalFile] = source.external_files() if copied is None else copied()
+    return {name: file for name, file in files.items() if file.size}
+
+
+def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, int, int]]]:
+    """Samples of `SAMPLED_FILES` files of each root, or of all, evenly spaced: the name of a file
+    in a folder, size and CRC32C, by the names that a source has for files and folders. Files of the
+    Hub need none."""
+    by_root: dict[str, list[str]] = {}
+    for name, file in files.items():
+        by_root.setdefault(file.root, []).append(name)
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for names in by_root.values():
+        remote = remote_files(Path(names[0]))
+        if remote is not None and reads_commit(remote.storage):
+            continue
+        some = _spaced(names, SAMPLED_FILES)
+        for name in some:
+            inside: Sequence[str] = [""]
+            if not files[name].size:
+                every = sorted(n for n, is_folder in list_folder(Path(name)) if not is_folder)
+                frames = [n for n in every if Path(n).suffix.lower() in _FRAME_ENDINGS]
+                inside = _spaced(frames, -(-SAMPLED_FILES // len(some)))
+            found[name] = [_sample(Path(name), each) for each in inside]
+    return found
+
+
+def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
+    """At most so many names, evenly spaced."""
+    count = min(count, len(names))
+    return [names[len(names) * i // count] for i in range(count)]
+
+
+def _sample(path: Path, inside: str) -> tuple[str, int, int]:
+    with opened(path / inside) as stream:
+        size, value = stream.seek(0, os.SEEK_END), 0
+        for start, stop in sampled_ranges(size):
+            stream.seek(start)
+            value = crc32c(stream.read(stop - start), start=value)
+    return inside, size, value
 
 
 def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalFile]:
@@ -148,8 +206,11 @@ def _is_inside(real: str, root: str) -> bool:
 
 
 def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
-    """Text that changes when one of these files does, or is not among them any more; and with the
-    commit, of what lies on the Hub."""
+    """Text that changes when one of these files does, or is not among them any more. On the Hub it
+    changes with the commit alone, and nothing is listed."""
+    remote = remote_files(root)
+    if remote is not None and reads_commit(remote.storage):
+        return hashlib.sha256(fixed_url_of(remote.storage).encode()).hexdigest()
     files = external_files(root, paths)
     facts = sorted((p, file.root, file.size, file.identity or "") for p, file in files.items())
     return hashlib.sha256(repr(facts).encode()).hexdigest()

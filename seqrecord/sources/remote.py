@@ -345,7 +345,7 @@ class RemoteSource:
 
 
 _PASSED_ON = (
-    *("account", "blocks", "content", "external_files", "features", "identity"),
+    *("account", "blocks", "content", "copied_files", "external_files", "features", "identity"),
     *("is_whole", "referring", "statistics", "timestamps", "videos"),
 )
 

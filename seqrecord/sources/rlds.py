@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
 from seqrecord.sources.files import list_folder, size_of
+from seqrecord.sources.inventory import Account
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import FirstError, Originals, has_file
+from seqrecord.sources.rlds_account import account_of
 from seqrecord.sources.rlds_layout import (
     FEATURES,
     RldsFeature,
@@ -30,7 +32,9 @@ from seqrecord.sources.rlds_layout import (
 )
 from seqrecord.sources.specs import chosen_names, feature_spec, kind_of, text_spec
 from seqrecord.sources.tfrecord import RECORD_HEAD, TfRecord, TfRecordFile, Values, parse_example
+from seqrecord.text import counted
 
+_DECLARED = "dataset_info.json"  # in the metadata of episodes: declared and found records
 _MAX_VALUES = 64
 _MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
 
@@ -52,9 +56,13 @@ class Rlds(Originals):
     so these have the values of float32. What an episode has beside its steps goes to its metadata,
     where it is short: texts, numbers and up to 64 of them.
 
+    The numbers of records in `dataset_info.json` must be those of the files.
+
     Each record's checksums are verified when it is read; it is held in memory while its frames
     are. With `keep_encoded` RGB images stay PNG or JPEG.
     """
+
+    unpickled = ("_seen",)
 
     def exists(self) -> bool:
         """Whether there is a `features.json` with TFRecord files beside it."""
@@ -69,12 +77,24 @@ class Rlds(Originals):
         for shard in find_shards(self._folder):
             if shard.split != split:
                 ordinal, split = 0, shard.split
-            infos = list(self._infos(shard, ordinal))
+            infos = self._infos(shard, ordinal)
             ordinal += len(infos)
             found += infos
         if not found:
             raise SourceError("a TFDS dataset without episodes", file=str(self._folder))
+        self._seen[:] = found
         return found
+
+    def account(self) -> Account:
+        infos = self._seen or self.episodes()
+        return account_of(
+            self.path, self._folder, self._features, [each.name for each in self._chosen], infos
+        )
+
+    @cached_property
+    def _seen(self) -> list[EpisodeInfo]:
+        """The last episodes that were listed, for the inventory."""
+        return []
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -82,6 +102,7 @@ class Rlds(Originals):
             if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
                 raise SourceError("no such episode", file=str(self._folder))
             path = self._folder / name
+            _check_declared(info, path)
             with TfRecordFile(path) as file:
                 data = file.read(file.record_at(offset))
             with _examples(path, offset):
@@ -146,28 +167,39 @@ class Rlds(Originals):
 
     # --- episodes: as little as possible is read of a record --------------------------------
 
-    def _infos(self, shard: Shard, ordinal: int) -> Iterator[EpisodeInfo]:
-        """All episodes of a shard; those that cannot be read too, so that `frames` names them."""
+    def _infos(self, shard: Shard, ordinal: int) -> list[EpisodeInfo]:
+        """All episodes of a shard; those that cannot be read too, so that `frames` names them.
+
+        These are records behind damage, and the difference from the declared number of records.
+        """
         path = self._folder / shard.file
-        count = 0
+        infos: list[EpisodeInfo] = []
 
-        def info(offset: int, steps: int, said: dict[str, Any]) -> EpisodeInfo:
-            nonlocal count
-            key = f"{shard.split}/{ordinal + count:06d}"
-            count += 1
+        def add(offset: int, steps: int, said: dict[str, Any]) -> None:
+            key = f"{shard.split}/{ordinal + len(infos):06d}"
             place = {"split": shard.split, "file": shard.file, "offset": offset}
-            return EpisodeInfo(key, max(steps, 1), {**said, **place})
+            infos.append(EpisodeInfo(key, max(steps, 1), {**said, **place}))
 
+        damage: SourceError | None = None
         try:
             with TfRecordFile(path) as file:
                 for record in file.records():
-                    yield info(record.offset, *self._look(file, record))
+                    add(record.offset, *self._look(file, record))
         except SourceError as error:
+            damage = error
+        found = len(infos)
+        declared = found if shard.num_records is None else shard.num_records
+        if damage:
             # The rest of the file is lost: as many as there should be, one if nobody knows.
-            for _ in range(max((shard.num_records or 0) - count, 1)):
-                yield info((error.offset or 0) + RECORD_HEAD, 1, {})
-        while count < (shard.num_records or 0):  # a file that ends between two records
-            yield info(size_of(path) + RECORD_HEAD, 1, {})
+            for _ in range(max(declared - found, 1)):
+                add((damage.offset or 0) + RECORD_HEAD, 1, {})
+        else:
+            for _ in range(declared - found):
+                add(size_of(path) + RECORD_HEAD, 1, {})
+        for number in range(min(declared, found), found if damage else len(infos)):
+            numbers = {_DECLARED: [declared, found]}
+            infos[number] = replace(infos[number], metadata={**infos[number].metadata, **numbers})
+        return infos
 
     def _look(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
         """The number of steps of a record, 0 if it cannot be told, and the episode's metadata."""
@@ -226,6 +258,23 @@ FORMAT = SourceFormat(
 def _is_dataset(path: Path) -> bool:
     return path.name == FEATURES and any(
         ".tfrecord-" in name for name, _ in list_folder(path.parent)
+    )
+
+
+def _check_declared(info: EpisodeInfo, path: Path) -> None:
+    """Raises `SourceError` for a record beyond those declared, or one that is missing."""
+    numbers = info.metadata.get(_DECLARED)
+    if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
+        return
+    declared, found = numbers
+    raise SourceError(
+        "more records than dataset_info.json declares"
+        if found > declared
+        else "a truncated TFRecord file: fewer records than dataset_info.json declares",
+        file=str(path),
+        offset=info.metadata["offset"],
+        expected=counted(declared, "record"),
+        got=counted(found, "record"),
     )
 
 

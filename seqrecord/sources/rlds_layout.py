@@ -23,12 +23,12 @@ from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.files import is_file, list_folder, read_bytes
 from seqrecord.sources.specs import feature_name
 from seqrecord.sources.tfrecord import Values
-from seqrecord.text import repr_of
+from seqrecord.text import counted, repr_of
 
 FEATURES = "features.json"
-_INFO = "dataset_info.json"
+INFO = "dataset_info.json"
 _MAX_BYTES = 16 << 20
-_MAX_INFO_BYTES = 64 << 20
+_MAXINFO_BYTES = 64 << 20
 _MAX_DEPTH = 16  # features in features
 _MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
 _STEPS = "steps"
@@ -55,6 +55,11 @@ class RldsFeature:
     @property
     def can_be_read(self) -> bool:
         return self.kind in ("tensor", "image", "text", "label") and min(self.shape, default=1) > 0
+
+    @property
+    def labels_file(self) -> str:
+        """The name of the file of a label's names."""
+        return f"{self.key.replace('/', '-')}.labels.txt"
 
     @property
     def per_step(self) -> int:
@@ -146,7 +151,7 @@ def read_features(path: Path) -> RldsFeatures:
 
 def _labelled(feature: RldsFeature, folder: Path) -> RldsFeature:
     """A label is a number alone where TFDS was told how many there are, and not their names."""
-    place = folder / f"{feature.key.replace('/', '-')}.labels.txt"
+    place = folder / feature.labels_file
     if feature.kind != "label":
         return feature
     if not is_file(place):
@@ -257,8 +262,11 @@ def _find(folder: Path, depth: int) -> list[Path]:
 
 
 def find_shards(folder: Path) -> list[Shard]:
-    """All shards by split and number; raises `SourceError` for one that is missing."""
-    lengths = _lengths(folder)
+    """All shards by split and number.
+
+    Raises `SourceError` for one that is missing or that `dataset_info.json` does not declare.
+    """
+    declared = read_splits(folder)
     found: dict[str, dict[int, str]] = {}
     totals: dict[str, int] = {}
     for name, is_folder in sorted(list_folder(folder)):
@@ -271,43 +279,73 @@ def find_shards(folder: Path) -> list[Shard]:
                 "shards that are not of one dataset",
                 file=str(folder / name),
                 expected=f"one file for each of {totals[split]} shards of {split}",
+                got=f"shard {number} of {total}",
             )
         found.setdefault(split, {})[number] = name
     if not found:
         raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
     shards = []
-    for split in sorted({*found, *lengths}, key=lambda name: (name != "train", name)):
-        known = lengths.get(split)
+    for split in sorted({*found, *declared}, key=lambda name: (name != "train", name)):
+        said = declared.get(split)
+        known = said.lengths if said else []
         total = totals.get(split, 0)
-        if known is not None and total and len(known) != total:
+        if said and total and said.num_shards != total:
             raise SourceError(
                 "another number of shards than dataset_info.json says",
                 file=str(folder),
-                expected=f"{len(known)} of {split}",
+                expected=f"{said.num_shards} of {split}",
                 got=total,
             )
         for number in range(total):
             if number not in found[split]:
                 raise SourceError(
-                    "a shard is missing", file=str(folder), expected=f"{split}, {number} of {total}"
+                    "a shard is missing",
+                    file=str(folder),
+                    expected=f"{split}, {number} of {total}",
+                    got=f"{counted(len(found[split]), 'file')} of {split}",
                 )
             shards.append(Shard(split, found[split][number], known[number] if known else None))
-        if not total and known and sum(known):
-            raise SourceError("the shards of a split are missing", file=str(folder), expected=split)
+        if said and not total and (sum(known) if known else said.num_shards):
+            raise SourceError(
+                "the shards of a split are missing",
+                file=str(folder),
+                expected=f"{split}: {counted(said.num_shards, 'file')}"
+                + (f", {counted(sum(known), 'record')}" if known else ""),
+                got="no file",
+            )
+    if declared and (undeclared := {*found} - {*declared}):
+        raise SourceError(
+            f"splits that {INFO} does not declare; move their files to another folder, or "
+            "declare them",
+            file=str(folder),
+            expected=", ".join(declared),
+            got=", ".join(
+                f"{name} ({counted(totals[name], 'shard')})" for name in sorted(undeclared)
+            ),
+        )
     return shards
 
 
-def _lengths(folder: Path) -> Mapping[str, list[int]]:
-    """The numbers of records of each split's shards; nothing where it is not said."""
-    path = folder / _INFO
+@dataclass(frozen=True)
+class DeclaredSplit:
+    """A split in `dataset_info.json`: its shards, records of each, and bytes of all records."""
+
+    num_shards: int
+    lengths: list[int]
+    num_bytes: int | None
+
+
+def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
+    """The declared splits by name; none without `dataset_info.json`."""
+    path = folder / INFO
     if not is_file(path):
         return {}
     try:
-        info = json.loads(read_bytes(path, _MAX_INFO_BYTES))
+        info = json.loads(read_bytes(path, _MAXINFO_BYTES))
         kind = info.get("fileFormat", "tfrecord")
-        splits = {str(each["name"]): _numbers(each) for each in info.get("splits", [])}
+        splits = {str(each["name"]): _declared(each) for each in info.get("splits", [])}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise SourceError(f"not a {_INFO}", file=str(path), got=str(error)[:200]) from error
+        raise SourceError(f"not a {INFO}", file=str(path), got=str(error)[:200]) from error
     if kind not in ("tfrecord", ""):
         raise SourceError(
             "a TFDS dataset of another file format",
@@ -318,8 +356,10 @@ def _lengths(folder: Path) -> Mapping[str, list[int]]:
     return splits
 
 
-def _numbers(split: dict[str, Any]) -> list[int]:
+def _declared(split: dict[str, Any]) -> DeclaredSplit:
     lengths = [int(length) for length in split.get("shardLengths", [])]
     if min(lengths, default=0) < 0:
         raise ValueError(f"a shard of {min(lengths)} records")
-    return lengths
+    num_bytes = split.get("numBytes")
+    num_shards = len(lengths) or int(split.get("numShards", 0))  # which older versions wrote
+    return DeclaredSplit(num_shards, lengths, None if num_bytes is None else int(num_bytes))

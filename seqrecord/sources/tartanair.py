@@ -19,8 +19,8 @@ from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
 from seqrecord.sources.images import load_imagecodecs
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
-from seqrecord.sources.originals import FirstError, Originals
-from seqrecord.sources.references import external_folders, referring_schema
+from seqrecord.sources.originals import FirstError, Originals, find_files
+from seqrecord.sources.references import external_files, external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names
 from seqrecord.sources.tartanair_frames import (
     FrameLists,
@@ -107,6 +107,16 @@ class TartanAir(Originals):
             if files.kept(self.exif) and files.features[0].name in self.schema()
         }
         return external_folders(self.path, sorted(folders))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of poses and IMU samples, whose values an index copies."""
+        paths = (
+            path
+            for trajectory in self._trajectories
+            for path in find_files(trajectory.path, is_file)
+            if path.suffix == ".txt" or path.parent.name == "imu"
+        )
+        return external_files(self.path, paths)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [self._info(trajectory) for trajectory in self._trajectories]

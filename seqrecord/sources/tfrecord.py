@@ -31,6 +31,8 @@ RECORD_HEAD = _HEAD.size
 """Bytes of a record before its data."""
 _MASK_DELTA = 0xA282EAD8
 _TRAILER = 4
+RECORD_BYTES = RECORD_HEAD + _TRAILER
+"""Bytes of a record beside its data."""
 _PEEK_BYTES = 512  # of an Example's map entry, enough for its sizes and its name
 
 

@@ -12,11 +12,13 @@ same as one file, `NAME.zarr.zip`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +30,21 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import read_rows
 from seqrecord.sources.files import first_line, is_directory, is_file, list_folder
+from seqrecord.sources.inventory import Account, unread_files
 from seqrecord.sources.limits import MAX_CHUNK_BYTES, check_frames
-from seqrecord.sources.originals import Scan, ScannedSource, natural_order
-from seqrecord.sources.references import referring_schema
+from seqrecord.sources.originals import Scan, ScannedSource, find_files, natural_order
+from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.specs import check_spec, feature_spec, kind_of, text_spec
 from seqrecord.sources.stored_rows import check_stored_alike, zarr_files, zarr_rows, zarr_spec
+from seqrecord.sources.zarr_account import ZarrAccount
+from seqrecord.text import counted
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
+
+
+_HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,23 @@ class ZarrBuffers(ScannedSource):
                         found |= zarr_files(self.path, arrays[name], path / "data" / name)
         return found
 
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of metadata, and of arrays whose values an index copies."""
+        referred = self.external_files()
+        stay = {Path(name) for name in referred}
+        paths = [path for buffer in self._buffers for path in find_files(buffer, is_file)]
+        folders = {path.parent for path in paths} if any(map(is_directory, self._buffers)) else ()
+        folders = {*folders, *(folder.parent for folder in folders), *self._buffers}
+        hidden = (folder / name for folder in folders for name in _HIDDEN)
+        chunks = {folder for folder in folders if {folder, folder.resolve()} & stay}
+        copied = (
+            path
+            for path in paths
+            if path not in stay and (path.parent not in chunks or path.name == "zarr.json")
+        )
+        found = [*copied, *filter(is_file, hidden)]
+        return external_files(self.path, found)
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
             yield from self._read(info)
@@ -118,6 +143,28 @@ class ZarrBuffers(ScannedSource):
                 ]
                 found.episodes += _infos(path, group, arrays)
                 found.specs += specs
+
+    def account(self) -> Account:
+        counts = ZarrAccount()
+        for path in self._buffers:
+            with suppress(SourceError), _open(path) as group:  # refused when it is read
+                arrays, ends = _arrays(group), _episode_ends(group, path)
+                counts.add_data(path, arrays, self.schema(), int(ends[-1]) if len(ends) else 0)
+                taken = {_ENDS, *(f"data/{name}" for name in arrays)}
+                taken |= {f"meta/{name}" for name in _per_episode(group, path, len(ends))}
+                meta = [group[name] for name in sorted(taken) if name.startswith("meta/")]
+                counts.add_meta(path, meta)
+                counts.add_others(path, group, taken)
+        counts.check_requested(self.features or (), str(self.root))
+        left_out = counts.left_out()
+        if self._buffers != [self.path]:
+            left_out += unread_files(self.path, self._is_taken, goes_down=_is_no_group)
+        reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
+        places = {name: f"data/{name}" for name in self.schema()}
+        return Account(reason, places, tuple(left_out), (*counts.notes, *counts.chunk_notes()))
+
+    def _is_taken(self, path: Path) -> bool:
+        return path in self._buffers or path.parent in self._buffers
 
     def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
         name = str(info.metadata.get("buffer", ""))
@@ -186,6 +233,10 @@ def _is_buffer(path: Path) -> bool:
     return is_directory(path / "data") and is_directory(path / _ENDS)
 
 
+def _is_no_group(names: dict[str, bool]) -> bool:
+    return not {"data", "meta"} <= {*names}
+
+
 def _name(path: Path) -> str:
     return path.name.removesuffix(".zip").removesuffix(".zarr") or path.name
 
@@ -209,8 +260,13 @@ def _open(path: Path) -> Iterator[Any]:
             store = RemoteZip(path) if is_zip else RemoteStore(files, path)
         else:
             store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
-        group = zarr.open_group(store, mode="r")
-    except StorageError:
+        if is_zip:
+            _check_names(store, path)
+        # Consolidated metadata may be older than the arrays.
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
+    except (StorageError, SourceError):
+        with suppress(Exception):
+            store.close()
         raise
     except Exception as error:  # zarr, zipfile and json raise about any kind
         with suppress(Exception):  # a zip that could not be opened cannot be closed
@@ -229,6 +285,19 @@ def _open(path: Path) -> Iterator[Any]:
         store.close()
 
 
+def _check_names(store: Any, path: Path) -> None:
+    """Raises `SourceError` if a ZIP file has two entries of one name; zarr would read the last."""
+    with ZipFile(store.path) as file:
+        names = Counter(file.namelist())
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise SourceError(
+            "duplicate names in a ZIP file; unpack it and pack the current files again",
+            file=str(path),
+            expected="one entry of each name",
+            got=f"{names[twice[0]]} entries named {twice[0]}",
+        )
+
+
 def _register_image_codecs() -> None:
     """UMI stores images by a codec of imagecodecs, which is used where it is installed."""
     try:
@@ -236,6 +305,16 @@ def _register_image_codecs() -> None:
     except ImportError:
         return
     register_codecs(verbose=False)
+
+
+def _group(group: Any, name: str) -> Any:
+    """A group in a group, without consolidated metadata of its own."""
+    import zarr
+
+    found = group[name]
+    if getattr(found.metadata, "consolidated_metadata", None) is None:
+        return found
+    return zarr.open_group(found.store, path=name, mode="r", use_consolidated=False)
 
 
 def _array(group: Any, name: str) -> Any:
@@ -259,7 +338,7 @@ def _array(group: Any, name: str) -> Any:
 
 def _arrays(group: Any) -> dict[str, Any]:
     """The arrays of `data` in the order of their names."""
-    names = sorted(group["data"].array_keys())
+    names = sorted(_group(group, "data").array_keys())
     if not names:
         raise SourceError("a replay buffer without data")
     arrays = {name: _array(group, f"data/{name}") for name in names}
@@ -326,7 +405,7 @@ def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
 def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
     """The other arrays of `meta` that hold a finite number for each episode."""
     found = {}
-    for name in sorted(group["meta"].array_keys()):
+    for name in sorted(_group(group, "meta").array_keys()):
         array = _array(group, f"meta/{name}")
         if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
             values = np.array(list(read_rows(array, path, 0, count)), array.dtype)

@@ -14,6 +14,7 @@ from seqrecord.storage.base import (
     expect_pages,
     fixed_url_of,
     identity_of,
+    reads_commit,
 )
 from seqrecord.storage.cache import (
     CachedStorage,
@@ -59,6 +60,7 @@ __all__ = [
     "map_files",
     "open_storage",
     "parse_location",
+    "reads_commit",
     "request_threads",
     "unwanted_if",
     "worth_rereading",

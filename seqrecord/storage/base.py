@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, StorageError
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage.url import without_commit
 from seqrecord.text import repr_of
 
 MAX_PUT_BYTES = 64 << 20  # of a file that is put in place in one step; a manifest is smaller
@@ -216,6 +217,12 @@ def fixed_url_of(storage: Storage) -> str:
     """The root's URL; where that is of a branch, the URL of the commit that is read."""
     found: str | None = getattr(storage, "fixed_url", None)
     return storage.url if found is None else found
+
+
+def reads_commit(storage: Storage) -> bool:
+    """Whether the files are those of a commit of the Hub, which never change."""
+    url = fixed_url_of(storage)
+    return without_commit(url) != url
 
 
 def has_fixed_files(storage: Storage) -> bool:

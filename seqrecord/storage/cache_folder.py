@@ -42,6 +42,7 @@ from urllib.parse import quote
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import LocationError
+from seqrecord.storage.open_files import with_descriptor
 from seqrecord.storage.ranges import ByteRange, coalesce
 from seqrecord.text import repr_of
 
@@ -55,6 +56,7 @@ _UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # for what of the cache's own is not there
 _SETTLED_NS = 10**8  # the kernel's times are some milliseconds apart
 
 _NEW, _WHERE, _TAKEN, _TAG = "new", "where", "taken", "CACHEDIR.TAG"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _PIECE_BYTES = 256 << 10
 _TAG_TEXT = (
@@ -155,7 +157,7 @@ class CacheFolder:
                     self._make_folders(taken, key, item)
                     path = self._new()
                     # Its lock tells others that it is being written.
-                    fd = os.open(path, _CREATE, 0o600)
+                    fd = with_descriptor(functools.partial(os.open, path, _CREATE, 0o600))
                     files.append((item, data, path, fd))
                     _try_lock(fd)
                     os.ftruncate(fd, _entry_bytes(item.length))  # so that a scan sees its size
@@ -256,7 +258,7 @@ class CacheFolder:
         """Remove what kills have left half written."""
         with contextlib.suppress(FileNotFoundError):
             for path in list((self.path / _NEW).iterdir()):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                fd = with_descriptor(functools.partial(os.open, path, _READ))
                 try:
                     if _try_lock(fd):
                         path.unlink()
@@ -287,7 +289,7 @@ class CacheFolder:
         return given_back
 
     def _read(self, key: CacheKey, entry: Entry, part: ByteRange, out: memoryview) -> None:
-        fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = with_descriptor(lambda: os.open(entry.path, _READ))
         try:
             _read_entry(fd, _label(key, entry.range), entry.range, part, out)
             with contextlib.suppress(OSError):  # of a read-only disk
@@ -451,7 +453,8 @@ def _open_taken(folder: Path) -> int:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_folder(folder)
             (folder / _TAG).write_text(_TAG_TEXT, "ascii")
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return with_descriptor(lambda: os.open(path, flags, 0o600))
     except OSError as error:
         if error.errno not in _READ_ONLY or not path.exists():
             raise

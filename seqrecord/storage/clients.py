@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 from seqrecord.errors import AccessError, LocationError
 from seqrecord.processes.forks import PerProcess, at_fork
 from seqrecord.storage.failures import call
+from seqrecord.text import without_secrets
 
 # Python may give one of two threads that first import a package at once, as obstore, a half of it.
 _ONE_AT_A_TIME = PerProcess(threading.RLock)
@@ -77,22 +77,7 @@ httpcore2.connection httpcore2.http11 httpcore2.http2 httpcore2.proxy
 httpx httpx2 huggingface_hub.utils._http s3fs
 urllib3.connectionpool urllib3.poolmanager urllib3.util.retry
 """
-# What stays of each is its group.
-_SECRETS = [
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        # A signature, as a query has it, in the URL or quoted into another.
-        r"((?:sig|signature|token)(?:=|%3D))[^&\s'\"<>]+",
-        r"(//)[^/\s'\"<>@]+(?=@)",
-        r"((?:AccountKey|SharedAccessSignature)=)[^;\s'\"]+",
-        # What S3's and GCS's clients send and log: headers, tokens in JSON, their own dicts.
-        r"(Bearer\s+|Signature=|Credential=|x-amz-security-token:\s*)[^\s,'\"]+",
-        (
-            r"((?:secret|token|private_key|assertion|authorization|access_key)[\w-]*"
-            r"['\"]?\s*[:=]\s*b?['\"])[^'\"]+"
-        ),
-    )
-]
+_PACKAGES = {name.partition(".")[0] for name in _LOGGERS.split()} | {"adlfs", "requests", "urllib3"}
 
 
 def redact_logs() -> None:
@@ -100,7 +85,8 @@ def redact_logs() -> None:
 
     For the whole process, and as often as one likes.
     """
-    for name in _LOGGERS.split():
+    there = (name for name in [*logging.root.manager.loggerDict] if name.split(".")[0] in _PACKAGES)
+    for name in [*_LOGGERS.split(), *there]:
         logging.getLogger(name).addFilter(_FILTER)
 
 
@@ -110,19 +96,13 @@ class _Redaction(logging.Filter):
             text = record.getMessage()
         except Exception:
             return True  # whoever formats it will say so
-        clean = _redacted(text)
+        clean = without_secrets(text)
         if clean != text:
             record.msg, record.args = clean, ()
         if record.exc_info and record.exc_info[1] is not None:
             # The formatter takes the text that is there.
-            record.exc_text = _redacted(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
         return True
-
-
-def _redacted(text: str) -> str:
-    for pattern in _SECRETS:
-        text = pattern.sub(r"\1…", text)
-    return text
 
 
 _FILTER = _Redaction()

@@ -15,6 +15,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from datetime import timezone
 from typing import Any, TypeVar
 
 from seqrecord.errors import (
@@ -284,18 +285,30 @@ def _retry_after(error: BaseException) -> float | None:
     found = {str(name).lower(): str(value) for name, value in pairs}
     units = {"retry-after-ms": 0.001, "x-ms-retry-after-ms": 0.001, "retry-after": 1.0}
     for name, unit in units.items():
-        if name in found and (seconds := _seconds(found[name])) is not None:
+        if name in found and (seconds := _seconds(found[name], found.get("date"))) is not None:
             return seconds * unit
     # Of a window in which nothing is left (draft-ietf-httpapi-ratelimit-headers-09).
-    left = re.search(r"\br=0\b.*?\bt=(\d{1,9})\b", found.get("ratelimit", ""))
+    left = re.search(r"\br=0\b.*?\bt=(\d{1,15})\b", found.get("ratelimit", ""))
     return float(left[1]) if left else None
 
 
-def _seconds(text: str) -> float | None:
-    """Seconds from now, of a `Retry-After`: a number or a date (RFC 9110, 10.2.3)."""
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text.strip()):
+def _seconds(text: str, date: str | None) -> float | None:
+    """Seconds from now, of a `Retry-After`: a number or a date (RFC 9110, 10.2.3).
+
+    A date counts from the answer's own `Date`, if there is one: the clocks may differ.
+    """
+    if re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text.strip()):
         return float(text)
+    if (until := _timestamp(text)) is None:
+        return None
+    now = None if date is None else _timestamp(date)
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def _timestamp(text: str) -> float | None:
+    """Seconds since 1970 of a date in one of HTTP's three formats, which are all in UTC."""
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        found = email.utils.parsedate_to_datetime(text)
+        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, OverflowError):
         return None

@@ -8,7 +8,6 @@ import re
 import stat
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +17,41 @@ from seqrecord.storage.local_replacing import put_file, read_file
 from seqrecord.storage.local_upload import (
     NOTES,
     PARTIAL,
-    Handle,
     LocalUpload,
     local_errors,
     make_folder,
     read_notes,
     with_suffix,
 )
+from seqrecord.storage.open_files import Handle, OpenFiles, with_descriptor
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import repr_of
 
-_MAX_HANDLES = 128
 _MAX_PARTS = 512  # of a read: Linux takes 1,024
 
 
 class LocalStorage:
     """Storage in a folder.
 
-    Files are read with `preadv` through handles that stay open, up to `max_handles` of them. They
-    are written under another name, then synced and renamed. Links that lead out of the folder are
-    not followed, and what is not a regular file is not opened.
-
-    Args:
-        root: the folder.
-        max_handles: files that are open at most, beside those that are being read.
+    Files are read with `preadv` and stay open, see `open_files`. They are written under another
+    name, then synced and renamed. Links that lead out of the folder are not followed, and what is
+    not a regular file is not opened.
     """
 
     has_conditions = True
     _shared = False  # whether other machines may write here too
 
-    def __init__(self, root: str | os.PathLike[str], *, max_handles: int = _MAX_HANDLES) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
         try:
             self._real_root = os.path.realpath(self.root)
         except ValueError as error:
             raise LocationError(f"not a path: {error}", got=repr_of(str(root))) from error
-        self._max_handles = max_handles
-        # Not of a method: who drops the storage is to close its handles.
-        self._handle = lru_cache(max_handles)(partial(_open, self.root, self._real_root))
+        self._opened = OpenFiles()
         self._uploads: weakref.WeakSet[LocalUpload] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), max_handles=self._max_handles), (str(self.root),)
+        return type(self), (str(self.root),)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.root)!r})"
@@ -85,7 +77,7 @@ class LocalStorage:
         found = []
         try:
             where = self._inside(folder) if folder else self.root
-            with self._errors(folder), os.scandir(where) as inside:
+            with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as inside:
                 for entry in inside:
                     if entry.is_dir(follow_symlinks=False):
                         found.append(Entry(entry.name, is_folder=True))
@@ -110,7 +102,7 @@ class LocalStorage:
     ) -> None:
         check_buffers(ranges, buffers)
         with self._errors(path):
-            handle = self._handle(path)
+            handle = self._opened.get(path, lambda: Handle(self._inside(path)))
             fd, preadv, begin = handle.fd, os.preadv, 0
             while begin < len(ranges):
                 # What follows each other is read in one call. That is mostly enough, and this is
@@ -174,14 +166,15 @@ class LocalStorage:
         return {}
 
     def close(self) -> None:
-        self._handle.cache_clear()
+        self._opened.close()
         for upload in list(self._uploads):
             upload.leave()
 
     def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
         found = []
         try:
-            with self._errors(folder), os.scandir(self._inside(folder)) as entries:
+            where = self._inside(folder)
+            with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as entries:
                 for entry in entries:
                     if not entry.name.startswith(".") and is_meant(entry.name):
                         path = f"{folder}/{entry.name}"
@@ -203,8 +196,8 @@ class LocalStorage:
     def _shown(self, path: str) -> str:
         return f"{self.root}/{path}"
 
-    def _drop(self, path: str) -> None:  # noqa: ARG002 - a mount does it by file
-        self._handle.cache_clear()
+    def _drop(self, path: str) -> None:
+        self._opened.close(path)
 
     def _inside(self, path: str) -> Path:
         return _inside(self.root, self._real_root, path)
@@ -240,10 +233,6 @@ class _Unfinished:
 
 def _identity(about: os.stat_result) -> str:
     return f"mtime {about.st_mtime_ns}"
-
-
-def _open(root: Path, real_root: str, path: str) -> Handle:
-    return Handle(_inside(root, real_root, path))
 
 
 def _inside(root: Path, real_root: str, path: str) -> Path:

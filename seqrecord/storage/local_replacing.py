@@ -27,7 +27,8 @@ from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
 from seqrecord.storage.base import MAX_PUT_BYTES, tag_of, too_large
-from seqrecord.storage.local_upload import Handle, sync_folder
+from seqrecord.storage.local_upload import sync_folder
+from seqrecord.storage.open_files import Handle, with_descriptor
 
 _GRACE_SECONDS = 60.0
 _PATIENCE_SECONDS = 10.0  # the folder is held for as long as a small file takes to be synced
@@ -120,7 +121,8 @@ def _rename(new: Path, target: Path, data: bytes) -> bool:
 
 
 def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = with_descriptor(lambda: os.open(path, flags, 0o666))
     try:
         view = memoryview(data)
         while view:
@@ -153,7 +155,8 @@ def _remove_abandoned(folder: Path, shared: bool) -> bool:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[tuple[int, bool | None]]:
     """A descriptor of a folder, and whether its lock is ours; `None` where there are no locks."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = with_descriptor(lambda: os.open(folder, flags))
     try:
         yield fd, _try_lock(fd)
     finally:

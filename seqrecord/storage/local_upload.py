@@ -10,49 +10,15 @@ import contextlib
 import errno
 import json
 import os
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from seqrecord.checksum import Buffer
-from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
-from seqrecord.storage.base import check_rewind, short_read
-from seqrecord.storage.ranges import ByteRange
-
-
-class Handle:
-    """A regular file that is open for reading; it is closed with its last use."""
-
-    def __init__(self, path: Path, flags: int = 0) -> None:
-        self.fd = -1
-        # Opening a pipe would otherwise wait for its other end.
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
-        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
-            raise StorageError("not a regular file", file=str(path))
-
-    def read(self, item: ByteRange, buffer: memoryview, shown: str) -> None:
-        """Fill `buffer`, of bytes. `TransientError` if the file ends before its size says so."""
-        done = 0
-        while done < item.length:
-            rest = buffer[done:] if done else buffer
-            count = os.preadv(self.fd, [rest], item.start + done)
-            if count == 0:
-                if os.fstat(self.fd).st_size >= item.stop:
-                    raise TransientError("a read ended early", file=shown, got=done)
-                raise short_read(shown, item, done)
-            done += count
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):  # of a dead mount; the descriptor is gone even so
-                os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
-
+from seqrecord.errors import DestinationError, NotFoundError, StorageError
+from seqrecord.storage.base import check_rewind
+from seqrecord.storage.open_files import Handle, descriptor_limit, with_descriptor
 
 PARTIAL = ".partial"
 NOTES = ".notes"
@@ -78,7 +44,7 @@ class LocalUpload:
         self._piece = _PIECE_BYTES
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._fd = os.open(self._partial, flags, 0o666)
+            self._fd = with_descriptor(lambda: os.open(self._partial, flags, 0o666))
         except FileExistsError:
             raise DestinationError("somebody writes this file already", file=str(target)) from None
 
@@ -126,7 +92,8 @@ class LocalUpload:
     def _add_note(self, note: dict[str, Any]) -> None:
         line = json.dumps(note).encode() + b"\n"
         with local_errors(str(self._notes)):
-            fd = os.open(self._notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            fd = with_descriptor(lambda: os.open(self._notes, flags, 0o666))
             before = os.fstat(fd).st_size
             try:
                 if os.write(fd, line) < len(line):
@@ -194,6 +161,13 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
     except OSError as error:
         if writing and error.errno in _REFUSED:
             raise DestinationError(f"it cannot be written: {error.strerror}", file=file) from error
+        if error.errno == errno.EMFILE:
+            raise StorageError(
+                "too many open files: raise the limit with `ulimit -n` or "
+                "resource.setrlimit(resource.RLIMIT_NOFILE, …)",
+                file=file,
+                expected=f"at most {descriptor_limit()} in this process",
+            ) from error
         raise StorageError(error.strerror or str(error), file=file) from error
 
 
@@ -225,7 +199,8 @@ def make_folder(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = with_descriptor(lambda: os.open(folder, flags))
     try:
         os.fsync(fd)
     except OSError as error:

@@ -10,14 +10,17 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from seqrecord.errors import DestinationError, NotFoundError, StorageError, TransientError
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Upload, check_buffers, check_path
 from seqrecord.storage.failures import classify
 from seqrecord.storage.local import LocalStorage, find_remote_mount
-from seqrecord.storage.local_upload import Handle, make_folder
+from seqrecord.storage.local_upload import make_folder
+from seqrecord.storage.open_files import Handle, OpenFiles
 from seqrecord.storage.ranges import ByteRange
 
 _MAX_HANDLES = 64
@@ -39,10 +42,14 @@ class MountStorage(LocalStorage):
     _shared = True
 
     def __init__(self, root: str | os.PathLike[str], *, max_handles: int = _MAX_HANDLES) -> None:
-        super().__init__(root, max_handles=max_handles)
+        super().__init__(root)
+        self._max_handles = max_handles
         self._streams = PerProcess(lambda: Streams(max_handles))
         self._was_tried = False
         self._mount_point = find_remote_mount(self.root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), max_handles=self._max_handles), (str(self.root),)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -136,7 +143,7 @@ _MAX_GAP = 64 << 20
 
 
 class Streams:
-    """Handles of files, at most `limit` while fewer are in use.
+    """Handles of files, at most `limit` while fewer are in use, among those of `open_files`.
 
     What fetches a file for its readers looks at each handle by itself: it reads ahead where a
     handle goes on where it was, and gives that up after jumps. So a read takes the handle that was
@@ -153,8 +160,10 @@ class Streams:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._opened = OpenFiles()
         self._lock = threading.Lock()
         self._streams: list[_Stream] = []  # least recently used first
+        self._count = 0
 
     @property
     def places(self) -> list[tuple[str, int]]:
@@ -178,26 +187,31 @@ class Streams:
                 for each in reversed(self._streams)
                 if each.path == path and 0 <= start - each.tail <= _MAX_GAP
             ]
-            stream = max(near, key=lambda each: each.tail, default=None) or _Stream(path)
+            stream = max(near, key=lambda each: each.tail, default=None)
+            if stream is None:
+                self._count += 1
+                stream = _Stream(path, self._count)
             self._streams = [each for each in self._streams if each is not stream]
             dropped = self._streams[: max(0, len(self._streams) + 1 - self._limit)]
             self._streams = [*self._streams[len(dropped) :], stream]
             stream.tail = stop
             before, stream.last = stream.last, ended
-        del dropped  # closed outside the lock; one that is in use when that is over
+        self._close(dropped)  # outside the lock; one in use is closed after its last read
         handle: Handle | None = None
         try:
             before.wait()
-            handle = stream.handle = stream.handle or open_file()
+            handle = self._opened.get(stream.number, open_file)
             yield handle
         except BaseException:
-            stream.handle = None
             if handle is not None:
                 handle.close()
             with self._lock:
                 self._streams = [each for each in self._streams if each is not stream]
+            self._close([stream])
             raise
         finally:
+            if stream.is_dropped:
+                self._opened.close(stream.number)
             ended.set()
 
     def drop(self, path: str | None = None) -> None:
@@ -205,15 +219,20 @@ class Streams:
         with self._lock:
             dropped = self._streams
             self._streams = [each for each in dropped if path not in (None, each.path)]
-        del dropped
+        self._close([each for each in dropped if path in (None, each.path)])
+
+    def _close(self, streams: Sequence[_Stream]) -> None:
+        for stream in streams:
+            stream.is_dropped = True
+            self._opened.close(stream.number)
 
 
 class _Stream:
-    """A handle, where its last booked read will end, and what that read waits for."""
+    """A handle's number, where its last booked read will end, and what that read waits for."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.handle: Handle | None = None
+    def __init__(self, path: str, number: int) -> None:
+        self.path, self.number = path, number
+        self.is_dropped = False
         self.tail = 0
         self.last = threading.Event()
         self.last.set()

@@ -17,6 +17,7 @@ from seqrecord.storage.local import LocalStorage, find_remote_mount
 from seqrecord.storage.parallel import MAX_REQUESTS, ParallelStorage
 from seqrecord.storage.retrying import (
     DEADLINE_SECONDS,
+    MAX_RETRY_AFTER,
     REQUESTS_PER_SECOND,
     Quota,
     Retrier,
@@ -136,7 +137,8 @@ class StorageSettings:
     `backend` names the client that reads: `obstore`, a package that reads without it, or for any
     other URL `fsspec`. `mount` says whether a local path is a mount of remote storage; by default
     the kernel's table of mounts says it. For a URL or a mount, a request that fails is tried again
-    for `deadline` seconds, and at most `max_requests` are in flight. All threads of a process
+    for `deadline` seconds, and at most `max_requests` are in flight. A server that asks to wait
+    more than `max_retry_after` seconds is an error. All threads of a process
     together start at most `requests_per_second`, by default any number but at most 400 a second for
     one file, and read at most `bandwidth` bytes a second.
     """
@@ -144,6 +146,7 @@ class StorageSettings:
     backend: str | None = None
     mount: bool | None = None
     deadline: float = DEADLINE_SECONDS
+    max_retry_after: float = MAX_RETRY_AFTER
     max_requests: int = MAX_REQUESTS
     requests_per_second: float | None = None
     bandwidth: float | None = None
@@ -157,7 +160,7 @@ class StorageSettings:
 
     def retrier(self) -> Retrier:
         """Repeats requests until the deadline, as the quota allows."""
-        return Retrier(self.deadline, quota=self.quota)
+        return Retrier(self.deadline, quota=self.quota, max_retry_after=self.max_retry_after)
 
     def given(self) -> list[str]:
         """Names of those that differ from their defaults."""
@@ -210,6 +213,7 @@ _KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "backend": (_name, "a name"),
     "mount": (lambda value: _FLAGS[str(value).lower()], "true or false"),
     "deadline": (_positive, "a number above 0"),
+    "max_retry_after": (_positive, "a number of seconds above 0"),
     "max_requests": (_count, "a whole number of at least 1"),
     "requests_per_second": (_positive, "a number above 0"),
     "bandwidth": (lambda value: _positive(parse_size(value)), "bytes a second, such as 100MB"),

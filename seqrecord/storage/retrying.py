@@ -37,6 +37,7 @@ from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.text import counted
 
 DEADLINE_SECONDS = 120.0
+MAX_RETRY_AFTER = 600.0  # seconds that a server may ask to wait
 REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
 
 _LONGEST_WAIT = 8.0  # so that a server that recovers is soon asked again
@@ -54,10 +55,11 @@ class Retrier:
 
     The wait before attempt n + 1 is drawn from the upper half of [0, 0.25 s * 2 ** (n - 1)], at
     most 8 s of it, so that threads which failed together don't try again together. Where the server
-    said how long to wait, that comes on top. The last attempt starts at the deadline, `deadline`
-    seconds after the first; when it fails too, it is a `DeadlineError`, which says how many there
-    were, the last one's cause, and up to three other causes of those before it. An attempt itself
-    takes as long as its client lets it.
+    said how long to wait, see `heed`, that comes on top, even after the deadline. The last attempt
+    starts at the deadline, `deadline` seconds after the first, or later if the server asked for it;
+    when it fails too, it is a `DeadlineError`, which says how many there were, the last one's
+    cause, and up to three other causes of those before it. An attempt itself takes as long as its
+    client lets it.
 
     What has failed for `patience` seconds is logged as a warning, and what goes well then too; of
     many requests that fail together, one speaks.
@@ -77,6 +79,7 @@ class Retrier:
         deadline: float = DEADLINE_SECONDS,
         *,
         quota: Quota | None = None,
+        max_retry_after: float = MAX_RETRY_AFTER,
         patience: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
@@ -85,11 +88,13 @@ class Retrier:
         if not deadline >= 0:
             raise ValueError(f"a deadline of {deadline} seconds")
         self.deadline, self.quota, self._patience = deadline, quota, patience
+        self._max_retry_after = max_retry_after
         self.clock, self._sleep, self._draw = clock, sleep, draw
         self._state = PerProcess(_State)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Retrier, quota=self.quota), (self.deadline,)
+        most = self._max_retry_after
+        return partial(Retrier, quota=self.quota, max_retry_after=most), (self.deadline,)
 
     def call(
         self,
@@ -129,10 +134,11 @@ class Retrier:
             left = start + self.deadline - now
             if left <= 0:
                 break
+            self.heed(asked, file=file)
             if now - start >= self._patience and state.may_warn(now, self._patience):
                 _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
             state.count("retries")
-            wait = min(asked + backoff * (1 + self._draw()) / 2, left)
+            wait = max(asked, min(asked + backoff * (1 + self._draw()) / 2, left))
             self.sleep(wait, file=file, closed=closed)
             backoff = min(_LONGEST_WAIT, 2 * backoff)
         what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
@@ -141,6 +147,21 @@ class Retrier:
             + "; before that ".join(reversed(causes)),
             file=file,
         )
+
+    def heed(self, asked: float, *, file: str) -> None:
+        """Log a warning if a server asked to wait for a second or more before the next request.
+
+        Raises `DeadlineError` if it asked for more than `max_retry_after` seconds.
+        """
+        if asked > self._max_retry_after:
+            raise DeadlineError(
+                f"the server asks to wait {asked:.0f} s before the next request",
+                file=file,
+                expected=f"at most {self._max_retry_after:.0f} s; try again later, or wait longer "
+                f"with the storage option max_retry_after={asked:.0f}",
+            )
+        if asked >= 1 and self._state.get().may_warn(self.clock(), self._patience):
+            _logger.warning("%s: the server asks to wait %.0f s; waiting", file, asked)
 
     def sleep(self, seconds: float, *, file: str, closed: threading.Event | None = None) -> None:
         """Wait; `StorageError` if closed, if the interpreter exits, or the request is cancelled."""

@@ -36,7 +36,18 @@ _ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
 _BLOBFILE = "blobfile+az"
 _BUCKETS = ("s3", "s3a", "gs", "gcs")
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
-_SCHEME = re.compile(r"(?<![^/])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/")  # of two letters or more
+_SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://")  # of two letters or more
+_KNOWN = (
+    r"abfss?|adl|az|blobfile\+az|dbfs|file|ftps?|gc?s|gcs|github|hdfs|hf|https?|memory|oci|oss|r2|"
+    r"s3[an]?|sftp|smb|ssh|wasbs?|webdavs?"
+)
+# Text that was meant as a URL: `http:/…`, `http:…`, `http//…`, `user:password@host`, `host?sig=…`.
+_BROKEN = re.compile(
+    rf"\s*(?:(?P<a>[a-z][a-z0-9+.-]+):[/\\]|(?P<b>{_KNOWN})(?:[/\\]{{2}}|:(?=.*(?:@|[?&].*=)))|"
+    rf"(?:(?P<c>[a-z][a-z0-9+.-]*)(?::|//)|(?P<d>{_KNOWN})/|//)?[^/\\@]*:[^/\\@]*[^@/]*@|"
+    r".*[?&][\w%-]*(?:sig|signature|token|credential)=)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -83,13 +94,25 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         parts = None
     if found is None or parts is None:  # the error of urlsplit may hold a password, as context too
         raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
-    if ":" in re.sub(r"\[.*?\]", "", found["authority"]) and "@" in found["rest"]:
+    authority = re.sub(r"\[.*?\]", "", found["authority"])
+    user = (not found["authority"] and scheme != "file") or ":" in authority
+    rest = found["rest"]
+    if (user and re.search("@|%(25)*40", rest)) or re.match("/+[^/]*:[^/]*@", rest):
         raise LocationError(
             "a URL that may have a password with / in it",
             expected="in names and passwords %2F for /, and in paths %40 for @",
             got=f"{scheme}://…",
         )
     host = parts.netloc.rpartition("@")[2]
+    port = re.sub(r"\[.*?\]", "", host).partition(":")[2]
+    if not (port.isdecimal() or port[:1] in ("", ":")) or re.search(
+        "%(25)*(40|3A)", host, re.IGNORECASE
+    ):
+        raise LocationError(
+            "a URL with a port that is no number",
+            expected=f"{scheme}://HOST[:PORT]/PATH, with a credential in storage_options",
+            got=f"{scheme}://…",
+        )
     shown = f"{scheme}://{host}{parts.path}"
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
@@ -138,7 +161,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
     and is therefore not shown.
     """
     text = _text(path, f"{what}: not a path")
-    if (found := _SCHEME.match(text)) is not None and text.startswith("//", found.end() - 1):
+    if (found := _SCHEME.match(text)) is not None:
         raise LocationError(
             f"{what}: a URL",
             expected="a path of this machine",
@@ -166,15 +189,16 @@ def _text(path: str | os.PathLike[str], problem: str) -> str:
 
 def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
     """Raise `LocationError` for a URL that has lost a slash. Not shown: it may be signed."""
-    is_text = isinstance(path, str)
-    found = _SCHEME.match(text) if is_text else _SCHEME.search(text)
-    if found is not None:
-        scheme = found["scheme"].lower()
+    places = [0] if isinstance(path, str) else [0, *(m.end() for m in re.finditer("/", text))]
+    matches = ((at, match) for at in places if (match := _BROKEN.match(text, at)))
+    if found := [match for at, match in matches if not at or any(match.groups())]:
+        scheme = next((word for each in found for word in each.groups() if word), "scheme").lower()
         raise LocationError(
-            f"{'text' if is_text else 'a path object'} that looks like a URL with a slash missing",
+            f"{'text' if isinstance(path, str) else 'a path object'} that looks like a URL with a "
+            "slash missing, or with a credential",
             expected=f'the URL as text, "{scheme}://…"; for a folder with such a name its path as '
             'text that begins with "/" or "./"',
-            got=f"{scheme}:/…",
+            got=f"{scheme}:…",
         )
 
 
@@ -300,7 +324,7 @@ def _cleaned(said: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for name in _OPTIONS:
         if value := said.get(name):
-            text = re.sub(r"^(.*//)?[^/]*@", r"\1", str(value).partition("?")[0])
+            text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
             found[_ALIASES.get(name, name)] = text.rstrip("/")
     return found
 

@@ -24,7 +24,7 @@ from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.schema import Schema
-from seqrecord.text import counted, percent
+from seqrecord.text import counted, percent, shown_place
 from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size
 
@@ -329,7 +329,7 @@ class BenchReport:
         reading = f"{format_size(read)}, {read / self.seconds / 1e6:,.0f} MB/s"
         first, opened = f"{self.first_batch_seconds:.2f} s", f"{self.open_seconds:.2f} s"
         lines = [
-            f"{self.url}: {batches}, {clips} in {self.seconds:.1f} s",
+            f"{shown_place(self.url)}: {batches}, {clips} in {self.seconds:.1f} s",
             "",
             *self._steps(),
             "",

@@ -23,7 +23,7 @@ from seqrecord.reading.dataset import Dataset, DatasetLike, counted_dataset
 from seqrecord.storage import CachedStorage, Storage, StorageWrapper
 from seqrecord.storage.counting import Amount, Asked
 from seqrecord.storage.parallel import ParallelStorage
-from seqrecord.text import counted
+from seqrecord.text import counted, shown_place
 from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size, parse_size
 
@@ -133,7 +133,10 @@ class PlanReport:
             name = "each later epoch" if is_each else "second epoch"
             rows += [(name, self.later_epoch), ("all", self.total)]
         lines = [
-            f"{self.url}: {counted(self.settings['epochs'], 'epoch')} of {what}, {whose}",
+            (
+                f"{shown_place(self.url)}: {counted(self.settings['epochs'], 'epoch')} of {what}, "
+                f"{whose}"
+            ),
             "",
             f"  {'':<18}{'requests':>14}{'read':>14}{'frames decoded':>18}",
             *(

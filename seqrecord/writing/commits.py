@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, encode_inventories
 from seqrecord.format.manifest import (
+    CopiedFiles,
     IndexFile,
     Manifest,
     RecordFile,
     check_record_path,
 )
+from seqrecord.format.references import EXTERNALS
 from seqrecord.format.statistics_file import encode_statistics
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import (
@@ -67,6 +70,7 @@ class Version:
     statistics: IndexFile | None = None
     edits: tuple[IndexFile, ...] = ()
     inventory: IndexFile | None = None
+    copied: CopiedFiles | None = None
     removed: tuple[str, ...] = ()  # record files that nobody may recover from now on
 
 
@@ -122,6 +126,7 @@ def rebuilt(
         old.statistics if old and old.fingerprint == built.index.fingerprint() else None,
         edits,
         old.inventory if old else None,
+        old.copied if old else None,
     )
 
 
@@ -144,7 +149,11 @@ def appended(
     """
     version = Version(
         *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
-        *(manifest.splits, manifest.statistics, manifest.edits, manifest.inventory),
+        splits=manifest.splits,
+        statistics=manifest.statistics,
+        edits=manifest.edits,
+        inventory=manifest.inventory,
+        copied=manifest.copied,
     )
     if not complete_episodes(list(footers.items()), manifest.schema):
         return version
@@ -205,6 +214,7 @@ def put_version(
         statistics=version.statistics,
         edits=version.edits,
         inventory=version.inventory,
+        copied=version.copied,
         next_ordinal=version.next_ordinal,
         left_out=version.left_out,
         removed=tuple(dict.fromkeys((*removed, *version.removed))),
@@ -283,6 +293,11 @@ def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
         if base.manifest is not None:
             base = replace(base, manifest=replace(base.manifest, record_files=tuple(kept)))
     version = rebuilt(storage, base, footers, sizes)
+    if base.manifest is None:
+        # Nothing says from which files values were copied: of an index all are compared.
+        lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
+        if found := tuple(sorted(path.stem for path in lists if path.suffix == ".json")):
+            version = replace(version, copied=CopiedFiles(found))
     if base.manifest is None and version.edits:
         _logger.warning(
             "%s: without a manifest nothing tells which edits were committed; %s: %s%s",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -13,7 +12,6 @@ from typing import Any, cast
 
 from seqrecord.errors import (
     ClipError,
-    ConflictError,
     DestinationError,
     FormatError,
     SchemaError,
@@ -21,20 +19,21 @@ from seqrecord.errors import (
 )
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, LeftOut
-from seqrecord.format.manifest import Manifest
-from seqrecord.format.references import ExternalFile, ExternalList, list_path
+from seqrecord.format.manifest import CopiedFiles, Manifest
+from seqrecord.format.references import (
+    ExternalFile,
+)
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.meanings import check_meanings
 from seqrecord.processes.machine import usable_cores
-from seqrecord.reading.externals import trust
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
 from seqrecord.sources.file_types import explained
 from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.convert_jobs import (
     BadEpisode,
     Job,
@@ -48,6 +47,7 @@ from seqrecord.writing.convert_jobs import (
 )
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
+from seqrecord.writing.external_lists import put_copied, put_lists
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -63,7 +63,6 @@ from seqrecord.writing.stored_statistics import merged
 
 _logger = logging.getLogger("seqrecord")
 
-_FILES_OF_A_LIST = 10_000  # so that it does not become too large, however long their names are
 _MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
 
 
@@ -185,7 +184,12 @@ def convert(
             for note in _unknown_units(original, described, target.schema):
                 _logger.warning("%s: %s", target.storage.url, note)
                 inventory = replace(inventory, notes=(*inventory.notes, note))
-            externals = _put_lists(target.storage, source) if reference else {}
+            externals: dict[str, tuple[str, int]] = {}
+            copied: CopiedFiles | None = None
+            if reference:
+                files: dict[str, ExternalFile] = cast("Any", source).external_files()
+                externals = put_lists(target.storage, files)
+                copied = put_copied(target, source)
             todo = _todo(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)
@@ -208,9 +212,11 @@ def convert(
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            chosen = getattr(source, "features", None) or ()
-            check = partial(_check_values, requested=chosen, shown=target.storage.url)
-            return _report(target, episodes, todo, written, unlisted, known, inventory, check)
+            chosen = getattr(source, "features", None)  # of a user's own source it may be anything
+            requested = chosen if isinstance(chosen, list | tuple) else ()
+            check = partial(_check_values, requested=requested, shown=target.storage.url)
+            commit = partial(target.commit, check=check, copied=copied)
+            return _report(target, episodes, todo, written, unlisted, known, inventory, commit)
         except BaseException:
             target.remove_unused()
             raise
@@ -274,35 +280,6 @@ def _check_values(index: Index, *, requested: Collection[str], shown: str) -> No
                 got=f"none in {int(index.num_frames.sum()):,} frames",
             )
         _logger.warning("%s: feature %s has no value in any frame", shown, name)
-
-
-def _put_lists(storage: Storage, source: Any) -> dict[str, tuple[str, int]]:
-    """Lists of the files that a source's GOPs refer to, by their names for them: the id of a list
-    and a number in it. They are trusted: this user has made them."""
-    files: dict[str, ExternalFile] = source.external_files()
-    names = [*files]
-    found: dict[str, tuple[str, int]] = {}
-    for begin in range(0, len(names), _FILES_OF_A_LIST):
-        some = names[begin : begin + _FILES_OF_A_LIST]
-        each = ExternalList(tuple(files[name] for name in some))
-        for file in each.files:
-            if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
-                raise SourceError(
-                    "an original whose path is not UTF-8 cannot be read in place; rename it, or "
-                    "pack it with `seqrecord write --src`",
-                    file=f"{file.root}/{file.path}".rstrip("/"),
-                )
-        try:
-            ExternalList.parse(each.encode(), each.id)
-        except FormatError as error:  # nobody could read it
-            what = f"originals that cannot be referred to: {error.message}"
-            facts = {**error.facts(), "file": each.files[0].root}
-            raise SourceError(what, **facts) from error
-        with suppress(ConflictError):  # it is there already, as it is
-            storage.put(list_path(each.id), each.encode(), expected=None)
-        trust(each.id)
-        found |= {name: (each.id, number) for number, name in enumerate(some)}
-    return found
 
 
 def _schema_of(
@@ -377,7 +354,7 @@ def _report(
     unlisted: Sequence[BadEpisode],
     known: Statistics | None,
     inventory: Inventory,
-    check: Callable[[Index], None],
+    commit: Callable[..., Manifest],
 ) -> ConvertReport:
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = [episode for job in jobs for episode in job.bad]
@@ -403,7 +380,7 @@ def _report(
         inventory = replace(inventory, notes=(*inventory.notes, note))
     keys = {*target.finished, *written}
     return ConvertReport(
-        manifest=target.commit(keys, statistics, splits, inventory, check),
+        manifest=commit(keys, statistics, splits, inventory),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=every,

@@ -18,7 +18,7 @@ from seqrecord.errors import DestinationError, FormatError, NotFoundError, SeqRe
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, read_inventories
-from seqrecord.format.manifest import Manifest, check_record_path
+from seqrecord.format.manifest import CopiedFiles, Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.index_building import complete_episodes, conformed
 from seqrecord.reading.metadata import (
@@ -131,6 +131,11 @@ class Destination:
         found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
         self.recovered = {key: n for key, n in found.items() if key not in self.committed}
 
+    @property
+    def copied(self) -> CopiedFiles | None:
+        """The files from which values of the dataset as it was were copied."""
+        return self._base.manifest.copied if self._base.manifest else None
+
     @cached_property
     def finished(self) -> frozenset[str]:
         """The keys of all complete episodes."""
@@ -143,13 +148,15 @@ class Destination:
         splits: Mapping[str, str] | None = None,
         inventory: Inventory | None = None,
         check: Callable[[Index], None] = lambda _: None,
+        copied: CopiedFiles | None = None,
     ) -> Manifest:
         """Make all that has been written under this writer's id, and recovered, the dataset.
 
         `keys` are those of the episodes that must be in it, `statistics` those of what has been
         written under this id, `splits` names of splits by keys of episodes that come into one; of
         those that are in the dataset already nothing changes. `inventory` is added to the dataset's
-        inventories. `check` may refuse the new index. Raises `ConflictError` if another
+        inventories. `check` may refuse the new index. `copied` takes the place of the
+        dataset's. Raises `ConflictError` if another
         writer has committed since this one began, and `DestinationError` if an episode of `keys` is
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
         removed.
@@ -180,7 +187,7 @@ class Destination:
         # Record files that hold nothing but pieces of episodes that were given up: nobody may
         # recover them from this commit on, and nobody who has done so before can commit.
         unused = sorted(own.keys() - {file.path for file in version.record_files})
-        version = replace(version, removed=tuple(unused))
+        version = replace(version, removed=tuple(unused), copied=copied or version.copied)
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
             version = self._split(small, version, splits or {})

@@ -37,7 +37,7 @@ from seqrecord.format.manifest import MANIFEST
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.lerobot.dataset import has_all_files, index_tolerance
 from seqrecord.lerobot.marking import STORAGE_FORMAT
-from seqrecord.reading.externals import folder_of_home
+from seqrecord.reading.home import folder_of_home
 from seqrecord.sources.video_streams import TOLERANCE
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 

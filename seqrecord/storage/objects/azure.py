@@ -11,7 +11,6 @@ import hmac
 import importlib
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from seqrecord.storage.failures import is_busy
 from seqrecord.storage.objects.bucket import (
     Bucket,
     Names,
+    check_endpoint,
     check_token_endpoint,
     is_true,
     named,
@@ -283,7 +283,7 @@ def _settings(
     if "sas_token" in found:
         found["sas_token"] = found["sas_token"].removeprefix("?")
     if "endpoint" in found:
-        _check_endpoint(found["endpoint"])
+        check_endpoint(found["endpoint"], is_bare=True)
     return found
 
 
@@ -294,7 +294,7 @@ def _connection(text: str, shown: str) -> dict[str, str]:
         parts = _EMULATOR | parts
     account, endpoint = parts.get("accountname"), parts.get("blobendpoint")
     if endpoint is not None:
-        _check_endpoint(endpoint)
+        check_endpoint(endpoint, is_bare=True)
         url = urlsplit(endpoint)  # https://ACCOUNT.blob… or an emulator's http://HOST:PORT/ACCOUNT
         first = url.path.strip("/").partition("/")[0]
         account = account or first or (url.hostname or "").partition(".")[0]
@@ -333,14 +333,6 @@ def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
     for kind in [name for name in _KINDS if found.get(name)][1:]:
         del found[kind]
     return found
-
-
-def _check_endpoint(endpoint: str) -> None:
-    if re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", endpoint) is None:
-        raise LocationError(  # not shown: it may hold a SAS
-            "an endpoint that is not clear",
-            expected="https://HOST or http://HOST:PORT/ACCOUNT, without a query",
-        )
 
 
 class Blobfiles:

@@ -6,6 +6,7 @@ is a web server, which has none.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -55,12 +56,15 @@ class Bucket(ABC):
         shown = location.shown
         client_options, rest = split_client_options(options, shown)
         given = named(rest, cls.names, shown, prefix=cls.prefix)
+        config = cls.configured(given, named(environ, cls.environment), shown)
+        if endpoint := config.get(cls.endpoint_option):
+            check_endpoint(str(endpoint))
         bucket, _, root = location.root.strip("/").partition("/")
         return cls(
             bucket=bucket,
             root=root.strip("/"),
             shown=shown,
-            config=cls.configured(given, named(environ, cls.environment), shown),
+            config=config,
             client_options=client_options,
         )
 
@@ -206,6 +210,18 @@ def one_of(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> d
 
 def is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1", "yes")
+
+
+def check_endpoint(endpoint: str, *, is_bare: bool = False) -> None:
+    """Raise `LocationError` for what is no `https://[USER@]HOST[:PORT][/PATH][?QUERY]`; `is_bare`:
+    neither a user nor a query."""
+    user, query = ("", "") if is_bare else (r"([^/@?#\s\\]*@)?", r"(\?[^#\s]*)?")
+    host = r"(\[[0-9A-Fa-f:.]+\]|[^/@?#\s:\[\]\\%]+)(:\d{1,5})?"
+    if re.fullmatch(rf"https?://{user}{host}(/[^@?#\s\\]*)?{query}", endpoint, re.I) is None:
+        raise LocationError(  # not shown: it may hold a SAS or a password
+            "an endpoint that is not clear",
+            expected="https://HOST or http://HOST:PORT/ACCOUNT, without a query",
+        )
 
 
 def check_token_endpoint(endpoint: str | None, shown: str) -> None:

@@ -17,7 +17,13 @@ from urllib.parse import unquote
 from seqrecord.errors import AccessError, LocationError
 from seqrecord.lazy import is_installed
 from seqrecord.storage.base import Entry, FileInfo, check_path, too_large
-from seqrecord.storage.objects.bucket import Bucket, Names, named, split_client_options
+from seqrecord.storage.objects.bucket import (
+    Bucket,
+    Names,
+    check_endpoint,
+    named,
+    split_client_options,
+)
 from seqrecord.storage.objects.http import HttpFiles, Signer
 from seqrecord.storage.objects.hub_api import Hub
 from seqrecord.storage.objects.reader import ObstoreReader
@@ -75,10 +81,11 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
             )
     client_options, rest = split_client_options(rest, where.shown)
     given = named(rest, HubFolder.names, where.shown, prefix="hf_")
-    endpoint = given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT
+    endpoint = str(given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
+    check_endpoint(endpoint)
     retrier = settings.retrier()
     hub = Hub(
-        endpoint=str(endpoint).rstrip("/"),
+        endpoint=endpoint.rstrip("/"),
         repo=found["repo"],
         revision=unquote(found["revision"] or _MAIN),
         folder=check_path(unquote(found["folder"])) if found["folder"] else "",

@@ -232,6 +232,7 @@ class Hub:
         redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
         while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
+            self._retrier.heed(left, file=file)
             self._retrier.sleep(left, file=file)
         try:
             return request()
@@ -242,6 +243,7 @@ class Hub:
         if isinstance(failure, TransientError) and failure.retry_after:
             until = time.monotonic() + failure.retry_after
             _wait_until[gate] = max(until, _wait_until.get(gate, 0.0))
+            self._retrier.heed(failure.retry_after, file=file)
             failure.retry_after = None  # it is waited for here, before the next attempt
         raise failure
 

@@ -43,8 +43,8 @@ class ObstoreReader(RequestReader):
 
     `fallback` reads without obstore: in a forked child of a process that has used obstore, and in
     any process that has only looked so far, at less than 1 MiB of record files in all. So a process
-    that opens datasets before it forks its workers leaves them obstore. obstore does not
-    tell `Retry-After`.
+    that opens datasets before it forks its workers leaves them obstore. It also makes the attempt
+    after a refusal with an HTTP status, because obstore does not report `Retry-After`.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class ObstoreReader(RequestReader):
         self._fallback = fallback
         self._clients = Clients(partial(bucket.client, timeout), is_reread=bucket.is_reread)
         self._tags: dict[str, str] = {}
+        self._refused = set[str]()  # files of which the server refused the last read
         self._looked = 0  # bytes
         self._pages_below = _RECORDS
 
@@ -82,7 +83,12 @@ class ObstoreReader(RequestReader):
         if path in self._tags:
             options["if_match"] = self._tags[path]
         got = 0
-        answer = self._get(path, options)
+        try:
+            answer = self._get(path, options)
+        except TransientError as error:
+            if "HTTP status" in error.message:
+                self._refused.add(path)
+            raise
         if answer is not None:
             found = answer.meta.get("e_tag")
             if found and not found.startswith("W/"):  # of a weak one no server says that it matches
@@ -111,6 +117,9 @@ class ObstoreReader(RequestReader):
     def _fallback_for(self, path: str, nbytes: int) -> RequestReader | None:
         """The reader without obstore, where that is the one to use."""
         fallback = self._fallback
+        if path in self._refused:
+            self._refused.discard(path)
+            return fallback
         if fallback is None or (RUNTIME.is_wanted and not RUNTIME.lost):
             return None
         if RUNTIME.lost:

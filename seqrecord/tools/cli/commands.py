@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from seqrecord.clips.tables import ClipSpec
-from seqrecord.indexing.opening import open_dataset
+from seqrecord.indexing.opening import open_unchecked
 from seqrecord.indexing.opening import verify as verify_dataset
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
@@ -73,7 +73,7 @@ def info(
     clip = None
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
-    with open_dataset(path, features=features, storage_options=storage_options) as dataset:
+    with open_unchecked(path, features=features, storage_options=storage_options) as dataset:
         is_key = key is not None and key in dataset.contents.index.positions
         if episodes or (key is not None and not is_key and set(key) & set("*?[")):
             make_lines = _json_lines if as_json else listing_lines

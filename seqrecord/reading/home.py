@@ -1,0 +1,125 @@
+"""The folder of indexes of originals and of trusted lists: `SEQRECORD_HOME`.
+
+Several users may share it, and none of them reads what another one could have written. So a folder
+in it is used if it belongs to this user or root and nobody else can write it. Otherwise each user
+has an own folder: `NAME/UID`, or where that cannot be made `NAME-UID`, or else one in the user's
+folder of caches or the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from seqrecord.storage.local_upload import local_errors
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_logged: set[Path] = set()
+_logger = logging.getLogger("seqrecord")
+
+
+def home() -> Path:
+    """The folder in which this user's indexes of originals are kept, and which lists are trusted.
+
+    It is `SEQRECORD_HOME`, or `seqrecord` in the platform's folder of caches.
+    """
+    given = os.environ.get("SEQRECORD_HOME")
+    return Path(given or platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
+
+
+def is_private(path: Path) -> bool:
+    """Whether a file or folder is there, is this user's or root's, and nobody else can write it."""
+    try:
+        return not path.stat().st_mode & _OTHERS_WRITE and _is_own(path)
+    except OSError:
+        return False
+
+
+def make_private(path: Path) -> None:
+    """Take the right to write a file, or a folder and all files in it, from others."""
+    for each in (path, *path.rglob("*")):
+        each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
+
+
+@contextmanager
+def folder_of_home(name: str, prefix: str | None = None) -> Iterator[Path]:
+    """A private folder in `home`, made if none is there; with `prefix` its files and folders called
+    so are private too. What the system says of it in the block is a `StorageError`."""
+    with local_errors(str(home() / name), writing=True):
+        yield _private_folder(name, prefix)
+
+
+def trust(list_id: str) -> None:
+    """This user has made the list of this id: the files that it names may be opened."""
+    if not is_trusted(list_id):
+        with folder_of_home("trusted") as folder:
+            (folder / list_id).unlink(missing_ok=True)  # of another user
+            (folder / list_id).touch(mode=0o600)
+
+
+def is_trusted(list_id: str) -> bool:
+    """Whether this user, or root, has made the list."""
+    folders = (home() / "trusted", *_folders_of_user("trusted"))
+    return any(is_private(each) and _is_own(each / list_id) for each in folders)
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return {path.stat().st_uid, path.lstat().st_uid} <= {os.geteuid(), 0}
+    except OSError:
+        return False
+
+
+def _private_folder(name: str, prefix: str | None) -> Path:
+    shared = home() / name
+    try:
+        _make(shared)
+        if _is_usable(shared, prefix):
+            return shared
+    except PermissionError:
+        pass
+    for folder in _folders_of_user(name):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except PermissionError:
+            continue
+        if _is_usable(folder, None):
+            if folder not in _logged:
+                _logged.add(folder)
+                _logger.warning("%s: other users can write it; using %s", shared, folder)
+            return folder
+    raise PermissionError(13, "no folder of your own can be made here", str(shared))
+
+
+def _folders_of_user(name: str) -> list[Path]:
+    base, uid = home(), str(os.geteuid())
+    cache = platformdirs.user_cache_path("seqrecord", appauthor=False)
+    temporary = Path(tempfile.gettempdir()) / f"seqrecord-{uid}"
+    return [base / name / uid, base / f"{name}-{uid}", cache / name, temporary / name]
+
+
+def _make(folder: Path) -> None:
+    """A folder that others can write if they can write the one above, but not each other's."""
+    above = folder.parent
+    if not above.is_dir():
+        above.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if mode & _OTHERS_WRITE:
+            folder.chmod(mode | stat.S_ISVTX)
+
+
+def _is_usable(folder: Path, prefix: str | None) -> bool:
+    return (
+        is_private(folder)
+        and os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+        and (prefix is None or all(map(is_private, folder.glob(f"{prefix}[.-]*"))))
+    )

@@ -1,0 +1,106 @@
+"""Puts the lists of external files of an index, and compares them with those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import ConflictError, FormatError, SourceError
+from seqrecord.format.manifest import CopiedFiles
+from seqrecord.format.references import (
+    EXTERNALS,
+    MAX_LIST_BYTES,
+    ExternalFile,
+    ExternalList,
+    Sample,
+    list_path,
+)
+from seqrecord.reading.home import trust
+from seqrecord.sources.references import copied_files, samples_of
+from seqrecord.storage import Storage
+from seqrecord.storage.url import without_commit
+from seqrecord.writing.destination import Destination
+
+_FILES_OF_A_LIST = 10_000  # so that it does not become too large, however long their names are
+
+
+def put_copied(target: Destination, source: Any) -> CopiedFiles:
+    """Put lists of the files from which a source's values are copied.
+
+    Those of the dataset that is appended to stay, if they are of other originals. `SourceError`
+    for a file that has changed since, or since an interrupted run: the values that are there would
+    be stale.
+    """
+    files, content = copied_files(source), ""
+    now = {(without_commit(f.root), f.path): f for f in files.values()}
+    roots = {root for root, _ in now}
+    kept: list[str] = []
+    before, is_same = target.copied, False
+    lists: Sequence[str] = ()
+    if before is not None:
+        if hasattr(source, "content") and before.content:
+            with suppress(ValueError):  # of another source
+                is_same = source.content(before.content) == before.content
+        lists = before.lists
+    elif target.recovered:  # of an interrupted run
+        lists = [Path(file.path).stem for file in target.storage.files(EXTERNALS)]
+    for list_id in lists:
+        known = ExternalList.parse(
+            target.storage.read_whole(list_path(list_id), MAX_LIST_BYTES)[0], list_id
+        )
+        if before and roots.isdisjoint(without_commit(file.root) for file in known.files):
+            kept.append(list_id)
+            continue
+        for file in () if is_same else known.files:
+            there = now.get((without_commit(file.root), file.path))
+            if there is None and before is None:  # referred to, and checked when it is read
+                continue
+            if there is None or (there.size, there.identity) != (file.size, file.identity):
+                raise SourceError(
+                    "a file of the original has changed since its values were copied, so "
+                    "nothing can be appended; index it again, into another folder: "
+                    "`seqrecord index SRC -o DST`",
+                    file=f"{file.root}/{file.path}",
+                    expected=f"{file.size} bytes, {file.identity}",
+                    got=there and f"{there.size} bytes, {there.identity}",
+                )
+    if not kept and hasattr(source, "content"):
+        content = str(source.content())
+    new = dict.fromkeys(list_id for list_id, _ in put_lists(target.storage, files).values())
+    return CopiedFiles((*kept, *new), content)
+
+
+def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, tuple[str, int]]:
+    """Put lists of the files that a source's GOPs refer to, by their names for them: the id of a
+    list and a number in it. They are trusted: this user has made them."""
+    samples = samples_of(files)
+    names = [*files]
+    found: dict[str, tuple[str, int]] = {}
+    for begin in range(0, len(names), _FILES_OF_A_LIST):
+        some = names[begin : begin + _FILES_OF_A_LIST]
+        drawn = (
+            Sample(number, *each)
+            for number, name in enumerate(some)
+            for each in samples.get(name, ())
+        )
+        each = ExternalList(tuple(files[name] for name in some), tuple(drawn))
+        for file in each.files:
+            if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
+                raise SourceError(
+                    "an original whose path is not UTF-8 cannot be read in place; rename it, or "
+                    "pack it with `seqrecord write --src`",
+                    file=f"{file.root}/{file.path}".rstrip("/"),
+                )
+        try:
+            ExternalList.parse(each.encode(), each.id)
+        except FormatError as error:  # nobody could read it
+            what = f"originals that cannot be referred to: {error.message}"
+            facts = {**error.facts(), "file": each.files[0].root}
+            raise SourceError(what, **facts) from error
+        with suppress(ConflictError):  # it is there already, as it is
+            storage.put(list_path(each.id), each.encode(), expected=None)
+        trust(each.id)
+        found |= {name: (each.id, number) for number, name in enumerate(some)}
+    return found

@@ -1,0 +1,555 @@
+"""Originals that change after they were indexed, move, or are mixed up: never a stale value."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import seqrecord
+from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, StorageError
+from seqrecord.indexing.originals import index_source
+from seqrecord.lerobot import LeRobotDataset
+from seqrecord.reading.dataset import open_packed
+from seqrecord.sources import open_source
+from tests.command_line import fail, run
+from tests.gcs_stub import GcsStub
+from tests.in_place_cases import frames_of
+from tests.lerobot_stand_in import install
+from tests.lerobot_video_data import unpack
+from tests.test_indexing_files import folders, tartanair, webdataset
+from tests.test_sources_lerobot import column, rewrite
+from tests.torch_process import run_code
+from tests.video_file_data import pictures, write_video
+
+ACTION = "observation.state"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def lerobot(root: Path) -> Path:
+    return unpack(root, "lerobot_video_v3")
+
+
+def hdf5(root: Path) -> Path:
+    import h5py
+
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("a", "b"):
+        with h5py.File(root / f"{name}.hdf5", "w") as file:
+            file["observations/images/top"] = np.zeros((4, 48, 64, 3), np.uint8)
+            file["observations/qpos"] = np.zeros((4, 3), np.float32)
+            file["action"] = np.zeros((4, 3), np.float32)
+    return root
+
+
+def change_table(root: Path) -> Path:
+    [path] = root.glob("data/*/*.parquet")
+    rewrite(path, column(ACTION, lambda values: [[v + 1 for v in row] for row in values]))
+    return path
+
+
+def change_text(root: Path) -> Path:
+    path = next(root.rglob("pose_left.txt"))
+    path.write_text(path.read_text().replace("0.", "1."))
+    return path
+
+
+def change_array(root: Path) -> Path:
+    path = root / "a" / "action.npy"
+    np.save(path, np.load(path) + 1)
+    return path
+
+
+def change_small_frame(root: Path) -> Path:
+    path = root / "b" / "state" / "3.npy"
+    np.save(path, np.load(path) + 1)
+    return path
+
+
+def touch(pattern: str) -> Callable[[Path], Path]:
+    def change(root: Path) -> Path:
+        path = next(root.rglob(pattern))
+        os.utime(path, ns=(1, 1))
+        return path
+
+    return change
+
+
+ORIGINALS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path], dict[str, Any]]] = {
+    "lerobot rows": (lerobot, change_table, {}),
+    "lerobot meta": (lerobot, touch("tasks.parquet"), {}),
+    "tartanair poses": (tartanair, change_text, {}),
+    "folders array": (folders, change_array, {"sparse": "mask"}),
+    "folders small frames": (folders, change_small_frame, {"sparse": "mask"}),
+    "webdataset": (webdataset, touch("a.tar"), {"sparse": "mask"}),
+    "hdf5": (hdf5, touch("b.hdf5"), {}),
+}
+
+
+def values(dataset: seqrecord.Dataset) -> Any:
+    return [episode[:][ACTION] for episode in dataset.episodes.values()]
+
+
+def again(index: Path) -> Path:
+    """The same index at another place: this process has looked at that one's originals already."""
+    number = len([*index.parent.glob(f"{index.name}-again-*")])
+    return shutil.copytree(index, index.with_name(f"{index.name}-again-{number}"))
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+@pytest.mark.parametrize("checksums", [False, True])
+def test_an_index_whose_copied_values_are_stale_is_refused(
+    name: str, tmp_path: Path, *, checksums: bool
+) -> None:
+    make, change, options = ORIGINALS[name]
+    root, index = make(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root, **options), index, checksums=checksums, workers=1)
+    seqrecord.open(index).close()
+    assert seqrecord.verify(index).ok
+    changed = change(root)
+    index = again(index)
+    with pytest.raises(StorageError, match="`seqrecord index SRC -o DST`") as caught:
+        seqrecord.open(index)
+    assert caught.value.file == str(changed)
+    assert any(each.file == str(changed) for each in seqrecord.verify(index).problems)
+    run("info", index)  # which reads no values
+    pickled = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(pickled, SeqRecordError)
+
+
+@pytest.mark.parametrize("name", ["lerobot rows", "folders array", "tartanair poses"])
+def test_an_index_whose_copied_files_are_gone_is_refused(name: str, tmp_path: Path) -> None:
+    make, change, options = ORIGINALS[name]
+    root, index = make(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root, **options), index, workers=1)
+    path = change(root)
+    path.unlink()
+    index = again(index)
+    with pytest.raises(NotFoundError, match="is gone"):
+        seqrecord.open(index)
+
+
+def test_an_original_whose_rows_change_is_indexed_anew(tmp_path: Path) -> None:
+    root = lerobot(tmp_path)
+    with seqrecord.open(root) as dataset:
+        before = values(dataset)
+    change_table(root)
+    with seqrecord.open(root) as dataset:
+        np.testing.assert_equal(values(dataset), [rows + 1 for rows in before])
+    assert seqrecord.verify(root).ok
+
+
+def test_the_class_of_lerobot_sees_rows_that_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    root = lerobot(tmp_path)
+    before = LeRobotDataset("a/b", root=root)[0][ACTION].numpy()
+    change_table(root)
+    np.testing.assert_equal(LeRobotDataset("a/b", root=root)[0][ACTION].numpy(), before + 1)
+
+
+def test_commands_refuse_a_stale_index(tmp_path: Path) -> None:
+    root = lerobot(tmp_path / "original")
+    run("index", root, "-o", tmp_path / "index", "--quiet")
+    change_table(root)
+    assert "has changed since it was indexed" in fail("stats", tmp_path / "index")
+    index = again(tmp_path / "index")
+    assert "index it again" in fail("write", "--src", index, "--dst", tmp_path / "x")
+
+
+def test_nothing_is_appended_to_stale_values(tmp_path: Path) -> None:
+    root, index = folders(tmp_path / "original"), tmp_path / "index"
+    source = open_source(root, sparse="mask")
+    index_source(source, index, workers=1)
+    shutil.copytree(root / "a", root / "c", copy_function=shutil.copy2)
+    index_source(open_source(root, sparse="mask"), index, workers=1, append=True)
+    assert len(seqrecord.open(index).episodes) == 3
+    path = change_array(root)
+    shutil.copytree(root / "b", root / "d", copy_function=shutil.copy2)
+    with pytest.raises(SeqRecordError, match="nothing can be appended") as caught:
+        index_source(open_source(root, sparse="mask"), index, workers=1, append=True)
+    assert caught.value.file == str(path)
+
+
+def test_an_append_takes_the_place_of_what_was_known_of_the_same_files(tmp_path: Path) -> None:
+    """Episodes of LeRobot come with new metadata; those that are there are as they were."""
+    root, index = unpack(tmp_path / "original", "lerobot_video_v21"), tmp_path / "index"
+    paths = (root / "meta/episodes.jsonl", root / "meta/info.json")
+    before = [path.read_text() for path in paths]
+    paths[0].write_text("\n".join(before[0].splitlines()[:-1]))
+    two = {"total_episodes": 2, "total_frames": 9, "splits": {"train": "0:2"}}
+    paths[1].write_text(json.dumps(json.loads(before[1]) | two))
+    index_source(open_source(root), index, workers=1)
+    for path, text in zip(paths, before, strict=True):
+        path.write_text(text)
+    index_source(open_source(root), index, workers=1, append=True)
+    index = again(index)
+    assert len(seqrecord.open(index).episodes) == 3
+
+
+def two_indexes(tmp_path: Path) -> list[Path]:
+    """Of two originals whose files have equal paths and sizes, and the merged one."""
+    roots = []
+    for name in "ab":
+        root = tmp_path / name / "original"
+        root.mkdir(parents=True)
+        for number in range(6):
+            folder = root / "run" / "depth"
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(folder / f"{number}.npy", np.full((40, 50), number + 100 * ord(name), "<f4"))
+        index_source(open_source(root), tmp_path / f"index-{name}", workers=1)
+        roots.append(root)
+    seqrecord.edit.rename_episodes(tmp_path / "index-b", {"run": "other"})
+    seqrecord.edit.merge_datasets([tmp_path / "index-a", tmp_path / "index-b"], tmp_path / "both")
+    return roots
+
+
+def test_originals_of_several_roots_need_a_place_for_each(tmp_path: Path) -> None:
+    one, two = two_indexes(tmp_path)
+    both = tmp_path / "both"
+    with seqrecord.open(both) as dataset:
+        assert dataset.episodes["other"][0]["depth"][0, 0] == 100 * ord("b")
+    moved = [root.rename(tmp_path / f"moved-{root.parent.name}") for root in (one, two)]
+    for single in (moved[0], str(moved[0])):
+        with pytest.raises(ClipError, match=r"several originals.*as a dict") as caught:
+            seqrecord.open(both, originals=single)
+        assert str(one) in str(caught.value.expected)
+    swapped = {str(one): moved[1], str(two): moved[0]}
+    with pytest.raises(StorageError, match="another file than the one that was indexed"):
+        seqrecord.open(both, originals=swapped)
+    with seqrecord.open(both, originals={str(one): moved[0], str(two): moved[1]}) as dataset:
+        assert dataset.episodes["run"][0]["depth"][0, 0] == 100 * ord("a")
+        assert dataset.episodes["other"][0]["depth"][0, 0] == 100 * ord("b")
+    with pytest.raises(ClipError, match="does not refer to"):
+        seqrecord.open(both, originals={"/elsewhere": moved[0]})
+
+
+@pytest.mark.parametrize("kind", ["lerobot", "webdataset", "hdf5", "folders"])
+def test_a_moved_original_is_the_same_one(kind: str, tmp_path: Path) -> None:
+    make: Callable[[Path], Path] = globals()[kind]
+    options: dict[str, Any] = {"sparse": "mask"} if kind in ("webdataset", "folders") else {}
+    root, index = make(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root, **options), index, workers=1)
+    with seqrecord.open(index) as dataset:
+        before = frames_of(dataset)
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)  # with other times
+    shutil.rmtree(root)
+    with seqrecord.open(index, originals=copy) as dataset:
+        np.testing.assert_equal(frames_of(dataset), before)
+    large = max(
+        (path for path in copy.rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
+    )
+    data = large.read_bytes()
+    large.write_bytes(data[:-1])
+    index = again(index)
+    with pytest.raises(StorageError):
+        seqrecord.open(index, originals=copy)
+    large.write_bytes(bytes(byte ^ 1 for byte in data))  # of the same size
+    index = again(index)
+    with pytest.raises(StorageError, match="another file than the one that was indexed"):
+        seqrecord.open(index, originals=copy)
+
+
+def test_a_file_that_changes_while_it_is_open(tmp_path: Path) -> None:
+    """Overwritten in place, by another video of the same size or another one."""
+    root = tmp_path / "videos"
+    root.mkdir()
+    path = write_video(root / "a.mp4", pictures(60), options={"g": "5"})
+    with seqrecord.open(root) as dataset:
+        episode = dataset.episodes["a"]
+        first = episode[0]["image"]
+        other = write_video(tmp_path / "other.mp4", pictures(60, 99), options={"g": "5"})
+        path.write_bytes(other.read_bytes())
+        with pytest.raises(StorageError, match="changed") as caught:
+            _ = episode[30]
+        assert caught.value.file == str(path)
+    assert first.dtype == np.uint8
+
+
+def test_an_image_that_changes_while_it_is_open(tmp_path: Path) -> None:
+    root, index = folders(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root, sparse="mask"), index, workers=1)
+    with seqrecord.open(index) as dataset:
+        _ = dataset.episodes["a"][0]
+        np.save(root / "a/depth/1.npy", np.zeros((40, 50), ">f4"))
+        with pytest.raises(StorageError, match="changed") as caught:
+            _ = dataset.episodes["a"][1]
+        assert caught.value.file == str(root / "a/depth/1.npy")
+
+
+def test_workers_do_not_look_again(tmp_path: Path) -> None:
+    """Each file is looked at once, when the index is opened: not by each worker."""
+    root, index = lerobot(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root), index, workers=1)
+    pipe = seqrecord.SeqRecordPipe(index, clip_len=1, features=[ACTION])
+    change_table(root)
+    again = pickle.loads(pickle.dumps(pipe))
+    assert len(list(again)) == len(pipe)
+    code = f"""
+import seqrecord
+seqrecord.SeqRecordPipe({str(index)!r}, clip_len=1)
+"""
+    assert "has changed since it was indexed" in run_code(code).stderr
+
+
+def test_values_are_those_of_the_table(tmp_path: Path) -> None:
+    """The fixture's own check: a change of the table is a change of values."""
+    root = lerobot(tmp_path)
+    [path] = root.glob("data/*/*.parquet")
+    before = pq.read_table(path)[ACTION].to_pylist()
+    change_table(root)
+    assert pq.read_table(path)[ACTION].to_pylist() != before
+
+
+def test_an_index_without_a_manifest_is_compared_too(tmp_path: Path) -> None:
+    root, index = lerobot(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root), index, workers=1)
+    (index / "manifest.json").unlink()
+    seqrecord.reindex(index)
+    seqrecord.open(index).close()
+    change_table(root)
+    with pytest.raises(StorageError, match="has changed"):
+        seqrecord.open(index)
+
+
+def test_a_resume_does_not_keep_stale_values(tmp_path: Path) -> None:
+    root, index = folders(tmp_path / "original"), tmp_path / "index"
+    last = sorted((root / "b" / "rgb").iterdir())[-1]
+    data = last.read_bytes()
+    last.write_bytes(b"")
+
+    def convert(mode: Any) -> None:
+        source: Any = open_source(root, sparse="mask")
+        seqrecord.convert(source.referring(), index, workers=1, reference=True, mode=mode)
+
+    with pytest.raises(SeqRecordError):
+        convert("create")
+    last.write_bytes(data)
+    path = change_array(root)
+    with pytest.raises(SeqRecordError, match="has changed since its values were copied") as caught:
+        convert("resume")
+    assert caught.value.file == str(path)
+
+
+def test_edits_and_merges_keep_what_is_compared(tmp_path: Path) -> None:
+    root, index = lerobot(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root), index, workers=1)
+    seqrecord.edit.rename_episodes(index, {next(iter(seqrecord.open(index).episodes)): "other"})
+    with seqrecord.open(index) as dataset:  # then nothing is referred to any more
+        videos = [name for name, spec in dataset.features.items() if spec.is_video]
+    seqrecord.edit.drop_features(index, ["timestamp", *videos])
+    seqrecord.edit.clean(index, older_than=-1e3)
+    seqrecord.edit.merge_datasets([index], tmp_path / "merged")
+    change_table(root)
+    for place in (index, tmp_path / "merged"):
+        with pytest.raises(StorageError, match="has changed"):
+            seqrecord.open(place)
+        assert not seqrecord.verify(place).ok
+        seqrecord.summarize(place)
+
+
+def test_an_original_in_a_bucket(tmp_path: Path, gcs: GcsStub) -> None:
+    pytest.importorskip("obstore", reason="pip install obstore")
+    bucket, options = gcs.new_bucket(), gcs.options()
+    root = lerobot(tmp_path / "original")
+
+    def put(path: Path) -> None:
+        gcs.put(bucket, f"set/{path.relative_to(root).as_posix()}", path.read_bytes())
+
+    for path in filter(Path.is_file, root.rglob("*.*")):
+        put(path)
+    url, index = f"gs://{bucket}/set", tmp_path / "index"
+    index_source(open_source(url, storage_options=options), index, workers=1)
+    external: dict[str, Any] = {"external_options": {"storage_options": options}}
+    with seqrecord.open(url, storage_options=options) as dataset:
+        before = values(dataset)
+    open_packed(index, **external).close()
+    gcs.asked.clear()
+    open_packed(index, **external).close()
+    assert not gcs.asked, "once per process"
+    path = change_table(root)
+    put(path)
+    index = again(index)
+    with pytest.raises(StorageError, match="has changed") as caught:
+        open_packed(index, **external)
+    assert str(caught.value.file).endswith(path.name)
+    assert not [each for each in gcs.asked if each.startswith("HEAD") and "set/" in each]
+    with seqrecord.open(url, storage_options=options) as dataset:
+        np.testing.assert_equal(values(dataset), [rows + 1 for rows in before])
+
+
+def test_reopening_in_one_process_compares_again(tmp_path: Path) -> None:
+    root, index = folders(tmp_path / "original"), tmp_path / "index"
+    index_source(open_source(root, sparse="mask"), index, workers=1)
+    (root / "a" / "README.md").write_text("new")
+    seqrecord.open(index).close()
+    path = change_array(root)
+    with pytest.raises(StorageError, match="has changed") as caught:
+        seqrecord.open(index)
+    assert caught.value.file == str(path)
+
+
+# --- a home that several users share ------------------------------------------------------------
+
+
+def as_user(uid: int, work: Callable[[], str]) -> str:
+    """What `work` gives in a process of this user."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        text = ""
+        try:
+            os.close(read)
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            text = work()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(write, text.encode())
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def index_of(root: Path) -> str:
+    with seqrecord.open(root) as dataset:
+        assert len(dataset.episodes["a"][:]["image"]) == 3
+        return dataset.url
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as other users")
+
+
+@pytest.fixture
+def shared(home: Path) -> Path:
+    """A video that all can read; above it and above the home all can go through folders."""
+    for folder in (home.parent, *home.parent.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    return write_video(home.parent / "a.mp4", pictures(3))
+
+
+@needs_root
+def test_users_of_one_home_have_indexes_of_their_own(home: Path, shared: Path) -> None:
+    home.mkdir()
+    home.chmod(0o777)
+    urls = [as_user(uid, lambda: index_of(shared)) for uid in (4001, 4002, 4001)]
+    assert [Path(url).parent for url in urls] == [
+        home / "indexes" / str(uid) for uid in (4001, 4002, 4001)
+    ]
+    assert urls[0] == urls[2], "found again"
+    assert Path(index_of(shared)).parent == home / "indexes" / "0"
+
+
+@needs_root
+def test_the_home_of_another_user_is_not_needed(home: Path, shared: Path) -> None:
+    home.mkdir()
+    os.chown(home, 4001, 4001)
+    Path(tempfile.gettempdir()).chmod(0o1777)
+    mine = as_user(4001, lambda: index_of(shared))
+    assert Path(mine).parent == home / "indexes"
+    theirs = as_user(4002, lambda: index_of(shared))
+    assert Path(theirs).name.startswith(Path(mine).name.partition("-")[0])
+    assert home not in Path(theirs).parents
+    shutil.rmtree(Path(theirs).parents[1])
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["all", "files", "mode"])
+def test_an_index_that_others_may_have_made_is_not_used(
+    what: str, home: Path, shared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = index_of(shared)
+    indexes = home / "indexes"
+    if what == "mode":
+        indexes.chmod(0o777)
+    else:
+        for path in (*indexes.rglob("*"), *([indexes] if what == "all" else [])):
+            os.chown(path, 4001, 4001)
+    other = index_of(shared)
+    assert Path(other).parent == indexes / "0"
+    assert other != first
+    assert str(indexes / "0") in caplog.text
+    assert index_of(shared) == other, "found again"
+
+
+@needs_root
+def test_an_index_that_root_has_made_is_used(home: Path, shared: Path) -> None:
+    made = index_of(shared)
+    for folder in (home, home / "indexes", home / "trusted", *Path(made).rglob("*"), Path(made)):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    for path in home.rglob("*"):
+        path.chmod(path.stat().st_mode | 0o044)
+    assert as_user(4001, lambda: index_of(shared)) == made
+
+
+@needs_root
+def test_a_list_that_another_user_trusts_is_not_trusted(home: Path, shared: Path) -> None:
+    index = home.parent / "index"
+    index_source(open_source(shared), index, workers=1)
+    for path in (home / "trusted").iterdir():
+        os.chown(path, 4001, 4001)
+    with pytest.raises(StorageError, match="not indexed by you"):
+        seqrecord.open(index).episodes["a"][0]
+
+
+def test_an_index_of_a_user_with_a_wide_umask_is_found_again(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = write_video(tmp_path / "a.mp4", pictures(3))
+        assert index_of(path) == index_of(path)
+    finally:
+        os.umask(before)
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def test_messages_name_the_original_and_not_its_index(tmp_path: Path, home: Path) -> None:
+    root = tmp_path / "videos"
+    root.mkdir()
+    write_video(root / "a.mp4", pictures(3))
+    with seqrecord.open(root) as dataset:
+        index = Path(dataset.url)
+        errors = list[SeqRecordError]()
+        for work in (
+            lambda: seqrecord.open(root, features=["nothing"]),
+            lambda: dataset.episodes["b"],
+            lambda: seqrecord.SeqRecordPipe(root, clip_len=9),
+            lambda: pickle.loads(pickle.dumps(dataset)).select(["nothing"]),
+        ):
+            with pytest.raises(SeqRecordError) as caught:
+                work()
+            errors.append(caught.value)
+        shown = [*map(str, errors), repr(dataset), repr(dataset.episodes)]
+        shown.append(str(run("info", root).output))
+    [path] = (index / "records").iterdir()
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 50)
+    shown.append(str(seqrecord.verify(root)))
+    shown += map(str, seqrecord.verify(root).problems)
+    assert len(shown) > 8
+    for text in shown:
+        assert str(root) in text
+        assert str(index) not in text

@@ -1,0 +1,248 @@
+"""Open files: few at a time, whatever the limit on descriptors and the number of datasets."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordMix, SeqRecordStream, SeqRecordWriter
+from seqrecord.errors import StorageError
+from seqrecord.storage import CachedStorage, LocalStorage, Storage
+from seqrecord.storage.mounts import MountStorage
+from seqrecord.storage.ranges import ByteRange
+from tests.video_file_data import pictures, write_video
+
+
+@contextmanager
+def limit(descriptors: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def few_free(descriptors: int) -> Iterator[None]:
+    """So many free descriptors; the others are in use."""
+    with ExitStack() as stack:
+        stack.enter_context(limit(512))
+        used: list[Any] = []
+        with suppress(OSError):
+            while True:
+                used.append(stack.enter_context(open(os.devnull, "rb")))  # noqa: PTH123
+        for file in used[-descriptors:]:
+            file.close()
+        yield
+
+
+def open_below(folder: Path) -> list[str]:
+    gc.collect()
+    links = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+    return [link for link in links if link.startswith(str(folder))]
+
+
+def first_bytes(storage: Storage, names: list[str]) -> list[bytes]:
+    found = []
+    for name in names:
+        buffer = bytearray(4)
+        storage.read_ranges(name, [ByteRange(0, 4)], [memoryview(buffer)])
+        found.append(bytes(buffer))
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, list[str]]:
+    """A folder of 100 files, each with its number as text."""
+    (tmp_path / "files").mkdir()
+    names = [f"{number:04}" for number in range(100)]
+    for name in names:
+        (tmp_path / "files" / name).write_text(name)
+    return tmp_path / "files", names
+
+
+def packed(folder: Path) -> str:
+    with SeqRecordWriter(folder, record_bytes="1KiB", chunk_frames=6) as writer:
+        for number in range(30):
+            with writer.episode(f"{number}") as episode:
+                for step in range(6):
+                    episode.append({"image": np.full((8, 8, 3), step, np.uint8)})
+    return str(folder)
+
+
+def in_place(folder: Path) -> str:
+    folder.mkdir(parents=True)
+    first = write_video(folder / "first.mp4", pictures(6))
+    for number in range(12):
+        (folder / f"{number:02}.mp4").write_bytes(first.read_bytes())
+    return str(folder)
+
+
+@pytest.mark.parametrize(("make", "is_mount"), [(packed, False), (packed, True), (in_place, False)])
+def test_a_mix_has_fewer_open_files_than_its_sources(
+    make: Callable[[Path], str], is_mount: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    options: dict[str, Any] = {"storage_options": {"mount": True}} if is_mount else {}
+    datasets = [seqrecord.open(make(tmp_path / f"data/{i}"), **options) for i in range(4)]
+    sources = {str(i): SeqRecordStream(data, clip_len=2) for i, data in enumerate(datasets)}
+    mix = SeqRecordMix(sources, batch_size=4)
+    with limit(80):
+        for epoch in range(3):
+            mix.set_epoch(epoch)
+            assert len(list(mix)) > 10
+            assert len(open_below(tmp_path / "data")) <= 40
+
+
+STORAGES: list[Callable[[Path], Storage]] = [LocalStorage, MountStorage]
+
+
+@pytest.mark.parametrize("make", STORAGES)
+def test_the_limit_is_of_all_storages_together(
+    make: Callable[[Path], Storage], files: tuple[Path, list[str]]
+) -> None:
+    folder, names = files
+    with limit(100):
+        storages = [make(folder) for _ in range(3)]
+        for storage in storages:
+            assert first_bytes(storage, names) == [name.encode() for name in names]
+        assert 10 < len(open_below(folder)) <= 50
+    with limit(60):  # a changed limit counts from the next open on
+        assert first_bytes(storages[0], names[:1]) == [b"0000"]
+        assert len(open_below(folder)) <= 30
+    for storage in storages:
+        storage.close()
+    assert open_below(folder) == []
+
+
+@pytest.mark.parametrize("make", STORAGES)
+def test_the_least_recently_used_file_is_closed(
+    make: Callable[[Path], Storage], files: tuple[Path, list[str]]
+) -> None:
+    folder, names = files
+    storage = make(folder)
+    with limit(80):
+        for name in names:
+            first_bytes(storage, ["0000", name])
+    assert str(folder / "0000") in open_below(folder)
+    assert str(folder / "0001") not in open_below(folder)
+    storage.close()
+
+
+@pytest.mark.parametrize("make", STORAGES)
+def test_a_lack_of_descriptors_closes_files(
+    make: Callable[[Path], Storage], files: tuple[Path, list[str]]
+) -> None:
+    """Others have used them; the limit is far away."""
+    folder, names = files
+    storage = make(folder)
+    with few_free(20):
+        assert first_bytes(storage, names) == [name.encode() for name in names]
+    storage.close()
+
+
+def test_other_opens_get_the_descriptors_of_open_files(
+    files: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    folder, names = files
+    storage = LocalStorage(folder)
+    other = LocalStorage(tmp_path / "other")
+    with few_free(8):
+        first_bytes(storage, names)
+        other.put("small", b"data", expected=None)
+        first_bytes(storage, names)
+        upload = other.create("records/large")
+        first_bytes(storage, names)
+        upload.write(b"bytes")
+        upload.commit()
+        first_bytes(storage, names)
+        assert [each.path for each in other.files("records")] == ["records/large"]
+        first_bytes(storage, names)
+        cached = CachedStorage(storage, tmp_path / "cache", "1MiB")
+        assert first_bytes(cached, names) == [name.encode() for name in names]
+        assert first_bytes(cached, names) == [name.encode() for name in names]
+        dataset = seqrecord.open(packed(tmp_path / "packed"))
+        first_bytes(storage, names)
+        assert dataset.episodes["7"][5]["image"][0, 0, 0] == 5
+    for each in (storage, other, dataset):
+        each.close()
+    assert open_below(tmp_path) == []
+
+
+def test_without_any_descriptor_the_error_names_the_limit(files: tuple[Path, list[str]]) -> None:
+    storage = LocalStorage(files[0])
+    with few_free(1):
+        taken = os.open(os.devnull, os.O_RDONLY)
+        with pytest.raises(StorageError, match=r"too many open files.*ulimit -n") as caught:
+            first_bytes(storage, ["0001"])
+        os.close(taken)
+        assert first_bytes(storage, ["0001"]) == [b"0001"]
+    assert "0001" in str(caught.value)
+
+
+def test_a_file_is_not_closed_under_a_reader(files: tuple[Path, list[str]]) -> None:
+    folder, names = files
+    storage = LocalStorage(folder)
+    wrong: list[Any] = []
+
+    def read(mine: list[str]) -> None:
+        try:
+            for _ in range(5):
+                assert first_bytes(storage, mine) == [name.encode() for name in mine]
+        except Exception as error:
+            wrong.append(error)
+
+    with limit(70):
+        threads = [threading.Thread(target=read, args=(names[i::4] * 2,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    storage.close()
+    assert wrong == []
+    assert open_below(folder) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_closes_only_its_own(files: tuple[Path, list[str]]) -> None:
+    folder, names = files
+    storage = LocalStorage(folder)
+    first_bytes(storage, names[:20])
+    before = sorted(open_below(folder))
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            with limit(40):
+                found = first_bytes(storage, names)
+                status = 0 if found == [name.encode() for name in names] else 2
+                storage.close()
+                status = status or (3 if open_below(folder) else 0)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sorted(open_below(folder)) == before
+    assert first_bytes(storage, names[:20]) == [name.encode() for name in names[:20]]
+    storage.close()
+
+
+def test_a_dropped_storage_leaves_no_open_file(files: tuple[Path, list[str]]) -> None:
+    folder, names = files
+    storages: list[Storage] = [LocalStorage(folder), MountStorage(folder)]
+    for storage in storages:
+        first_bytes(storage, names[:10])
+    assert len(open_below(folder)) == 20
+    del storage
+    storages.clear()
+    assert open_below(folder) == []
