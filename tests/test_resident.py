@@ -358,3 +358,29 @@ def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
     for decoded in (12, 0):
         list(pipe)
         assert pipe.stats()["frames_decoded"] == decoded
+
+
+@pytest.mark.parametrize("given", [{}, {"frame_transform": scaled}], ids=["plain", "scaled"])
+@pytest.mark.parametrize("windows", [None, {"image": [0], "id": range(3)}], ids=str)
+def test_the_map_style_class_decodes_once(
+    path: Path, given: dict[str, Any], windows: dict[str, Any] | None
+) -> None:
+    def make(**options: Any) -> seqrecord.SeqRecordDataset:
+        if given:
+            options["deterministic_transform"] = True
+        wanted = {"clip_len": 4} if windows is None else {"windows": windows}
+        return seqrecord.SeqRecordDataset(path, **wanted, **given, **options)
+
+    kept, anew = make(), make(memory_limit=0)
+    order = np.random.default_rng(0).permutation(len(kept)).tolist()
+    for _ in range(2):
+        for i in range(0, len(order), 20):
+            some = order[i : i + 20]
+            one, two = kept.__getitems__(some), anew.__getitems__(some)
+            assert digests(one) == digests(two)
+    stats = kept.stats()
+    assert stats["frames_decoded"] <= 2 * FRAMES  # image and id, where they are read apart
+    assert anew.stats()["frames_decoded"] > 4 * FRAMES
+    before = stats["bytes_read"]
+    kept.__getitems__(order)
+    assert kept.stats()["bytes_read"] == before

@@ -98,6 +98,12 @@ def is_small(dataset: Dataset, feature: str) -> bool:
     return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
 
 
+def is_decoded(dataset: Dataset, feature: str) -> bool:
+    """Whether a feature's frames are encoded, of a fixed shape, and all there: they may stay."""
+    spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
+    return spec.is_fixed and not spec.is_raw and not len(gaps)
+
+
 def check_machine(nbytes: int, url: str) -> None:
     """Where all ranks of this machine and their workers take so many bytes each: log a warning if
     that is over half of its memory, and raise `MemoryLimitError` if it is over 80 %."""
@@ -183,7 +189,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
     decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in features.values() if spec.is_video)
-    staying, whole = tuple(bytes_by_group(selection.arrays, features)), 0
+    whole = 0
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
         if grid.whole is None:
@@ -198,6 +204,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
         chunk, whole = sum(each) + beside, max(sum(each), whole) + beside + decoders
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(selection.arrays, features)
+        staying = tuple(frames)
         for place, grid in enumerate(episodes.groups):
             frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)

@@ -303,14 +303,15 @@ class _Counter:
     def _share_left(self, first: Amount) -> float:
         """The share of what an epoch has read that the next one reads, where frames stay.
 
-        Of clips that are shuffled among R ranks, each rank has read one in R by then; of others all
-        of them. Where epochs have clips of other frames, the share of all frames that the `first`
+        Of clips that are shuffled among R ranks in every epoch, each rank has read one in R by
+        then; of others all of them. Where epochs have clips of other frames, the share of all frames that the `first`
         one has read counts.
         """
         selection, options = self._loader.selection, self._options
         frames = int(selection.episodes.num_frames[selection.selected].sum())
         read = min(1.0, first.frames_decoded / max(1, frames)) if self.differs else 1.0
-        return 1 - read / (options.ranks if options.shuffle else 1)
+        is_fixed = self._loader.settings(self._parts).resident
+        return 1 - read / (options.ranks if options.shuffle and not is_fixed else 1)
 
     def epoch(self, number: int, most_parts: int | None = None) -> tuple[Amount, Amount, int, int]:
         """What an epoch reads, what its first batches do, and its clips and batches."""
