@@ -239,7 +239,10 @@ def test_a_device_needs_an_explicit_limit(video: Path) -> None:
         pipe = SeqRecordPipe(video, **CLIPS, device="cpu", memory_limit=limit)
         for _ in range(2):
             assert sorted(clips_of(video, pipe)) == every_clip()
-        assert (pipe.stats()["frames_decoded"] == 0) == stays
+        stats = pipe.stats()
+        assert (stats["frames_decoded"] == 0) == stays
+        assert stats["features_resident"] == (["image", "id"] if stays else [])
+        assert stats["features_redecoded"] == ([] if stays else ["image"])
 
 
 # ---- resuming
@@ -320,6 +323,7 @@ def test_a_mix_decodes_once(video: Path) -> None:
         list(mix)
         decoded.append(mix.stats()["frames_decoded"])
     assert decoded == [2 * FRAMES, 0, 0]
+    assert mix.stats()["features_resident"] == ["image", "id"]
     check_resume(make, positions=lambda count: (1, count // 2))
     check_resume(lambda: make(rank=1, world_size=2), positions=lambda count: (1, count // 2))
 
@@ -384,3 +388,21 @@ def test_the_map_style_class_decodes_once(
     before = stats["bytes_read"]
     kept.__getitems__(order)
     assert kept.stats()["bytes_read"] == before
+
+
+@pytest.mark.parametrize("options", [{}, {"ranks": 3}, {"ranks": 2, "memory_limit": "450KiB"}])
+def test_plan_says_what_stays(video: Path, options: dict[str, Any]) -> None:
+    report = seqrecord.plan(video, epochs=4, **CLIPS, **options)
+    ranks = options.pop("ranks", 1)
+    decoded = []
+    for rank in range(ranks):
+        pipe = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)
+        for _ in range(4):
+            list(pipe)
+            decoded.append(pipe.stats()["frames_decoded"])
+    assert report.total.frames_decoded == sum(decoded)
+    for name in ("features_resident", "features_redecoded"):
+        assert getattr(report, name) == pipe.stats()[name]
+    stays = "memory_limit" not in options
+    assert (report.features_resident == ["image", "id"]) == stays
+    assert ("  stay " in str(report)) == stays

@@ -95,6 +95,7 @@ class ClipLoader:
         self.ranks = Ranks(options.rank, options.world_size)
         self._fits: _Fits = {}
         self._rest: tuple[int, Sessions, ClipTable] | None = None  # that was asked for last
+        self._stays: bool | None = None  # whether frames of the last iteration do
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not self.of_mix:
             self._check_limit()
@@ -206,6 +207,7 @@ class ClipLoader:
         fitted, rows = self._fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
             rows = self._rows(plan.part, sessions, fitted.settings)
+        self._stays = bool(rows)
         on_device = device is not None
         memory = settle(
             fitted,
@@ -287,6 +289,21 @@ class ClipLoader:
             "times_without_frame": self.selection.times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
+            **self.residency(),
+        }
+
+    def residency(self, num_parts: int | None = None) -> dict[str, list[str]]:
+        """Features whose frames stay in memory, and those decoded anew in every epoch, in so many
+        parts; by default in those of the last iteration, or in one."""
+        stays = self._stays
+        if stays is None or num_parts is not None:
+            stays = self._fit(num_parts or 1).in_memory is not None
+        selection, features = self.selection, self.selection.dataset.features
+        is_made = selection.frame_transform is not None
+        decoded = [n for n, spec in features.items() if is_made or not spec.is_raw]
+        return {
+            "features_resident": list(features) if stays else [],
+            "features_redecoded": [] if stays else decoded,
         }
 
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:

@@ -104,6 +104,13 @@ class ClipReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return ClipReader, (self._selection, self._memory_limit)
 
+    @property
+    def resident(self) -> list[str]:
+        """The features whose frames stay in memory."""
+        return [
+            name for one in self._sets if one.in_memory is not None for name in one.dataset.features
+        ]
+
     def read(self, numbers: IntArray) -> ClipSequence:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
         selection, seed = self._selection, 0

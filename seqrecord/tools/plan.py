@@ -116,6 +116,8 @@ class PlanReport:
     hours: float | None
     price: float
     is_exact: bool  # whether every load was counted
+    features_resident: list[str]  # whose frames stay in each process, if it lives on
+    features_redecoded: list[str]  # in every epoch
 
     def to_json(self) -> dict[str, Any]:
         """Everything; times are in seconds or hours, and sizes in bytes."""
@@ -152,6 +154,12 @@ class PlanReport:
         ]
         if videos := self.total.video_frames_decoded:
             lines.append(f"  video         at most {videos:,} frames decoded")
+        for what, names in (
+            ("stay", self.features_resident),
+            ("decode again", self.features_redecoded),
+        ):
+            if names:
+                lines.append(f"  {what:<13} {', '.join(names)}")
         if self.hours is not None:
             lines.append(f"  time          {about}{self.hours:,.2f} h of reading")
         if self.price:
@@ -231,6 +239,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
         hours=None if rate is None else total.bytes / rate / 3600,
         price=total.bytes / 1e9 * options.price_per_gb + total.requests * options.price_per_request,
         is_exact=counter.is_exact,
+        **counter.residency(),
     )
 
 
@@ -299,6 +308,10 @@ class _Counter:
             share = last.bytes / before.bytes if last.bytes < before.bytes else 1.0
             rest += last * _series(share, left / half)
         return rest
+
+    def residency(self) -> dict[str, list[str]]:
+        """See `ClipLoader.residency`."""
+        return self._loader.residency(self._parts)
 
     def _share_left(self, first: Amount) -> float:
         """The share of what an epoch has read that the next one reads, where frames stay.
