@@ -219,7 +219,11 @@ def test_small_frames_that_stay_in_memory(
 @pytest.mark.parametrize(
     ("most_loads", "episodes", "clips"),
     [
-        (14, 400, {"ranks": 3, "fixed_shards": False}),  # all loads are counted, of 16 of the 20 epochs
+        (
+            14,
+            400,
+            {"ranks": 3, "fixed_shards": False},
+        ),  # all loads are counted, of 16 of the 20 epochs
         (3, 400, {"ranks": 3, "fixed_shards": False}),  # not all loads of an epoch
         (3, 400, {"ranks": 3, "shuffle": False}),
         (3, 4000, {}),

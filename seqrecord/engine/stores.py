@@ -240,9 +240,7 @@ class AllFrames:
         found: list[FoundRows] = []
         for number, group in self._groups.items():
             last = group.clip_frames.num_frames[clips.episode] - 1
-            shift = self._rows[number].shift(
-                clips.episode, group.window.begin(clips.start, last)
-            )
+            shift = self._rows[number].shift(clips.episode, group.window.begin(clips.start, last))
             nothing = np.zeros_like(shift)
             found += group.found(clips, 1, shift, nothing, nothing + len(self._asked[number]))
         return found

@@ -620,7 +620,9 @@ class ClipLoader:
         table, episodes = self.selection.clips, self.selection.episodes
         return shard_frames(table, episodes, self._windows, settings, num_parts, parts)
 
-    def _rows(self, part: Part, sessions: Sessions, settings: PlanSettings) -> tuple[FrameRows, ...]:
+    def _rows(
+        self, part: Part, sessions: Sessions, settings: PlanSettings
+    ) -> tuple[FrameRows, ...]:
         """The rows of each group's frames that stay in a part."""
         selection = self.selection
         is_sharded = self._may_shard(part.count, sessions) and settings.resident == settings.shuffle

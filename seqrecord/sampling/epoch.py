@@ -150,7 +150,10 @@ class EpochLayout:
         session: int = 0,
     ) -> EpochLayout:
         """That of the clips of a table, in this session of an epoch."""
-        facts, key = ClipFacts.of(table, episodes, windows), key_of_session(settings, epoch, session)
+        facts, key = (
+            ClipFacts.of(table, episodes, windows),
+            key_of_session(settings, epoch, session),
+        )
         return cls(facts, settings, episodes, windows, table.selected, key, num_parts)
 
     @property
