@@ -44,8 +44,8 @@ def frames_of(path: Path) -> dict[str, dict[str, Any]]:
     """What a dataset has, read by number."""
     episodes = seqrecord.open(path).episodes
     return {
-        key: {name: np.stack([f[name] for f in episodes[key]]) for name in ("image", "id")}
-        for key in LENGTHS
+        key: {n: np.stack([episodes[key][i][n] for i in range(length)]) for n in ("image", "id")}
+        for key, length in LENGTHS.items()
     }
 
 
@@ -180,7 +180,7 @@ def test_shards_change_where_that_is_asked_for(video: Path) -> None:
 def test_weighted_clips_stay_in_one_process_only(video: Path) -> None:
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "weight": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
 
-    def decoded(**ranks: int) -> list[int]:
+    def decoded(**ranks: Any) -> list[int]:
         pipe = SeqRecordPipe(video, **CLIPS, clips=clips, **ranks)
         found = []
         for _ in range(8):
@@ -354,10 +354,10 @@ def test_workers(video: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
     depth = seqrecord.FeatureSpec("depth", "uint16", (200, 200), kind="depth", unit="mm")
-    with SeqRecordWriter(tmp_path, schema=seqrecord.Schema([depth])) as writer:
-        with writer.episode("a") as episode:
-            for i in range(12):
-                episode.append({"depth": np.full((200, 200), i, np.uint16)})
+    schema = seqrecord.Schema([depth])
+    with SeqRecordWriter(tmp_path, schema=schema) as writer, writer.episode("a") as episode:
+        for i in range(12):
+            episode.append({"depth": np.full((200, 200), i, np.uint16)})
     pipe = SeqRecordPipe(tmp_path, **CLIPS, frame_transform=DepthToMeters("depth"))
     for decoded in (12, 0):
         list(pipe)

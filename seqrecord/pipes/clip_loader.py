@@ -488,7 +488,7 @@ class ClipLoader:
             num_parts,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            self._frames_in_memory(num_parts, sessions, self._may_shard(num_parts, sessions)),
+            self._frames_in_memory(num_parts, self._may_shard(num_parts, sessions)),
             self.selection.dataset.url,
             what,
         )
@@ -577,7 +577,7 @@ class ClipLoader:
         Raises `MemoryLimitError` where it does not hold the frames that must stay.
         """
         is_sharded = self._may_shard(num_parts, sessions) and settings.resident == settings.shuffle
-        frames = self._frames_in_memory(num_parts, sessions, is_sharded)
+        frames = self._frames_in_memory(num_parts, is_sharded)
         if is_sharded and num_parts > 1 and frames:
             frames = self._shards(num_parts, settings)[1]
         demand, limit = self.demand(num_parts, epoch, sessions), self._limit(num_parts)
@@ -600,7 +600,7 @@ class ClipLoader:
             return False
         return self.options.fixed_shards or not self._settings.shuffle
 
-    def _frames_in_memory(self, num_parts: int, sessions: Sessions, is_sharded: bool) -> int:
+    def _frames_in_memory(self, num_parts: int, is_sharded: bool) -> int:
         """How many frames may stay in a part; about as many, where there are several shards.
 
         On a device they stay under an explicit limit only, but for small ones. Several parts whose

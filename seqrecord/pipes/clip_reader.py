@@ -84,9 +84,9 @@ class ClipReader:
 
     The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
     frame is read and decoded once in a call, however many of its clips have it. Features that are
-    small and raw, or encoded, and whose frames all fit into `memory_limit` bytes stay in memory once
-    they were read, and so do results of a deterministic `frame_transform`. Safe to use from many
-    threads.
+    small and raw, or encoded, and whose frames all fit into `memory_limit` bytes stay in memory
+    once they were read, and so do results of a deterministic `frame_transform`. Safe to use from
+    many threads.
     """
 
     def __init__(self, selection: ClipSelection, memory_limit: int | str) -> None:
@@ -246,27 +246,9 @@ class ClipReader:
             if not len(keys):
                 return
             try:
-                load(_near(one, keys))
+                load(_blocks(one.dataset, keys) if one.is_small else keys)
             except SeqRecordError:  # of frames that nobody wants, maybe
                 load(keys)
-
-
-def _near(one: _Set, keys: IntArray) -> IntArray:
-    """Keys of these frames and of those that cost little more, ascending: of raw features the
-    rest of whole slices, of video that of the chunks."""
-    if one.is_small:
-        return _blocks(one.dataset, keys)
-    videos = [spec.group for spec in one.dataset.features.values() if spec.is_video]
-    if len(set(videos)) != 1:
-        return keys
-    table = one.dataset.contents.episode_table
-    grid = next(grid for grid in table.groups if grid.group == videos[0])
-    grid = grid if grid.whole is None else grid.whole
-    episode, frame = split_keys(keys)
-    start, stop = grid.bounds(episode, grid.place(episode, frame))
-    first, some = np.unique(frame_keys(episode, start), return_index=True)
-    owner, inside = numbered((np.minimum(stop, table.num_frames[episode]) - start)[some])
-    return first[owner] + inside
 
 
 def _sets_of(

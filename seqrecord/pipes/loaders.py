@@ -126,9 +126,9 @@ class WithEpochs(Generic[PlanT]):
         `waiting_percent`: how much of `epoch_seconds`, from the epoch's beginning until the
         training last had a batch, it has waited for batches, the first one included; `loads` of
         chunks, and `loads_held_back`, which had to wait for memory; `requests`, `retries` and other
-        counts of the storage; and the `bottleneck`, in words. `features_resident` lists the features
-        whose frames stay in memory for later epochs, and `features_redecoded` those that every epoch
-        decodes anew.
+        counts of the storage; and the `bottleneck`, in words. `features_resident` lists the
+        features whose frames stay in memory for later epochs, and `features_redecoded` those that
+        every epoch decodes anew.
 
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
         `clips_outside` (a window leaves the episode), `clips_dropped` (by `drop_last`).

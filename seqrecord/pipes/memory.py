@@ -189,7 +189,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
     decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in features.values() if spec.is_video)
-    whole = 0
+    staying, whole = tuple[int, ...](), 0
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
         if grid.whole is None:

@@ -463,9 +463,9 @@ class LoaderOptions(ClipOptions):
             fixed shapes that are small (64 KiB), or of which a feature is video or encoded, and for
             the results of a `frame_transform` under `deterministic_transform`; large raw frames are
             read again. Frames stay on a `device` under an explicit limit only, but for small ones.
-            Worker processes keep frames as long as they live: `persistent_workers=True`. The batches
-            that a DataLoader prefetches from its workers (`prefetch_factor` for each worker, two by
-            default) come on top.
+            Worker processes keep frames as long as they live: `persistent_workers=True`. The
+            batches that a DataLoader prefetches from its workers (`prefetch_factor` for each
+            worker, two by default) come on top.
         device: where tensors go, such as "cuda:1"; "cuda" is the GPU that is the current one of the
             thread that asks for an iteration's first batch. Behind threads of others, as those of
             torchdata's nodes, that is the first GPU for every rank: say "cuda:1" there. Each frame

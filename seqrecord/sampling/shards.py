@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips.grids import frame_keys, numbered, split_keys
+from seqrecord.clips.grids import ChunkGrid, frame_keys, numbered, split_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
@@ -68,8 +68,8 @@ def shard_frames(
     mine, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
     part = share // max(1, shares.start.shape[1])
     found, most = [], 0
-    for window in windows:
-        used = _united(part, mine.episode, *used_frames(mine, episodes, window))
+    for grid, window in zip(episodes.groups, windows, strict=True):
+        used = _united(part, mine.episode, *used_frames(mine, episodes, window), grid.whole)
         counts = np.bincount(used[0], used[3] - used[2], len(parts))
         most = max(most, int(counts.max(initial=0)))
         found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
@@ -84,16 +84,26 @@ def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[Int
 
 
 def _united(
-    part: IntArray, episode: IntArray, begin: IntArray, stop: IntArray
+    part: IntArray,
+    episode: IntArray,
+    begin: IntArray,
+    stop: IntArray,
+    chunks: ChunkGrid | None,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The same frames of each part, without overlaps."""
+    """The same frames of each part, without overlaps; of each of `chunks` in one interval, for one
+    decoder goes from its first frame to the last that is used."""
     order = np.lexsort((begin, episode, part))
     part, episode, begin, stop = (column[order] for column in (part, episode, begin, stop))
     owner = np.cumsum((np.diff(part, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
     reached = np.maximum.accumulate(frame_keys(owner, stop))
-    first = np.flatnonzero(np.append(True, frame_keys(owner, begin)[1:] > reached[:-1]))
     if not len(part):
         return part, episode, begin, stop
+    apart = frame_keys(owner, begin)[1:] > reached[:-1]
+    if chunks is not None:
+        last = split_keys(reached[:-1])[1] - 1
+        is_same = chunks.place(episode[:-1], last) == chunks.place(episode[1:], begin[1:])
+        apart &= (owner[1:] != owner[:-1]) | ~is_same
+    first = np.flatnonzero(np.append(True, apart))
     stops = split_keys(reached[np.append(first[1:], len(part)) - 1])[1]
     return part[first], episode[first], begin[first], stops
 
@@ -168,10 +178,11 @@ class ShuffledPlan(EpochPlan):
         low, high = np.maximum(low, first), np.minimum(high, end)
         step, phase = window.frame_step, self._spec.phase + window.offset
         low += (phase - low) % step
-        columns = (np.zeros_like(low), owner, owner, grid.row(owner, place), low, high - low)
+        count = -(-(high - low) // step)
+        columns = (np.zeros_like(low), owner, owner, grid.row(owner, place), low, count)
         order = np.argsort(use)
-        order = order[high[order] > low[order]]
-        loads = Loads(*(column[order] for column in columns[:-1]), -(-(high - low)[order] // step))
+        order = order[count[order] > 0]
+        loads = Loads(*(column[order] for column in columns))
         return GroupRound(loads, Frees(*[np.zeros(0, np.int64)] * 4))
 
     @cached_property

@@ -317,8 +317,8 @@ class _Counter:
         """The share of what an epoch has read that the next one reads, where frames stay.
 
         Of clips that are shuffled among R ranks in every epoch, each rank has read one in R by
-        then; of others all of them. Where epochs have clips of other frames, the share of all frames that the `first`
-        one has read counts.
+        then; of others all of them. Where epochs have clips of other frames, the share of all
+        frames that the `first` one has read counts.
         """
         selection, options = self._loader.selection, self._options
         frames = int(selection.episodes.num_frames[selection.selected].sum())
