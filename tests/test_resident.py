@@ -313,7 +313,7 @@ def test_a_state_needs_memory_for_its_order(video: Path) -> None:
 
 
 def test_a_mix_decodes_once(video: Path) -> None:
-    def make(**ranks: int) -> SeqRecordMix:
+    def make(**ranks: Any) -> SeqRecordMix:
         sources = {name: SeqRecordStream(video, clip_len=4) for name in ("one", "two")}
         return SeqRecordMix(sources, batch_size=6, seed=4, stop="longest", **ranks)
 
@@ -353,7 +353,7 @@ def test_workers(video: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
-    depth = seqrecord.FeatureSpec("depth", "uint16", (200, 200), kind="depth", unit="mm")
+    depth = seqrecord.FeatureSpec("depth", np.dtype("uint16"), (200, 200), kind="depth", unit="mm")
     schema = seqrecord.Schema([depth])
     with SeqRecordWriter(tmp_path, schema=schema) as writer, writer.episode("a") as episode:
         for i in range(12):
@@ -394,9 +394,9 @@ def test_the_map_style_class_decodes_once(
 def test_plan_says_what_stays(video: Path, options: dict[str, Any]) -> None:
     report = seqrecord.plan(video, epochs=4, **CLIPS, **options)
     ranks = options.pop("ranks", 1)
-    decoded = []
-    for rank in range(ranks):
-        pipe = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)
+    decoded: list[int] = []
+    for rank in reversed(range(ranks)):
+        pipe: Any = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)
         for _ in range(4):
             list(pipe)
             decoded.append(pipe.stats()["frames_decoded"])

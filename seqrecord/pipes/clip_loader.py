@@ -27,13 +27,13 @@ from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Remainder, Sessions, SourceRemainder, SourceState, State
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
-    Intervals,
     Part,
     Plan,
     PlanSettings,
@@ -42,7 +42,6 @@ from seqrecord.sampling import (
     Window,
     check_drop_last,
     count_unused_frames,
-    shard_frames,
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import Session, find_remaining
@@ -206,7 +205,7 @@ class ClipLoader:
         process = counted or here
         fitted, rows = self._fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
-            rows = self._rows(plan.part, sessions, fitted.settings)
+            rows = self._residency.rows(plan.part, sessions, fitted.settings)
         self._stays = bool(rows)
         on_device = device is not None
         memory = settle(
@@ -298,13 +297,7 @@ class ClipLoader:
         stays = self._stays
         if stays is None or num_parts is not None:
             stays = self._fit(num_parts or 1).in_memory is not None
-        selection, features = self.selection, self.selection.dataset.features
-        is_made = selection.frame_transform is not None
-        decoded = [n for n, spec in features.items() if is_made or not spec.is_raw]
-        return {
-            "features_resident": list(features) if stays else [],
-            "features_redecoded": [] if stays else decoded,
-        }
+        return self._residency.features(stays)
 
     def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
         """What is said of clips beside their features, each a list or tensor of clips. They are of
@@ -369,7 +362,9 @@ class ClipLoader:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            (num_parts, *epoch): self._fit_given(num_parts, settings, *epoch)
+            (num_parts, *epoch): self._residency.fit_given(
+                self.demand(num_parts, *epoch), self._limit(num_parts), settings, epoch[1]
+            )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
 
@@ -488,7 +483,7 @@ class ClipLoader:
             num_parts,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            self._frames_in_memory(num_parts, self._may_shard(num_parts, sessions)),
+            self._residency.frames(num_parts, sessions),
             self.selection.dataset.url,
             what,
         )
@@ -556,80 +551,16 @@ class ClipLoader:
     def _fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
         if (key := (num_parts, epoch if sessions else 0, sessions)) not in self._fits:
             demand, limit = self.demand(num_parts, epoch, sessions), self._limit(num_parts)
-            fitted, is_sharded = demand.fit(limit), self._may_shard(num_parts, sessions)
-            if fitted.in_memory is not None and is_sharded:
-                settings = replace(fitted.settings, resident=self._settings.shuffle)
-                if num_parts > 1:  # of which the frames were a guess
-                    most = self._shards(num_parts, settings)[1]
-                    fitted = replace(fitted, sizes=self._sizes, in_memory=None).with_all(most)
-                if fitted.in_memory is not None:
-                    fitted = replace(fitted, settings=settings)
-                else:
-                    fitted = replace(demand, frames_in_memory=0).fit(limit)
-            self._fits[key] = fitted
+            self._fits[key] = self._residency.fit(demand, limit, sessions)
         return self._fits[key]
 
-    def _fit_given(
-        self, num_parts: int, settings: PlanSettings, epoch: int = 0, sessions: Sessions = ()
-    ) -> Fit:
-        """Memory for the settings of a saved state.
-
-        Raises `MemoryLimitError` where it does not hold the frames that must stay.
-        """
-        is_sharded = self._may_shard(num_parts, sessions) and settings.resident == settings.shuffle
-        frames = self._frames_in_memory(num_parts, is_sharded)
-        if is_sharded and num_parts > 1 and frames:
-            frames = self._shards(num_parts, settings)[1]
-        demand, limit = self.demand(num_parts, epoch, sessions), self._limit(num_parts)
-        fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
-        if settings.resident and fitted.in_memory is None:
-            sizes = self._sizes.of_staying
-            least = sizes.held((frames,) * len(sizes.frames)) + sizes.beside_arena(1, 1)
-            raise MemoryLimitError(
-                "memory_limit is too small for the order of the saved state, in which all frames "
-                "stay in memory",
-                file=self.selection.dataset.url,
-                expected=f"about {format_size(least)} or more",
-                got=format_size(limit),
-            )
-        return fitted
-
-    def _may_shard(self, num_parts: int, sessions: Sessions) -> bool:
-        """Whether so many parts may have the same clips in every epoch."""
-        if self._follows or sessions or (num_parts > 1 and self.selection.differs_by_epoch):
-            return False
-        return self.options.fixed_shards or not self._settings.shuffle
-
-    def _frames_in_memory(self, num_parts: int, is_sharded: bool) -> int:
-        """How many frames may stay in a part; about as many, where there are several shards.
-
-        On a device they stay under an explicit limit only, but for small ones. Several parts whose
-        clips change from epoch to epoch would decode nearly all frames each.
-        """
-        selection, options = self.selection, self.options
-        is_sharded |= num_parts == 1
+    @property
+    def _residency(self) -> Residency:
+        """Which frames stay in memory."""
+        options = self.options
         is_asked = options.device is None or options.memory_limit is not None
-        found = frames_in_memory(selection, only_small=not (is_sharded and is_asked))
-        return -(-found // num_parts) if is_sharded else found
-
-    def _shards(
-        self, num_parts: int, settings: PlanSettings, part: Part | None = None
-    ) -> tuple[list[Intervals], int]:
-        """See `shard_frames`."""
-        parts = None if part is None else np.array([part.index])
-        table, episodes = self.selection.clips, self.selection.episodes
-        return shard_frames(table, episodes, self._windows, settings, num_parts, parts)
-
-    def _rows(
-        self, part: Part, sessions: Sessions, settings: PlanSettings
-    ) -> tuple[FrameRows, ...]:
-        """The rows of each group's frames that stay in a part."""
-        selection = self.selection
-        is_sharded = self._may_shard(part.count, sessions) and settings.resident == settings.shuffle
-        if part.count > 1 and is_sharded:
-            return tuple(map(FrameRows, self._shards(part.count, settings, part)[0]))
-        rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.selected)
-        return (rows,) * len(selection.episodes.groups)
+        settings, windows = self._settings, self._windows
+        return Residency(self.selection, settings, windows, options.fixed_shards, is_asked)
 
     def _facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
         """What settings are chosen for: all epochs, or what some sessions have left of one."""
