@@ -55,10 +55,8 @@ class Residency:
 
         Raises `MemoryLimitError` where it does not hold the frames that must stay.
         """
-        num_parts, is_sharded = (
-            demand.num_parts,
-            self._is_sharded(demand.num_parts, sessions, settings),
-        )
+        num_parts = demand.num_parts
+        is_sharded = self._is_sharded(num_parts, sessions, settings)
         frames = self._frames(num_parts, is_sharded)
         if is_sharded and num_parts > 1 and frames:
             _, frames = self._shards(num_parts, settings)
