@@ -129,7 +129,7 @@ class Mcap(Originals):
         return Account(
             f"{reason} of messages",
             places,
-            (*self._unread_topics(), *self._unread_files()),
+            (*self._unread_topics(), *self._unread_records(), *self._unread_files()),
             tuple(self._dropped()),
         )
 
@@ -153,6 +153,15 @@ class Mcap(Originals):
             elif topic in self._offered:
                 reason, is_data = "not selected by features= or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
+
+    def _unread_records(self) -> Iterator[LeftOut]:
+        """Attachments, and records of metadata: of those rosbag2 writes some into every file."""
+        counts: Counter[str] = Counter()
+        for recording in self._recordings.values():
+            with suppress(SourceError):  # `frames` says what is wrong
+                counts.update(recording.extras())
+        for name, count in sorted(counts.items()):
+            yield LeftOut(f"{name} of MCAP", count, "no reader", "records", name == "attachments")
 
     def _unread_files(self) -> Iterator[LeftOut]:
         taken = {path for each in self._recordings.values() for path in each.paths}
