@@ -314,20 +314,25 @@ def test_a_state_needs_memory_for_its_order(video: Path) -> None:
 # ---- mixes and workers
 
 
-def test_a_mix_decodes_once(video: Path) -> None:
-    def make(**ranks: Any) -> SeqRecordMix:
-        sources = {name: SeqRecordStream(video, clip_len=4) for name in ("one", "two")}
-        return SeqRecordMix(sources, batch_size=6, seed=4, stop="longest", **ranks)
+def mix_of(path: Path, **ranks: Any) -> SeqRecordMix:
+    sources = {name: SeqRecordStream(path, clip_len=4) for name in ("one", "two")}
+    return SeqRecordMix(sources, batch_size=6, seed=4, stop="longest", **ranks)
 
-    mix = make()
+
+def test_a_mix_decodes_once(video: Path) -> None:
+    mix = mix_of(video)
     decoded = []
     for _ in range(3):
         list(mix)
         decoded.append(mix.stats()["frames_decoded"])
     assert decoded == [2 * FRAMES, 0, 0]
     assert mix.stats()["features_resident"] == ["image", "id"]
-    check_resume(make, positions=lambda count: (1, count // 2))
-    check_resume(lambda: make(rank=1, world_size=2), positions=lambda count: (1, count // 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}], ids=str)
+def test_a_mix_resumes(video: Path, ranks: dict[str, Any]) -> None:
+    check_resume(lambda: mix_of(video, **ranks), positions=lambda count: (1, count // 2))
 
 
 @pytest.mark.slow
