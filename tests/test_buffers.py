@@ -140,7 +140,7 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     made.arrive()
     (tensors,) = stream.given
     assert {id(made.features[name]) for name in FIXED} <= {id(t) for t in tensors}
-    assert len(tensors) == len(FIXED) + 5  # and five columns
+    assert len(tensors) == len(FIXED) + 4  # and four columns
 
 
 def test_batches_do_not_outrun_the_device_of_the_consumer() -> None:

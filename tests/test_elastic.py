@@ -500,7 +500,7 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {}}}},
         lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": state}}}},
         lambda state: {"fetcher_state": None},
-        lambda state: {"fetcher_state": None, "dataset_state": {"version": 6}},
+        lambda state: {"fetcher_state": None, "dataset_state": {"version": 7}},
     ],
 )
 def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:

@@ -97,7 +97,7 @@ def test_state_is_json(path: Path) -> None:
     settings, request, episodes = (source.pop(k) for k in ("settings", "request", "episodes"))
     assert source == {"left": []}
     assert state == {
-        "version": 6,
+        "version": 7,
         "epoch": 0,
         "batch": 1,
         "sharing": {"ranks": 1, "workers": 1, "worker": 0},
@@ -106,14 +106,14 @@ def test_state_is_json(path: Path) -> None:
     }
     assert request.pop("frame_transform")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "reverse": 0.0, "windows": {}, "pad": None}
-    more = {"drop_last_frames": 0, "shuffle_buffer": 16, "clips": None}
+    more = {"drop_last_frames": 0, "shuffle_buffer": 16, "clips": None, "fixed_shards": True}
     assert request == {**common, **more, "features": ["flow", "id", "image", "note"]}
     assert episodes.pop("digest")
     assert episodes == {"count": 4, "frames": 75, "dataset": pipe.dataset.fingerprint}
     for name in ("block_frames", "first_block_frames", "num_cursors", "num_shares", "run_frames"):
         assert (chosen := settings.pop(name)) is None or chosen > 0
     asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "equal": True}
-    assert settings == {**asked, "rotate_phase": False, "order": "clips"}
+    assert settings == {**asked, "rotate_phase": False, "order": "clips", "resident": False}
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
 
@@ -432,7 +432,7 @@ JUNK: list[Any] = [
     {"version": 5},
     {"mix_version": 2},
     {"version": True},
-    {"version": "6"},
+    {"version": "7"},
     {"more": 1},
     *(
         {name: value}

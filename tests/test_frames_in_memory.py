@@ -86,7 +86,7 @@ def arenas() -> list[Any]:
 def test_epochs_are_the_same(apart: Path, options: dict[str, Any]) -> None:
     """As those of a loader that goes on from there with as little memory as the order takes."""
     if few := options.get("shuffle", True) and "order" not in options:
-        options = {"num_cursors": 2, "shuffle_buffer": 6, **options}
+        options = {"num_cursors": 2, "shuffle_buffer": 6, "fixed_shards": False, **options}
 
     def make(limit: int | None = None) -> Any:
         return SeqRecordPipe(apart, **effective({**CLIPS, **options, "memory_limit": limit}))

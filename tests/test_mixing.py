@@ -72,7 +72,11 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
     ("settings", "said", "level"),
     [
         ({"world_size": 1, "memory_limit": "330KiB"}, ["leaves room for"], logging.WARNING),
-        ({"world_size": 40, "memory_limit": "2560KiB"}, ["would read"], logging.INFO),
+        (
+            {"world_size": 40, "memory_limit": "2560KiB", "fixed_shards": False},
+            ["would read"],
+            logging.INFO,
+        ),
         ({"world_size": 40}, [], 0),  # all frames stay
         ({"rank": 1, "world_size": 40}, [], 0),
         ({"world_size": 8}, [], 0),

@@ -45,7 +45,7 @@ class GroupNeeds:
 
     specs: Mapping[str, ArraySpec]
     num_rows: int  # of the arena
-    in_memory: bool = False  # a row for each frame there is, which the next iteration needs too
+    in_memory: str = ""  # the digest of the frames, of which each has a row and stays
 
 
 @dataclass(frozen=True)

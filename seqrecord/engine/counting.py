@@ -67,7 +67,7 @@ def walk(execution: Execution, asked: Asked, spans: Sequence[tuple[int, int]]) -
     arenas = execution.buffers.arenas
     used = {id(arena): np.full(arena.num_rows, len(spans) > 1) for arena in arenas}
     total, first, clips, frames = Amount(), Amount(), 0, 0
-    store, stays = execution.store(), resources.first_row is not None
+    store, stays = execution.store(), bool(resources.rows)
     for start, stop in spans:
         if start and not stays:
             store = execution.store()

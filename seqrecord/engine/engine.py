@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import AllFrames, FrameStore, Rings
+from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
@@ -87,8 +88,8 @@ class Resources:
         stream: of the device, where several executions share one.
         shared: the consumer sends the batches to another process.
         decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
-        first_row: of each episode, where `memory` has a row for each frame: frames then stay in
-            memory for the next iteration. See `AllFrames`.
+        rows: of each group of the plan, where `memory` has a row for each frame: frames then stay
+            in memory for the next iteration. See `AllFrames`.
     """
 
     memory: Memory
@@ -98,7 +99,7 @@ class Resources:
     stream: SideStream | None = None
     shared: bool = False
     decode_there: bool = False
-    first_row: IntArray | None = None
+    rows: Sequence[FrameRows] = ()
 
 
 class Execution:
@@ -169,15 +170,17 @@ class Execution:
             self.resources.num_threads,
             self.stats,
             job.clip_frames,
-            in_pieces={group.group for group in plan.groups if group.in_pieces},
+            in_pieces={
+                group.group for group in plan.groups if group.in_pieces and not self.resources.rows
+            },
         )
 
     def store(self) -> FrameStore:
         """Where the plan's frames are; empty, but for those that stay in memory."""
-        job, first_row, arenas = self.job, self.resources.first_row, self.buffers.arenas
-        if first_row is None:
+        job, rows, arenas = self.job, self.resources.rows, self.buffers.arenas
+        if not rows:
             return Rings(job.plan, job.clip_frames, arenas)
-        return AllFrames(job.plan, job.clip_frames, arenas, first_row, whole_chunks(job.dataset))
+        return AllFrames(job.plan, job.clip_frames, arenas, rows, whole_chunks(job))
 
     def release(self) -> None:
         """Keep the memory for the next iteration, if there is one."""
@@ -289,8 +292,8 @@ def _needs(job: Job, resources: Resources) -> Needs:
     """What the iteration needs memory for."""
     plan, memory = job.plan, resources.memory
     groups = tuple(
-        GroupNeeds(_of_group(job, group.group), num_rows, in_memory=resources.first_row is not None)
-        for group, num_rows in zip(plan.groups, memory.num_rows, strict=True)
+        GroupNeeds(_of_group(job, group.group), num_rows, rows.digest if rows else "")
+        for group, num_rows, rows in zip_longest(plan.groups, memory.num_rows, resources.rows)
     )
     video: tuple[FeatureSpec, ...] = ()
     if resources.decode_there and resources.device is not None and job.frame_transform is None:
@@ -315,13 +318,15 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
     return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
 
 
-def whole_chunks(dataset: Dataset) -> dict[int, GroupIndex]:
+def whole_chunks(job: Job) -> dict[int, GroupIndex]:
     """The chunk tables of groups of which chunks are read whole."""
-    reader = dataset.contents.chunks
+    dataset, reader = job.dataset, job.dataset.contents.chunks
     groups = {
         spec.group
         for name, spec in dataset.features.items()
-        if not reader.is_local or name not in reader.raw[spec.group].specs
+        if job.frame_transform is not None
+        or not reader.is_local
+        or name not in reader.raw[spec.group].specs
     }
     return {group: dataset.contents.index.groups[group] for group in groups}
 

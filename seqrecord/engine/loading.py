@@ -96,6 +96,7 @@ class ChunkLoader:
     ) -> None:
         self.in_pieces, self._exact = in_pieces, exact
         self._open: dict[tuple[int, int], tuple[int, Fetched]] = {}  # by group and cursor
+        self._videos = {spec.group for spec in dataset.features.values() if spec.is_video}
         self._dataset = dataset
         self._reader = reader = dataset.contents.chunks
         self.is_local = reader.is_local
@@ -145,7 +146,7 @@ class ChunkLoader:
 
     def joins(self, load: Load) -> bool:
         """Whether the load, if it is small, is better done by the thread that does others."""
-        return self.is_local and self._transform is None and load.group not in self.in_pieces
+        return self.is_local and self._transform is None and load.group not in self._videos
 
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load is certain to need a read: no load before it has kept its chunk open."""

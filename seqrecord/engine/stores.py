@@ -8,17 +8,18 @@ by counting::
     ring of 8 rows        . . f f f f . .
     frames freed              ^ 2       ^ 6     frames loaded
 
-`AllFrames` has a row for each frame of all episodes that may have clips, one episode after the
-other, which stays from one epoch to the next. So a row is found by adding, nothing is freed, and
-what was read once is loaded no more::
+`AllFrames` has a row for each frame that clips of the part may use, one interval of an episode
+after the other, which stays from one epoch to the next. So a row is found by adding, nothing is
+freed, and a frame that was read once is loaded no more::
 
-    episodes      |    a    |   b   |      c      |
+    intervals     |    a    |   b   |      c      |
     rows          x x x . . x x . . . . x x x x x       x: read, and checked
-    loads               - -     - -                     of a round: what it lacks
+    loads               - -     - -                     of a round: frames that are not there yet
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,8 @@ from seqrecord.clips.grids import MAX_FRAMES, followed, frame_keys, sought_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import ClipRows
 from seqrecord.format.index import GroupIndex
-from seqrecord.sampling import Clips, GroupPlan, Loads, Plan, Round, Window
+from seqrecord.processes.forks import cached_property
+from seqrecord.sampling import Clips, GroupPlan, Intervals, Loads, Plan, Round, Window
 
 
 class FrameStore(Protocol):
@@ -170,7 +172,7 @@ class AllFrames:
     may need the rest.
 
     Args:
-        first_row: of each episode, see `first_rows`.
+        rows: of each group of the plan.
         chunks: the chunk tables of groups, by their numbers, but for those of which any frames are
             read as quickly.
     """
@@ -180,22 +182,22 @@ class AllFrames:
         plan: Plan,
         clip_frames: ClipFrames,
         arenas: Sequence[Any],
-        first_row: IntArray,
+        rows: Sequence[FrameRows],
         chunks: Mapping[int, GroupIndex],
     ) -> None:
         self._groups = {
             group.group: _Group(group, clip_frames, arena)
             for group, arena in zip(plan.groups, arenas, strict=True)
         }
-        self._first_row, self._chunks = first_row, chunks
+        self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
+        self._chunks = chunks
         # Read, or loads under way bring it.
         self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
         self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
         self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
         for place, group in enumerate(plan.groups):
             if group.group in chunks:
-                rows = len(self._asked[group.group])
-                self._used[group.group] = used_rows(plan, place, first_row, rows)
+                self._used[group.group] = used_rows(plan, place, rows[place])
 
     @property
     def nbytes(self) -> int:
@@ -203,7 +205,7 @@ class AllFrames:
 
     def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
         for begin, end in plan.spans(start, stop):
-            is_full = all(self._counts[n] == len(asked) for n, asked in self._asked.items())
+            is_full = all(self._counts[n] == rows.num_rows for n, rows in self._rows.items())
             yield plan.merged(begin, end, loads=not is_full)
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
@@ -227,7 +229,7 @@ class AllFrames:
             first = begin + (first - begin) % step
             stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
         frames = np.arange(first, stop, step)
-        rows = self._first_row[load.episode] + frames
+        frames, rows = self._rows[load.group].find(load.episode, frames)
         missing = ~self._asked[load.group][rows]
         if chunks is not None:  # from the first to the last that is used
             used = frames[self._used[load.group][rows]]
@@ -236,13 +238,13 @@ class AllFrames:
         return frames[missing], rows[missing]
 
     def find(self, clips: Clips) -> list[FoundRows]:
-        first = self._first_row[clips.episode]
-        nothing = np.zeros_like(first)
-        return [
-            found
-            for number, group in self._groups.items()
-            for found in group.found(clips, 1, nothing, first, nothing + len(self._asked[number]))
-        ]
+        found: list[FoundRows] = []
+        for number, group in self._groups.items():
+            last = group.clip_frames.num_frames[clips.episode] - 1
+            shift = self._rows[number].shift(clips.episode, group.window.begin(clips.start, last))
+            nothing = np.zeros_like(shift)
+            found += group.found(clips, 1, shift, nothing, nothing + len(self._asked[number]))
+        return found
 
     def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:  # noqa: ARG002
         for item in assigned:
@@ -260,13 +262,52 @@ def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
     return first
 
 
-def used_rows(plan: Plan, place: int, first_row: IntArray, rows: int) -> npt.NDArray[np.bool_]:
-    """Which of so many rows a plan's clips use, and those between the frames of a clip; bool[rows].
+class FrameRows:
+    """The row of each frame of some intervals of episodes, in their order."""
 
-    They are those of the group at this place of the plan, of episodes with these first rows.
+    def __init__(self, intervals: Intervals) -> None:
+        self._intervals = intervals
+        self._key = frame_keys(intervals.episode, intervals.begin)
+        count = intervals.stop - intervals.begin
+        self._shift = np.cumsum(count) - count - intervals.begin
+        self.num_rows = intervals.num_frames
+
+    @classmethod
+    def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
+        """Those of all frames of `selected` episodes; `num_frames` is of all."""
+        return cls(Intervals(selected, np.zeros_like(selected), num_frames[selected]))
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the intervals."""
+        found = hashlib.sha256()
+        for column in self._intervals:
+            found.update(np.ascontiguousarray(column, "<i8").data)
+        return found.hexdigest()
+
+    def shift(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """Row minus frame in the intervals that have these frames, int64[n]."""
+        at = np.searchsorted(self._key, frame_keys(episode, frame), side="right") - 1
+        found: IntArray = self._shift[at]
+        return found
+
+    def find(self, episode: int, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """Those frames of an episode that have rows, and these; int64[n] each."""
+        key = frame_keys(np.full_like(frames, episode), frames)
+        at = np.maximum(np.searchsorted(self._key, key, side="right") - 1, 0)
+        owner, begin, stop = (column[at] for column in self._intervals)
+        some = (owner == episode) & (frames >= begin) & (frames < stop)
+        return frames[some], frames[some] + self._shift[at[some]]
+
+
+def used_rows(plan: Plan, place: int, rows: FrameRows) -> npt.NDArray[np.bool_]:
+    """Which rows a plan's clips use, and those between the frames of a clip; bool[rows].
+
+    They are those of the group at this place of the plan.
     """
     episode, begin, stop = plan.used(place)
-    ends = (np.bincount(first_row[episode] + at, minlength=rows + 1) for at in (begin, stop))
+    shift = rows.shift(episode, begin)
+    ends = (np.bincount(shift + at, minlength=rows.num_rows + 1) for at in (begin, stop))
     return np.cumsum(np.subtract(*ends)[:-1]) > 0
 
 

@@ -21,12 +21,13 @@ from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import first_rows
+from seqrecord.engine.stores import FrameRows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.pipes.memory import check_machine, frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selection import ClipSelection
 from seqrecord.pipes.states import Clip, Remainder, Sessions, SourceRemainder, SourceState, State
 from seqrecord.processes.forks import cached_property
@@ -37,6 +38,7 @@ from seqrecord.sampling import (
     Plan,
     PlanSettings,
     SequencePlan,
+    ShuffledPlan,
     Window,
     check_drop_last,
     count_unused_frames,
@@ -92,6 +94,7 @@ class ClipLoader:
         self.ranks = Ranks(options.rank, options.world_size)
         self._fits: _Fits = {}
         self._rest: tuple[int, Sessions, ClipTable] | None = None  # that was asked for last
+        self._stays: bool | None = None  # whether frames of the last iteration do
         self._told: set[int] = set()  # numbers of parts whose limit was logged
         if not self.of_mix:
             self._check_limit()
@@ -200,9 +203,10 @@ class ClipLoader:
         device = self.find_device() if stream is None else stream.device
         here = Counted(self._buffers, get_worker_info() is not None)
         process = counted or here
-        fitted, first_row = self._fit(plan.part.count, plan.epoch, sessions), None
+        fitted, rows = self._fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
-            first_row = first_rows(selection.episodes.num_frames, selection.selected)
+            rows = self._residency.rows(plan.part, sessions, fitted.settings)
+        self._stays = bool(rows)
         on_device = device is not None
         memory = settle(
             fitted,
@@ -232,7 +236,7 @@ class ClipLoader:
             stream,
             shared=process.in_worker and counted is None,
             decode_there=self.options.tuning.video_decoder == "torchcodec",
-            first_row=first_row,
+            rows=rows,
         )
         return Execution(job, resources, stats)
 
@@ -284,7 +288,16 @@ class ClipLoader:
             "times_without_frame": self.selection.times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
+            **self.residency(),
         }
+
+    def residency(self, num_parts: int | None = None) -> dict[str, list[str]]:
+        """Features whose frames stay in memory, and those decoded anew in every epoch, in so many
+        parts; by default in those of the last iteration, or in one."""
+        stays = self._stays
+        if stays is None or num_parts is not None:
+            stays = self._fit(num_parts or 1).in_memory is not None
+        return self._residency.features(stays)
 
     def columns(
         self, episode: IntArray, start: IntArray, epoch: int, place: IntArray
@@ -351,8 +364,8 @@ class ClipLoader:
         """
         left = zip(rest.pending, state.left, strict=True)
         return {
-            (num_parts, *epoch): self.demand(num_parts, *epoch).fit_given(
-                settings, self._limit(num_parts)
+            (num_parts, *epoch): self._residency.fit_given(
+                self.demand(num_parts, *epoch), self._limit(num_parts), settings, epoch[1]
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -419,6 +432,7 @@ class ClipLoader:
             "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.tuning.shuffle_buffer,
             "clips": selection.chosen_digest,
+            "fixed_shards": self.options.fixed_shards,
         }
 
     def remainder_after(self, state: State) -> Remainder | None:
@@ -471,7 +485,7 @@ class ClipLoader:
             num_parts,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            frames_in_memory(self.selection),
+            self._residency.frames(num_parts, sessions),
             self.selection.dataset.url,
             what,
         )
@@ -488,6 +502,12 @@ class ClipLoader:
             return parse_size(self.options.memory_limit)
         wanted = max(self.demand(number).wanted_limit for number in (1, num_parts))
         return usual_limit(wanted, self.workers(num_parts))
+
+    def decodes_once(self, num_workers: int) -> bool:
+        """Whether so many workers decode each frame once, if they live for several epochs."""
+        num_parts = self.ranks.current().count * num_workers
+        is_cheap = frames_in_memory(self.selection, only_small=True) > 0
+        return not is_cheap and self._fit(num_parts).in_memory is not None
 
     def workers(self, num_parts: int) -> int:
         """How many workers a rank has, where there are so many parts."""
@@ -524,14 +544,25 @@ class ClipLoader:
 
     def _planned(self, epoch: int, part: Part, sessions: Sessions, settings: PlanSettings) -> Plan:
         table, episodes = self.remaining_clips(epoch, sessions), self.selection.episodes
-        make = partial(SequencePlan if self._follows else EpochPlan, windows=self._windows)
+        kind = SequencePlan if self._follows else EpochPlan
+        if settings.resident and epoch and not sessions:
+            kind = ShuffledPlan
+        make = partial(kind, windows=self._windows)
         return make(table, episodes, settings, epoch=epoch, part=part, session=len(sessions))
 
     def _fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
         if (key := (num_parts, epoch if sessions else 0, sessions)) not in self._fits:
-            demand = self.demand(num_parts, epoch, sessions)
-            self._fits[key] = demand.fit(self._limit(num_parts))
+            demand, limit = self.demand(num_parts, epoch, sessions), self._limit(num_parts)
+            self._fits[key] = self._residency.fit(demand, limit, sessions)
         return self._fits[key]
+
+    @property
+    def _residency(self) -> Residency:
+        """Which frames stay in memory."""
+        options = self.options
+        is_asked = options.device is None or options.memory_limit is not None
+        settings, windows = self._settings, self._windows
+        return Residency(self.selection, settings, windows, options.fixed_shards, is_asked)
 
     def _facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
         """What settings are chosen for: all epochs, or what some sessions have left of one."""

@@ -37,7 +37,7 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.pipes.memory import is_small
+from seqrecord.pipes.memory import frames_in_memory, is_decoded, is_small
 from seqrecord.processes.forks import PerProcess
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.reading.dataset import Dataset
@@ -83,9 +83,10 @@ class ClipReader:
     """Reads clips of a selection. Picklable; a copy in another process begins without memory.
 
     The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
-    frame is read and decoded once in a call, however many of its clips have it. Small raw features
-    whose frames all fit into `memory_limit` bytes stay in memory once they were read. Safe to use
-    from many threads.
+    frame is read and decoded once in a call, however many of its clips have it. Features that are
+    small and raw, or encoded, and whose frames all fit into `memory_limit` bytes stay in memory
+    once they were read, and so do results of a deterministic `frame_transform`. Safe to use from
+    many threads.
     """
 
     def __init__(self, selection: ClipSelection, memory_limit: int | str) -> None:
@@ -102,6 +103,13 @@ class ClipReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ClipReader, (self._selection, self._memory_limit)
+
+    @property
+    def resident(self) -> list[str]:
+        """The features whose frames stay in memory."""
+        return [
+            name for one in self._sets if one.in_memory is not None for name in one.dataset.features
+        ]
 
     def read(self, numbers: IntArray) -> ClipSequence:
         """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
@@ -150,11 +158,12 @@ class ClipReader:
         keys = [frame_keys(*frames.stored(episode[:, None], some)) for some in found]
         for one in self._sets:
             if one.in_memory is not None:
-                [(number, names)] = one.features.items()
-                rows = self._rows(keys[number])
-                if not (is_read := one.in_memory.is_read[rows]).all():
-                    self._fill(one, one.in_memory, keys[number][~is_read], buffers)
-                sources.append(ClipRows(one.in_memory, rows, names))
+                rows_of = {number: self._rows(keys[number]) for number in one.features}
+                missing = [keys[n][~one.in_memory.is_read[r]] for n, r in rows_of.items()]
+                if any(map(len, missing)):
+                    self._fill(one, one.in_memory, np.concatenate(missing), buffers)
+                for number, names in one.features.items():
+                    sources.append(ClipRows(one.in_memory, rows_of[number], names))
                 continue
             wanted = np.concatenate([keys[number].reshape(-1) for number in one.features])
             # Each frame once, the place where it comes first, and for every place which it is.
@@ -228,8 +237,8 @@ class ClipReader:
 
         def load(keys: IntArray) -> None:
             keys = keys[~arena.is_read[self._rows(keys)]]  # others may be copying what was read
-            for item in self._loads(one, keys, arena, rows := self._rows(keys), buffers):
-                item.do()
+            items = self._loads(one, keys, arena, rows := self._rows(keys), buffers)
+            _Threads(1 if one.is_small else self._num_threads.get()).copy(items)
             arena.is_read[rows] = True
 
         with self._filling.get():
@@ -237,7 +246,7 @@ class ClipReader:
             if not len(keys):
                 return
             try:
-                load(_blocks(one.dataset, keys))
+                load(_blocks(one.dataset, keys) if one.is_small else keys)
             except SeqRecordError:  # of frames that nobody wants, maybe
                 load(keys)
 
@@ -250,13 +259,17 @@ def _sets_of(
     Frames that stay take at most `memory_limit` bytes: those of the smallest features.
     """
     arrays, dataset = selection.arrays, selection.dataset
-    if selection.frame_transform is not None:  # it needs whole frames
-        return [_Set(dataset, dict(enumerate(alike)), arrays)]
     num_rows = int(dataset.contents.episode_table.num_frames[selection.selected].sum())
+    if selection.frame_transform is not None:  # it needs whole frames
+        needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
+        stays = frames_in_memory(selection, only_small=False) and needed <= memory_limit
+        arena = Arena(arrays, num_rows) if stays else None
+        return [_Set(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
     small = [name for name in dataset.features if is_small(dataset, name)]
-    small.sort(key=lambda name: arrays[name].nbytes)
-    needed = accumulate(num_rows * (arrays[name].nbytes + 1) for name in small)
-    fitting = [name for name, nbytes in zip(small, needed, strict=True) if nbytes <= memory_limit]
+    staying = [*small, *(name for name in dataset.features if is_decoded(dataset, name))]
+    staying.sort(key=lambda name: arrays[name].nbytes)
+    sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
+    fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
     found: list[_Set] = []
     for number, names in enumerate(alike):
@@ -269,7 +282,8 @@ def _sets_of(
             straight = [name for name in some if goes and arrays[name].is_fixed]
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = in_memory.get(some[0])
-            found.append(_Set(stored, {number: some}, specs, straight, kind is not False, arena))
+            is_read_alone = kind is not False and some[0] in small
+            found.append(_Set(stored, {number: some}, specs, straight, is_read_alone, arena))
     return found
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
+from seqrecord.pipes.distributed import find_starting, say_once
 from seqrecord.pipes.states import BatchSource, Clip, PlanT, Remainder, Sharing, State, parse_state
 from seqrecord.pipes.worker_epochs import SharedEpochs, group_given, own_group
 from seqrecord.processes.forks import PerProcess, at_fork, check_fork
@@ -279,6 +280,19 @@ class Epochs(Generic[PlanT]):
                 self._publish()
         if (own := self._own) is not None and (group := group_given(self)) is not None:
             own.allot(group)
+            self._warn_of_new_workers()
+
+    def _warn_of_new_workers(self) -> None:
+        """Log a warning where workers are started anew that would else have all frames."""
+        loader = None if (starting := find_starting()) is None else starting[1]
+        if loader is None or loader.persistent_workers or not self.current:
+            return
+        with suppress(SeqRecordError):  # raised where an iteration begins
+            if any(source.decodes_once(loader.num_workers) for source in self.loader.sources):
+                say_once(
+                    "new worker processes decode all frames again in every epoch, and the frames "
+                    "fit into memory_limit: DataLoader(…, persistent_workers=True) keeps them"
+                )
 
     @property
     def _own(self) -> SharedEpochs | None:

@@ -126,7 +126,9 @@ class WithEpochs(Generic[PlanT]):
         `waiting_percent`: how much of `epoch_seconds`, from the epoch's beginning until the
         training last had a batch, it has waited for batches, the first one included; `loads` of
         chunks, and `loads_held_back`, which had to wait for memory; `requests`, `retries` and other
-        counts of the storage; and the `bottleneck`, in words.
+        counts of the storage; and the `bottleneck`, in words. `features_resident` lists the
+        features whose frames stay in memory for later epochs, and `features_redecoded` those that
+        every epoch decodes anew.
 
         Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
         `clips_outside` (a window leaves the episode), `clips_dropped` (by `drop_last`).
@@ -391,9 +393,11 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
 
     def stats(self) -> dict[str, Any]:
         """What this process has read so far: `bytes_read`, `frames_decoded` and
-        `video_frames_decoded`, those that were decoded for others included."""
+        `video_frames_decoded`, those that were decoded for others included. `features_resident`
+        lists the features whose frames stay in memory once they were read."""
         report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
-        return {name: report[name] for name in (*names, "video_frames_decoded")}
+        found = {name: report[name] for name in (*names, "video_frames_decoded")}
+        return {**found, "features_resident": self._reader.resident}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._selection.describe()})"

@@ -71,20 +71,37 @@ def settle(
     return memory
 
 
-def frames_in_memory(selection: ClipSelection) -> int:
+def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
-    of the selected episodes, where they are small; else none."""
+    of the selected episodes, or none.
+
+    Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
+    or transform than to copy. Large raw frames do not stay: reading them again is a copy.
+    """
     if selection.excerpts is not None:  # whose places are no frames of chunks
         return 0
-    are_small = all(_is_small(selection.dataset, name) for name in selection.dataset.features)
+    features, transform = selection.dataset.features, selection.frame_transform
+    stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
+    if not (stays or only_small) and all(spec.is_fixed for spec in selection.arrays.values()):
+        if transform is not None:
+            stays = selection.transform_is_deterministic
+        else:
+            are_fixed = all(spec.is_fixed for spec in features.values())
+            stays = are_fixed and not all(spec.is_raw for spec in features.values())
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
-    return int(num_frames.sum()) if are_small and selection.frame_transform is None else 0
+    return int(num_frames.sum()) if stays else 0
 
 
 def is_small(dataset: Dataset, feature: str) -> bool:
     """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
     reader, group = dataset.contents.chunks, dataset.features[feature].group
     return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
+
+
+def is_decoded(dataset: Dataset, feature: str) -> bool:
+    """Whether a feature's frames are encoded, of a fixed shape, and all there: they may stay."""
+    spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
+    return spec.is_fixed and not spec.is_raw and not len(gaps)
 
 
 def check_machine(nbytes: int, url: str) -> None:
@@ -170,6 +187,9 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     dataset, episodes, stored = selection.dataset, selection.episodes, selection.stored.values()
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
+    # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
+    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in features.values() if spec.is_video)
+    staying, whole = tuple[int, ...](), 0
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
         if grid.whole is None:
@@ -178,17 +198,22 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
         else:
             frames, most = [frame + open_chunk_bytes(grid, groups, features)], grid.largest.max()
             each = [bytes_of_run(*one, int(most)) for one in sizes]
-        chunk = sum(each) + sum(spec.nbytes for spec in stored) + frame
+            most = grid.whole.largest.max()
+            whole = sum(bytes_of_run(*one, int(most)) for one in sizes)
+        beside, staying = sum(spec.nbytes for spec in stored) + frame, (frame,)
+        chunk, whole = sum(each) + beside, max(sum(each), whole) + beside + decoders
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(selection.arrays, features)
+        staying = tuple(frames)
         for place, grid in enumerate(episodes.groups):
             frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)
         chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
+        whole = chunk + decoders
     lengths = selection.lengths
     clip = sum((spec.nbytes + _beside(spec)) * lengths[n] for n, spec in selection.made.items())
-    held = tuple(max(1, nbytes) for nbytes in frames)
-    return FrameSizes(held, chunk, batch_size * max(1, clip))
+    held, all_held = (tuple(max(1, nbytes) for nbytes in each) for each in (frames, staying))
+    return FrameSizes(held, chunk, batch_size * max(1, clip), all_held, whole)
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:

@@ -334,6 +334,7 @@ class MixLoader:
                 "clips_repeated": own.repeated,
                 "mixed_from": own.mixed_from,
                 "episodes_too_short": clips.num_short_episodes,
+                **loader.residency(),
             }
         return {**_summed(done, sources), "sources": sources}
 
@@ -422,6 +423,8 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
                 before = total.get(name, {})
                 more = {feature: before.get(feature, 0.0) + n for feature, n in value.items()}
                 total[name] = {**before, **more}
+            elif isinstance(value, list):  # of features
+                total[name] = [*dict.fromkeys([*total.get(name, ()), *value])]
             elif name not in _OWN and not isinstance(value, str):
                 total[name] = total.get(name, 0) + value
     if not own["clips"]:

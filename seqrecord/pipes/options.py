@@ -196,6 +196,8 @@ class ClipOptions:
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
             names of features of them. It is called from several threads, and twice for the first
             frame when the loader is made: one with random results is refused.
+        deterministic_transform: `frame_transform` gives the same for a frame whenever it is called.
+            Then its results may stay in memory, see `memory_limit`.
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
             a function, or a list of these, one after the other. A clip has one window for all of
             its frames, and only the window is copied, or resized. The window is drawn from seed,
@@ -258,6 +260,7 @@ class ClipOptions:
     frame_transform: FrameTransform | None = _checked(
         None, _such(callable, "a function from a dict of arrays to a dict of arrays")
     )
+    deterministic_transform: bool = _checked(False, _check_flag)
     clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
     ragged: Ragged = _checked("list", _only(check_ragged))
 
@@ -437,6 +440,10 @@ class LoaderOptions(ClipOptions):
         batch_size: clips of a batch, or `None` for single clips.
         drop_last: leave out clips that do not fill a batch on every rank. Without `batch_size`,
             those that not every rank would have, see `equal`; with `equal=False` an error.
+        fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
+            and worker has the same clips in every epoch, and each epoch after the first is a full
+            shuffle of them. If false, the clips of ranks and workers change from epoch to epoch, as
+            they do where frames do not stay. With `shuffle=False` they never change.
         equal: give all ranks and workers equally many clips and batches. If the clips cannot be
             divided so, some parts repeat one clip of another part, or with `drop_last` leave one
             out. If false, every clip comes exactly once, and ranks may get one batch more than
@@ -450,12 +457,15 @@ class LoaderOptions(ClipOptions):
             what would mix better. An epoch is refused where the ranks of a machine would take more
             than 80 % of its memory. With a `device`, frames and batches are in the device's memory;
             the host also needs pinned memory for the decoded frames of the chunks being read and of
-            two more, each rounded up to a power of two by torch. On a local disk, where all
-            features are small and raw, and all frames of the selected episodes fit into the limit,
-            they stay in memory once they were read and checked, as long as the object lives: later
-            epochs read only what none before has read. Worker processes keep nothing. The batches
-            that a DataLoader prefetches from its workers (`prefetch_factor` for each worker, two by
-            default) come on top.
+            two more, each rounded up to a power of two by torch. Where all frames that this process
+            needs fit into the limit beside batches and chunks, they stay in memory, decoded, as
+            long as the object lives: later epochs decode no frame again. That holds for frames of
+            fixed shapes that are small (64 KiB), or of which a feature is video or encoded, and for
+            the results of a `frame_transform` under `deterministic_transform`; large raw frames are
+            read again. Frames stay on a `device` under an explicit limit only, but for small ones.
+            Worker processes keep frames as long as they live: `persistent_workers=True`. The
+            batches that a DataLoader prefetches from its workers (`prefetch_factor` for each
+            worker, two by default) come on top.
         device: where tensors go, such as "cuda:1"; "cuda" is the GPU that is the current one of the
             thread that asks for an iteration's first batch. Behind threads of others, as those of
             torchdata's nodes, that is the first GPU for every rank: say "cuda:1" there. Each frame
@@ -479,6 +489,7 @@ class LoaderOptions(ClipOptions):
     rotate_phase: bool = _checked(False, _check_flag)
     batch_size: int | None = _checked(None, _check_count)
     drop_last: bool = _checked(False, _check_flag)
+    fixed_shards: bool = _checked(True, _check_flag)
     equal: bool = _checked(True, _check_flag)
     memory_limit: int | str | None = _checked(None, _check_size)
     device: str | torch.device | None = _checked(None, _only(_check_device))

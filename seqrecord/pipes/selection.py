@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from seqrecord.clips.chosen import ChosenClips
-from seqrecord.clips.depth import bound
+from seqrecord.clips.depth import DepthToMeters, bound
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipFrames, ClipUse
 from seqrecord.clips.grids import numbered
@@ -124,6 +124,9 @@ class ClipSelection:
 
     def _select(self, options: ClipOptions) -> None:
         self.frame_transform = bound(options.frame_transform, self.dataset.features)
+        self.transform_is_deterministic = options.deterministic_transform or isinstance(
+            options.frame_transform, DepthToMeters
+        )
         self.selected = self.dataset.find_episodes(options.episodes, options.split)
         self._last: tuple[tuple[int, int], ClipTable] | None = None  # see `clips_in`
         rotates = isinstance(options, LoaderOptions) and options.rotate_phase

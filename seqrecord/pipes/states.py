@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seqrecord.engine.trace import Trace
     from seqrecord.pipes.clip_loader import ClipLoader
 
-_VERSION = 6
+_VERSION = 7
 _MAX_PARTS = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source
 _EPISODES = ("count", "frames", "digest", "dataset")

@@ -6,6 +6,7 @@ from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, 
 from seqrecord.sampling.random_order import Phases
 from seqrecord.sampling.runs import Part, Window
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
+from seqrecord.sampling.shards import Intervals, ShuffledPlan, shard_frames
 
 __all__ = [
     "ClipFacts",
@@ -14,6 +15,7 @@ __all__ = [
     "Frees",
     "GroupPlan",
     "GroupRound",
+    "Intervals",
     "Loads",
     "Part",
     "Phases",
@@ -21,8 +23,10 @@ __all__ = [
     "PlanSettings",
     "Round",
     "SequencePlan",
+    "ShuffledPlan",
     "Window",
     "check_drop_last",
     "count_unused_frames",
     "resident_bounds",
+    "shard_frames",
 ]

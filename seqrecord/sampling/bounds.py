@@ -42,7 +42,7 @@ ORDERS = ("clips", "sequences")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """How an epoch is walked; `memory.Demand` chooses the last five.
+    """How an epoch is walked; `memory.Demand` chooses the last six.
 
     In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
     `BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).
@@ -55,6 +55,9 @@ class PlanSettings:
     With `equal` all parts have equally many clips; without it every clip is in exactly one.
     `rotate_phase` says that the clip tables of other epochs have other phases (see
     `random_order.Phases`).
+
+    With `resident` all frames of a part stay in memory: its clips are the same in every epoch, and
+    those after the first are full shuffles of them; see `shards`.
 
     With the order "sequences" clips of an episode follow each other in a row of the batches, see
     `sequences`. There is a cursor for each row, and the other four numbers have no meaning.
@@ -72,6 +75,7 @@ class PlanSettings:
     run_frames: int | None = 512
     first_block_frames: int = 8
     num_shares: int | None = None
+    resident: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

@@ -24,11 +24,12 @@ import numpy.typing as npt
 from seqrecord.clips.grids import followed, frame_keys, numbered
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings
+from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Cursors
-from seqrecord.sampling.epoch import EpochLayout, key_of_session
-from seqrecord.sampling.runs import PartShares, Window, concatenated_pieces
+from seqrecord.sampling.epoch import EpochLayout
+from seqrecord.sampling.runs import Part, PartShares, Window, concatenated_pieces
 from seqrecord.sampling.sequences import remaining_sequences
+from seqrecord.sampling.shards import shuffled
 
 _AT_ONCE = 1 << 18
 _MAX_CURSORS = 1 << 24  # of all parts of a session
@@ -113,9 +114,10 @@ class _Remainder:
     ) -> None:
         self._table, self._at_once, count = table, at_once, session.num_parts
         windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
-        facts = ClipFacts.of(table, episodes, windows)
-        settings, key = session.settings, key_of_session(session.settings, epoch, number)
-        layout = EpochLayout(facts, settings, episodes, windows, table.selected, key, count)
+        settings, self._epoch = session.settings, epoch
+        self._is_shuffled = settings.resident and epoch > 0 and not number  # see `ShuffledPlan`
+        of_shares = 0 if self._is_shuffled else epoch
+        layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
         self._layout = layout
         self._sequence, self._shares = layout.share_out(table, np.arange(count))
         clips = layout.num_clips(self._shares)
@@ -133,11 +135,23 @@ class _Remainder:
 
     def table(self) -> ClipTable:
         """The clips that are left, in canonical order."""
+        if self._is_shuffled:
+            return self._in_order(*_intervals(np.flatnonzero(self._left())))
         found = [] if self._is_over else list(map(self._remaining, self._groups()))
         empty = np.zeros(0, np.int64)
         columns = zip(*found, strict=True) if found else [[empty]] * 3
         start, stop, twice = (np.concatenate(list(column)) for column in columns)
         return self._in_order(*_without(start, stop, twice))
+
+    def _left(self) -> npt.NDArray[np.bool_]:
+        """Which clips of the sequence no part has given of its full shuffle."""
+        left = np.full(self._sequence.num_clips, not self._is_over)
+        for part, given in enumerate(self._given.tolist() if not self._is_over else ()):
+            shares = zip(self._shares.start[part], self._shares.stop[part], strict=True)
+            own = np.concatenate([np.arange(*share) for share in shares])
+            place = Part(part, len(self._given))
+            left[own[shuffled(self._layout.settings, self._epoch, place, len(own))[:given]]] = False
+        return left
 
     def _groups(self) -> Iterator[IntArray]:
         """The parts that have clips, in groups; parts of one group have equally many cursors."""

@@ -81,19 +81,8 @@ class EpochPlan(Plan):
     """
 
     def _lay_out(self, table: ClipTable, session: int) -> None:
-        settings, part = self.settings, self.part
-        facts = ClipFacts.of(table, self._episodes, self._windows)
-        key = key_of_session(settings, self.epoch, session)
-        layout = EpochLayout(
-            facts, settings, self._episodes, self._windows, table.selected, key, part.count
-        )
-        if not session:
-            check_drop_last(table.num_clips, settings, part.count)
-        runs, shares = layout.share_out(table, np.array([part.index]))
-        self.num_repeated = int(shares.repeated[0])
-        self.num_clips = int(layout.num_clips(shares)[0])
-        self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
-        self.num_batches = -(-self.num_clips // self._batch_size)
+        layout, runs, shares = self._share_out(table, self.epoch, session)
+        facts, settings = layout.facts, self.settings
         cursors = layout.cursors(runs, shares.start, shares.stop)
         self._layout, self._cursors = layout, cursors
         self._before = np.minimum(cursors.clips_before_rounds(), self.num_clips)
@@ -103,6 +92,23 @@ class EpochPlan(Plan):
             cursors.end_before(self.num_rounds)
         bounds = cursor_bounds(facts, settings, longest=cursors.longest)
         self._resident = [self.num_cursors * bound for bound in bounds]
+
+    def _share_out(
+        self, table: ClipTable, epoch: int, session: int
+    ) -> tuple[EpochLayout, Runs, PartShares]:
+        """The layout of an epoch, its runs and this part's shares; counts the part's clips."""
+        settings, part = self.settings, self.part
+        layout = EpochLayout.of(
+            table, self._episodes, self._windows, settings, part.count, epoch, session
+        )
+        if not session:
+            check_drop_last(table.num_clips, settings, part.count)
+        runs, shares = layout.share_out(table, np.array([part.index]))
+        self.num_repeated = int(shares.repeated[0])
+        self.num_clips = int(layout.num_clips(shares)[0])
+        self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
+        self.num_batches = -(-self.num_clips // self._batch_size)
+        return layout, runs, shares
 
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
         number = blocks.round * max(1, self.num_cursors) + blocks.cursor
@@ -134,6 +140,24 @@ class EpochLayout:
     selected: IntArray
     key: int  # of all random numbers
     num_parts: int
+
+    @classmethod
+    def of(
+        cls,
+        table: ClipTable,
+        episodes: EpisodeTable,
+        windows: Sequence[Window],
+        settings: PlanSettings,
+        num_parts: int,
+        epoch: int = 0,
+        session: int = 0,
+    ) -> EpochLayout:
+        """That of the clips of a table, in this session of an epoch."""
+        facts, key = (
+            ClipFacts.of(table, episodes, windows),
+            key_of_session(settings, epoch, session),
+        )
+        return cls(facts, settings, episodes, windows, table.selected, key, num_parts)
 
     @property
     def sizes(self) -> BlockSizes:

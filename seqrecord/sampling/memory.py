@@ -29,7 +29,7 @@ LOADS_SHARE = 8  # one part in eight of the limit
 AHEAD = 1.5  # times the frames held, so that loads of the next round have room too
 MOST_AHEAD = 2.0  # … where memory is left: then all of the next round's loads may begin, which
 # `Demand.default_settings` leaves room for where it chooses larger blocks than the smallest
-STAYING = 8  # bytes beside a frame that stays: whether it is there, and which clip is the first
+STAYING = 24  # bytes beside a frame that stays: whether it is there, and the order of clips
 USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, or more to mix well
 MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers together
 
@@ -56,11 +56,20 @@ MOST_CLIPS = 1 << 17  # of a round, which is planned at once
 @dataclass(frozen=True)
 class FrameSizes:
     """Bytes: of a frame of each group in its arena, of the largest chunk of any group while it is
-    read, of a batch."""
+    read, of a batch; and where all frames stay, of a frame, and of a load, which then decodes all
+    of a chunk."""
 
     frames: tuple[int, ...]
     chunk: int
     batch: int
+    staying: tuple[int, ...] = ()
+    whole_chunk: int = 0
+
+    @property
+    def of_staying(self) -> FrameSizes:
+        """The sizes where all frames stay."""
+        chunk = max(self.chunk, self.whole_chunk)
+        return replace(self, frames=self.staying or self.frames, chunk=chunk)
 
     def held(self, frames: Sequence[int]) -> int:
         """Bytes of so many frames of each group."""
@@ -130,13 +139,14 @@ class Fit:
     def with_all(self, num_frames: int) -> Fit:
         """The same with rows for so many frames of each group, which then stay once they were
         loaded; without, where they do not all fit."""
-        sizes = tuple(nbytes + STAYING for nbytes in self.sizes.frames)
-        rows = (max(1, num_frames),) * len(sizes)
-        left = self.max_arena - replace(self.sizes, frames=sizes).held(rows)
+        sizes = self.sizes.of_staying
+        rows = (max(1, num_frames),) * len(sizes.frames)
+        left = self.max_arena - sizes.held(rows) - STAYING * sum(rows)
+        left -= self.max_loads * (sizes.chunk - self.sizes.chunk)
         if not num_frames or left < 0:
             return self
         prefetch = self.prefetch + self._more_batches(left)
-        return replace(self, in_memory=Memory(rows, prefetch, self.max_loads, 0))
+        return replace(self, sizes=sizes, in_memory=Memory(rows, prefetch, self.max_loads, 0))
 
     def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
         """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read

@@ -116,6 +116,8 @@ class PlanReport:
     hours: float | None
     price: float
     is_exact: bool  # whether every load was counted
+    features_resident: list[str]  # whose frames stay in each process, if it lives on
+    features_redecoded: list[str]  # in every epoch
 
     def to_json(self) -> dict[str, Any]:
         """Everything; times are in seconds or hours, and sizes in bytes."""
@@ -152,6 +154,12 @@ class PlanReport:
         ]
         if videos := self.total.video_frames_decoded:
             lines.append(f"  video         at most {videos:,} frames decoded")
+        for what, names in (
+            ("stay", self.features_resident),
+            ("decode again", self.features_redecoded),
+        ):
+            if names:
+                lines.append(f"  {what:<13} {', '.join(names)}")
         if self.hours is not None:
             lines.append(f"  time          {about}{self.hours:,.2f} h of reading")
         if self.price:
@@ -231,6 +239,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
         hours=None if rate is None else total.bytes / rate / 3600,
         price=total.bytes / 1e9 * options.price_per_gb + total.requests * options.price_per_request,
         is_exact=counter.is_exact,
+        **counter.residency(),
     )
 
 
@@ -300,17 +309,22 @@ class _Counter:
             rest += last * _series(share, left / half)
         return rest
 
+    def residency(self) -> dict[str, list[str]]:
+        """See `ClipLoader.residency`."""
+        return self._loader.residency(self._parts)
+
     def _share_left(self, first: Amount) -> float:
         """The share of what an epoch has read that the next one reads, where frames stay.
 
-        Of clips that are shuffled among R ranks, each rank has read one in R by then; of others all
-        of them. Where epochs have clips of other frames, the share of all frames that the `first`
-        one has read counts.
+        Of clips that are shuffled among R ranks in every epoch, each rank has read one in R by
+        then; of others all of them. Where epochs have clips of other frames, the share of all
+        frames that the `first` one has read counts.
         """
         selection, options = self._loader.selection, self._options
         frames = int(selection.episodes.num_frames[selection.selected].sum())
         read = min(1.0, first.frames_decoded / max(1, frames)) if self.differs else 1.0
-        return 1 - read / (options.ranks if options.shuffle else 1)
+        is_fixed = self._loader.settings(self._parts).resident
+        return 1 - read / (options.ranks if options.shuffle and not is_fixed else 1)
 
     def epoch(self, number: int, most_parts: int | None = None) -> tuple[Amount, Amount, int, int]:
         """What an epoch reads, what its first batches do, and its clips and batches."""
@@ -344,7 +358,7 @@ class _Counter:
         execution = self._loader.execution(
             plan, (), EngineStats(), counted=Counted(buffers, in_worker)
         )
-        stays = execution.resources.first_row is not None
+        stays = bool(execution.resources.rows)
         most_loads = self._options.most_loads * (_LOADS_WHERE_KEPT if stays else 1)
         spans = _spans(plan, most_loads // num_parts)
         walked = walk(execution, self._asked, spans)
@@ -374,14 +388,13 @@ class _Counter:
         from seqrecord.engine.engine import whole_chunks
         from seqrecord.engine.stores import used_rows
 
-        plan, first_row = execution.job.plan, execution.resources.first_row
+        plan, rows = execution.job.plan, execution.resources.rows
         group, window = plan.groups[plan.leading].group, plan.groups[plan.leading].window
-        stays_whole = first_row is not None and group in whole_chunks(execution.job.dataset)
+        stays_whole = bool(rows) and group in whole_chunks(execution.job)
         if self._options.spec.stride >= window.span and not stays_whole:
             return plan.num_clips / max(1, walked.clips)
-        if first_row is not None:  # no frame is loaded twice
-            rows = execution.buffers.arenas[plan.leading].num_rows
-            used = int(np.count_nonzero(used_rows(plan, plan.leading, first_row, rows)))
+        if rows:  # no frame is loaded twice
+            used = int(np.count_nonzero(used_rows(plan, plan.leading, rows[plan.leading])))
             return used / window.frame_step / max(1, walked.frames)
         _, begin, stop = plan.used(plan.leading)
         return int((-(begin - stop) // window.frame_step).sum()) / max(1, walked.frames)

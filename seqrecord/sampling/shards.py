@@ -1,0 +1,191 @@
+"""Shards: the clips of each part, the same in every epoch, and their full shuffle.
+
+While the frames of a part stay in memory, it gives the same clips in every epoch: those that its
+plan of epoch 0 has. Epoch 0 streams. Each later epoch is a random permutation of the part's clips::
+
+    clips of all parts      |-----A-----|--B--|------C------|---D---|
+    part 0, epoch 0         A B C D A B C D         streamed by cursors
+    part 0, epoch 1         D A A C B D C B         a permutation, any clip may come first
+
+A process without these frames, for it resumes there, loads each chunk when a clip first needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from seqrecord.clips.grids import ChunkGrid, frame_keys, numbered, split_keys
+from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
+from seqrecord.processes.forks import cached_property
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_session
+from seqrecord.sampling.plan import Clips, Frees, GroupRound, Loads, Round
+from seqrecord.sampling.random_order import key_of, permutation
+from seqrecord.sampling.runs import Part, Runs, Window
+
+_SHUFFLE = 5  # what a number drawn for an epoch is for
+_ROUND = 256  # clips
+
+
+class Intervals(NamedTuple):
+    """Frames `[begin, stop)` of episodes, disjoint and ascending; int64[n] each."""
+
+    episode: IntArray
+    begin: IntArray
+    stop: IntArray
+
+    @property
+    def num_frames(self) -> int:
+        """In all of them."""
+        return int((self.stop - self.begin).sum())
+
+
+def shuffled(settings: PlanSettings, epoch: int, part: Part, num_clips: int) -> IntArray:
+    """The order in which a part gives its clips in a later epoch; int64[num_clips]."""
+    key = key_of(key_of_session(settings, epoch, 0), _SHUFFLE, part.index, part.count)
+    return permutation(key, num_clips)
+
+
+def shard_frames(
+    table: ClipTable,
+    episodes: EpisodeTable,
+    windows: Sequence[Window],
+    settings: PlanSettings,
+    num_parts: int,
+    parts: IntArray | None = None,
+) -> tuple[list[Intervals], int]:
+    """The frames of each group that clips of some `parts` use in epoch 0, by default of all parts,
+    and the most that any of them needs of a group.
+
+    The intervals are those of the first of these parts.
+    """
+    layout = EpochLayout.of(table, episodes, windows, settings, num_parts)
+    parts = np.arange(num_parts) if parts is None else parts
+    runs, shares = layout.share_out(table, parts)
+    mine, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
+    part = share // max(1, shares.start.shape[1])
+    found, most = [], 0
+    for grid, window in zip(episodes.groups, windows, strict=True):
+        used = _united(part, mine.episode, *used_frames(mine, episodes, window), grid.whole)
+        counts = np.bincount(used[0], used[3] - used[2], len(parts))
+        most = max(most, int(counts.max(initial=0)))
+        found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
+    return found, most
+
+
+def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[IntArray, IntArray]:
+    """The frames `[begin, stop)`, from the first to the last that the clips of each row use."""
+    last = episodes.num_frames[runs.episode] - 1
+    stop = np.clip(runs.last_start + (window.offset + window.span), 1, last + 1)
+    return window.begin(runs.first_start, last), stop
+
+
+def _united(
+    part: IntArray,
+    episode: IntArray,
+    begin: IntArray,
+    stop: IntArray,
+    chunks: ChunkGrid | None,
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """The same frames of each part, without overlaps; of each of `chunks` in one interval, for one
+    decoder goes from its first frame to the last that is used."""
+    order = np.lexsort((begin, episode, part))
+    part, episode, begin, stop = (column[order] for column in (part, episode, begin, stop))
+    owner = np.cumsum((np.diff(part, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
+    reached = np.maximum.accumulate(frame_keys(owner, stop))
+    if not len(part):
+        return part, episode, begin, stop
+    apart = frame_keys(owner, begin)[1:] > reached[:-1]
+    if chunks is not None:
+        last = split_keys(reached[:-1])[1] - 1
+        is_same = chunks.place(episode[:-1], last) == chunks.place(episode[1:], begin[1:])
+        apart &= (owner[1:] != owner[:-1]) | ~is_same
+    first = np.flatnonzero(np.append(True, apart))
+    stops = split_keys(reached[np.append(first[1:], len(part)) - 1])[1]
+    return part[first], episode[first], begin[first], stops
+
+
+class ShuffledPlan(EpochPlan):
+    """The plan of one part of a later epoch: a full shuffle of the clips that it has in epoch 0.
+
+    Its rounds are parts of the shuffle. They load whatever chunks their clips need, so they are for
+    a store that has a row for each frame. Nothing is freed.
+    """
+
+    def _lay_out(self, table: ClipTable, session: int) -> None:
+        assert not session, "the rest of an epoch is planned as a first one"
+        _, runs, shares = self._share_out(table, 0, 0)
+        some = shares.stop > shares.start
+        self._mine, _ = runs.slices(shares.start[some], shares.stop[some])
+        self.num_rounds = -(-self.num_clips // _ROUND)
+        self.num_cursors = min(1, self.num_clips)
+        self._resident = [0] * len(self._windows)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """See `Plan`: each clip is a place from which batches are mixed."""
+        return {**super().counts, "mixed_from": self.num_clips}
+
+    def locate_clip(self, clip: int) -> tuple[int, int]:
+        """See `Plan`."""
+        index = min(clip // _ROUND, self.num_rounds)
+        return index, clip - min(index * _ROUND, self.num_clips)
+
+    def resident(self, round_index: int) -> tuple[Loads, ...]:  # noqa: ARG002
+        """See `Plan`: nothing, for each round loads what it lacks."""
+        return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
+
+    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
+        """See `Plan`."""
+        begin, stop = used_frames(self._mine, self._episodes, self._windows[group])
+        return self._mine.episode, begin, stop
+
+    def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
+        """See `Plan`."""
+        number = np.arange(start * _ROUND, min(stop * _ROUND, self.num_clips))
+        row, first = self._mine.find(self._order[number])
+        episode = self._mine.episode[row]
+        batch, slot = np.divmod(number, self._batch_size)
+        place = self._places(number)
+        clips = Clips(np.zeros_like(number), episode, episode, first, batch, slot, place)
+        groups = range(len(self._windows)) if loads else ()
+        return Round(start, clips, tuple(self._needed(group, episode, first) for group in groups))
+
+    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
+        return (self.merged(index, index + 1) for index in range(start, stop))
+
+    def _needed(self, group: int, episode: IntArray, start: IntArray) -> GroupRound:
+        """Loads of the chunks of a group that clips need, each once, in the order of their use.
+
+        An episode counts as one run.
+        """
+        grid, window = self._episodes.groups[group], self._windows[group]
+        grid = grid if grid.whole is None else grid.whole
+        last = self._episodes.num_frames[episode] - 1
+        begin = window.begin(start, last)
+        stop = np.clip(start + (window.offset + window.span), 1, last + 1)
+        first_place = grid.place(episode, begin)
+        row, inside = numbered(grid.place(episode, stop - 1) - first_place + 1)
+        keys = frame_keys(episode[row], first_place[row] + inside)
+        keys, use, number = np.unique(keys, return_index=True, return_inverse=True)
+        owner, place = split_keys(keys)
+        first, end = grid.bounds(owner, place)  # and of each chunk only the frames of these clips
+        low, high = end.copy(), first.copy()
+        np.minimum.at(low, number, begin[row])
+        np.maximum.at(high, number, stop[row])
+        low, high = np.maximum(low, first), np.minimum(high, end)
+        step, phase = window.frame_step, self._spec.phase + window.offset
+        low += (phase - low) % step
+        count = -(-(high - low) // step)
+        columns = (np.zeros_like(low), owner, owner, grid.row(owner, place), low, count)
+        order = np.argsort(use)
+        order = order[count[order] > 0]
+        loads = Loads(*(column[order] for column in columns))
+        return GroupRound(loads, Frees(*[np.zeros(0, np.int64)] * 4))
+
+    @cached_property
+    def _order(self) -> IntArray:
+        return shuffled(self.settings, self.epoch, self.part, self._mine.num_clips)

@@ -1,0 +1,416 @@
+"""Frames that are decoded once in a training: residency, fixed shards, full shuffles, resuming."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import seqrecord
+from seqrecord import (
+    DepthToMeters,
+    EngineOptions,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+)
+from seqrecord.errors import MemoryLimitError, StateError
+from tests.clip_data import digests, resumed
+from tests.resume_contract import check_resume, check_stateful_loader
+from tests.video_data import moving
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+LENGTHS = {"a": 45, "b": 23, "c": 40, "d": 5, "e": 31, "f": 64}
+FRAMES = sum(LENGTHS.values())
+SIZES = {"video": (32, 48), "images": (160, 160), "small": (8, 8)}
+CODECS = {"video": "h264", "images": "balanced", "small": "balanced"}
+CLIPS: dict[str, Any] = {"clip_len": 4, "batch_size": 5, "seed": 3}
+NUM_CLIPS = sum(length - 3 for length in LENGTHS.values())
+
+
+@lru_cache
+def frames_of(path: Path) -> dict[str, dict[str, Any]]:
+    """What a dataset has, read by number."""
+    episodes = seqrecord.open(path).episodes
+    return {
+        key: {n: np.stack([episodes[key][i][n] for i in range(length)]) for n in ("image", "id")}
+        for key, length in LENGTHS.items()
+    }
+
+
+def write(path: Path, kind: str) -> Path:
+    codecs = {"image": CODECS[kind], "id": "raw"}
+    with SeqRecordWriter(path, codecs=codecs, chunk_frames=40) as writer:
+        for number, (key, length) in enumerate(LENGTHS.items()):
+            with writer.episode(key) as episode:
+                for i, image in enumerate(moving(length, seed=number, size=SIZES[kind])):
+                    episode.append({"image": image, "id": np.array([number, i])})
+    return path
+
+
+@pytest.fixture(scope="module", params=["video", "images"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp(request.param) / "records", request.param)
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("video") / "records", "video")
+
+
+def clips_of(path: Path, loader: Any, length: int = 4, step: int = 1) -> list[tuple[str, int]]:
+    """The clips of an iteration, whose frames are right."""
+    found, frames = [], frames_of(path)
+    for batch in loader:
+        if isinstance(batch["episode"], str):
+            batch = {n: [v] if n in ("episode", "start") else v[None] for n, v in batch.items()}
+        for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
+            some = slice(int(start), int(start) + length * step, step)
+            for name in {"image", "id"} & batch.keys():
+                np.testing.assert_array_equal(batch[name][i], frames[key][name][some])
+            found.append((key, int(start)))
+    return found
+
+
+def every_clip() -> list[tuple[str, int]]:
+    return [(key, i) for key, length in LENGTHS.items() for i in range(length - 3)]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": None},
+    {"shuffle": False},
+    {"drop_last": True},
+    {"engine": EngineOptions(num_cursors=3)},
+    {"dilation": 2, "clip_len": 2, "stride": 4},
+    {"stride": 7},
+    {"stride": 3, "rotate_phase": True},
+    {"pad": "edge", "windows": {"image": [-2, 0], "id": range(5)}},
+    {"order": "sequences"},
+    {"fixed_shards": False},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]) -> None:
+    options = {**CLIPS, **options}
+    pipe = SeqRecordPipe(path, **options)
+    decoded = []
+    epochs = []
+    for _ in range(3):
+        if "windows" in options:
+            epochs.append([(b["episode"], b["start"].tolist()) for b in pipe])
+        else:
+            step = options.get("dilation", 1)
+            epochs.append(clips_of(path, pipe, options["clip_len"], step))
+        decoded.append(pipe.stats()["frames_decoded"])
+    assert sum(decoded) <= FRAMES
+    if "rotate_phase" not in options:
+        assert decoded[1:] == [0, 0]
+    if options == CLIPS:
+        assert decoded == [FRAMES, 0, 0]
+        assert all(sorted(epoch) == every_clip() for epoch in epochs)
+        assert pipe.stats()["mixed_from"] == NUM_CLIPS
+    assert options.get("shuffle", True) == (epochs[1] != epochs[2])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": True}, {"equal": False}])
+def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, Any]) -> None:
+    """Each clip comes once in an epoch over all ranks, and each rank decodes only its own."""
+    pipes = [
+        SeqRecordPipe(path, **CLIPS, **options, rank=i, world_size=num_ranks)
+        for i in range(num_ranks)
+    ]
+    shards: list[Counter[Any]] = []
+    total = 0
+    for epoch in range(3):
+        found = [clips_of(path, pipe) for pipe in pipes]
+        every = Counter(clip for clips in found for clip in clips)
+        repeated = sum(pipe.stats()["clips_repeated"] for pipe in pipes)
+        if "drop_last" not in options:
+            assert every.keys() == set(every_clip())
+            assert every.total() == NUM_CLIPS + repeated
+        assert len({len(pipe) for pipe in pipes}) == 1 or "equal" in options
+        if epoch and "drop_last" not in options:
+            assert [Counter(clips) for clips in found] == shards
+        shards = [Counter(clips) for clips in found]
+        decoded = [pipe.stats()["frames_decoded"] for pipe in pipes]
+        if not epoch:
+            total = sum(decoded)
+        elif "drop_last" not in options:
+            assert decoded == [0] * num_ranks
+    assert total < 2 * FRAMES
+    nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
+    held = [pipe.stats()["resident_bytes"] for pipe in pipes]
+    assert sum(held) < 1.6 * nbytes
+    assert max(held) < nbytes
+
+
+def test_the_order_is_a_function_of_settings_alone(video: Path) -> None:
+    """An epoch that another process begins with, and other engine options, change nothing."""
+    first = SeqRecordPipe(video, **CLIPS, rank=1, world_size=2)
+    epochs = [digests(first) for _ in range(3)]
+    assert epochs[1] != epochs[2]
+    for number in (2, 1):
+        other = SeqRecordPipe(
+            video, **CLIPS, rank=1, world_size=2, engine=EngineOptions(num_threads=1)
+        )
+        other.set_epoch(number)
+        assert digests(other) == epochs[number]
+
+
+def test_shards_change_where_that_is_asked_for(video: Path) -> None:
+    pipe = SeqRecordPipe(video, **CLIPS, rank=0, world_size=2, fixed_shards=False)
+    shards = [frozenset(clips_of(video, pipe)) for _ in range(3)]
+    assert len(set(shards)) == 3
+    small = SeqRecordPipe(video, **CLIPS, rank=0, world_size=2, memory_limit="450KiB")
+    assert [frozenset(clips_of(video, small)) for _ in range(3)] == shards, "as today"
+
+
+def test_weighted_clips_stay_in_one_process_only(video: Path) -> None:
+    clips = {"episode": list(LENGTHS), "start": [1] * 6, "weight": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
+
+    def decoded(**ranks: Any) -> list[int]:
+        pipe = SeqRecordPipe(video, **CLIPS, clips=clips, **ranks)
+        found = []
+        for _ in range(8):
+            clips_of(video, pipe)
+            found.append(pipe.stats()["frames_decoded"])
+        return found
+
+    assert sum(decoded()) <= FRAMES
+    assert min(decoded(rank=0, world_size=2)) > 0
+
+
+def test_memory_is_within_the_limit(path: Path) -> None:
+    """Frames stay where all fit, and a smaller limit decodes anew; both within the limit."""
+    nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
+    kept = []
+    for limit in (2 * nbytes // 3, nbytes, 4 * nbytes + (8 << 20)):
+        pipe = SeqRecordPipe(path, **CLIPS, memory_limit=limit)
+        for _ in range(2):
+            assert sorted(clips_of(path, pipe)) == every_clip()
+        assert pipe.stats()["resident_bytes"] <= limit
+        kept.append(pipe.stats()["frames_decoded"] == 0)
+    assert kept == [False, False, True]
+
+
+def scaled(frame: dict[str, Any]) -> dict[str, Any]:
+    return {"image": frame["image"][::2, ::2] // 2, "id": frame["id"]}
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_results_of_a_transform(path: Path, is_declared: bool) -> None:
+    given: dict[str, Any] = {"frame_transform": scaled, "deterministic_transform": is_declared}
+    pipe = SeqRecordPipe(path, **CLIPS, **given)
+    for epoch in range(3):
+        for batch in pipe:
+            for image, key, start in zip(
+                batch["image"], batch["episode"], batch["start"].tolist(), strict=True
+            ):
+                expected = frames_of(path)[key]["image"][start : start + 4, ::2, ::2] // 2
+                np.testing.assert_array_equal(image, expected)
+        assert (pipe.stats()["frames_decoded"] == 0) == (is_declared and epoch > 0)
+
+
+def test_a_transform_that_draws_is_refused(video: Path) -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(seqrecord.ClipError, match="frame_transform"):
+        SeqRecordPipe(
+            video,
+            **CLIPS,
+            frame_transform=lambda frame: {"image": frame["image"] * rng.random()},
+            deterministic_transform=True,
+        )
+
+
+def test_a_device_needs_an_explicit_limit(video: Path) -> None:
+    for limit, stays in ((None, False), ("64MiB", True)):
+        pipe = SeqRecordPipe(video, **CLIPS, device="cpu", memory_limit=limit)
+        for _ in range(2):
+            assert sorted(clips_of(video, pipe)) == every_clip()
+        stats = pipe.stats()
+        assert (stats["frames_decoded"] == 0) == stays
+        assert stats["features_resident"] == (["image", "id"] if stays else [])
+        assert stats["features_redecoded"] == ([] if stays else ["image"])
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rank": 1, "world_size": 3}, {"drop_last": True}, {"shuffle": False, "rank": 0}],
+    ids=str,
+)
+def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
+    if "rank" in options:
+        options = {"world_size": 2, **options}
+    if "shuffle" in options:
+        stream = SeqRecordStream(video, **CLIPS, **options)
+        whole = [digests(stream) for _ in range(3)]
+        for place in (1, 4):
+            first = SeqRecordStream(video, **CLIPS, **options)
+            digests(first)
+            list(islice(first, place))
+            assert digests(resumed(SeqRecordStream(video, **CLIPS, **options), first.state_dict()))
+        assert whole[0] == whole[1]
+        return
+    check_resume(
+        lambda: SeqRecordStream(video, **{**CLIPS, "batch_size": 16}, **options),
+        positions=lambda count: range(1, count, 3),
+    )
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1), (2, 5)])
+def test_other_ranks_go_on(video: Path, epoch: int, before: int, after: int) -> None:
+    """What is left of the epoch comes once, over all ranks; the next epoch has every clip."""
+    given: list[tuple[str, int]] = []
+    states = []
+    for rank in range(before):
+        pipe = SeqRecordPipe(video, **CLIPS, rank=rank, world_size=before)
+        pipe.set_epoch(epoch)
+        given += clips_of(video, islice(pipe, 3))
+        states.append(json.loads(json.dumps(pipe.state_dict())))
+    rest: list[tuple[str, int]] = []
+    following: list[tuple[str, int]] = []
+    for rank in range(after):
+        pipe = SeqRecordPipe(video, **CLIPS, rank=rank, world_size=after)
+        pipe.load_state_dict(states[0])
+        rest += clips_of(video, pipe)
+        following += clips_of(video, pipe)
+    assert not set(given) & set(rest)
+    assert set(given) | set(rest) == set(every_clip())
+    assert len(rest) < len(every_clip()) - len(given) + after
+    assert set(following) == set(every_clip())
+
+
+def test_a_state_needs_memory_for_its_order(video: Path) -> None:
+    state = SeqRecordPipe(video, **CLIPS).state_dict()
+    with pytest.raises(MemoryLimitError, match="order of the saved state"):
+        SeqRecordPipe(video, **CLIPS, memory_limit="450KiB").load_state_dict(state)
+    with pytest.raises(StateError, match="fixed_shards"):
+        SeqRecordPipe(video, **CLIPS, fixed_shards=False).load_state_dict(state)
+    # A state of less memory goes on in more, in its order.
+    small = SeqRecordPipe(video, **CLIPS, memory_limit="450KiB")
+    state, whole = small.state_dict(), [digests(small) for _ in range(3)]
+    pipe = resumed(SeqRecordPipe(video, **CLIPS), state)
+    assert [digests(pipe) for _ in range(3)] == whole
+
+
+# ---- mixes and workers
+
+
+def mix_of(path: Path, **ranks: Any) -> SeqRecordMix:
+    sources = {name: SeqRecordStream(path, clip_len=4) for name in ("one", "two")}
+    return SeqRecordMix(sources, batch_size=6, seed=4, stop="longest", **ranks)
+
+
+def test_a_mix_decodes_once(video: Path) -> None:
+    mix = mix_of(video)
+    decoded = []
+    for _ in range(3):
+        list(mix)
+        decoded.append(mix.stats()["frames_decoded"])
+    assert decoded == [2 * FRAMES, 0, 0]
+    assert mix.stats()["features_resident"] == ["image", "id"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}], ids=str)
+def test_a_mix_resumes(video: Path, ranks: dict[str, Any]) -> None:
+    check_resume(lambda: mix_of(video, **ranks), positions=lambda count: (1, count // 2))
+
+
+@pytest.mark.slow
+def test_workers(video: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="seqrecord")
+
+    def epochs(**options: Any) -> list[list[tuple[str, int]]]:
+        loader: Any = DataLoader(
+            SeqRecordStream(video, **CLIPS), batch_size=None, num_workers=2, **options
+        )
+        return [clips_of(video, loader) for _ in range(3)]
+
+    kept = epochs(persistent_workers=True)
+    assert "persistent_workers" not in caplog.text
+    anew = epochs()
+    assert caplog.text.count("persistent_workers=True") == 1
+    assert kept == anew
+    for clips in kept:
+        assert set(clips) == set(every_clip())
+    check_stateful_loader(
+        lambda **options: StatefulDataLoader(
+            SeqRecordStream(video, **CLIPS), batch_size=None, num_workers=2, **options
+        )
+    )
+
+
+def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
+    depth = seqrecord.FeatureSpec("depth", np.dtype("uint16"), (200, 200), kind="depth", unit="mm")
+    schema = seqrecord.Schema([depth])
+    with SeqRecordWriter(tmp_path, schema=schema) as writer, writer.episode("a") as episode:
+        for i in range(12):
+            episode.append({"depth": np.full((200, 200), i, np.uint16)})
+    pipe = SeqRecordPipe(tmp_path, **CLIPS, frame_transform=DepthToMeters("depth"))
+    for decoded in (12, 0):
+        list(pipe)
+        assert pipe.stats()["frames_decoded"] == decoded
+
+
+@pytest.mark.parametrize("given", [{}, {"frame_transform": scaled}], ids=["plain", "scaled"])
+@pytest.mark.parametrize("windows", [None, {"image": [0], "id": range(3)}], ids=str)
+def test_the_map_style_class_decodes_once(
+    path: Path, given: dict[str, Any], windows: dict[str, Any] | None
+) -> None:
+    def make(**options: Any) -> seqrecord.SeqRecordDataset:
+        if given:
+            options["deterministic_transform"] = True
+        wanted = {"clip_len": 4} if windows is None else {"windows": windows}
+        return seqrecord.SeqRecordDataset(path, **wanted, **given, **options)
+
+    kept, anew = make(), make(memory_limit=0)
+    order = np.random.default_rng(0).permutation(len(kept)).tolist()
+    for _ in range(2):
+        for i in range(0, len(order), 20):
+            some = order[i : i + 20]
+            one, two = kept.__getitems__(some), anew.__getitems__(some)
+            assert digests(one) == digests(two)
+    stats = kept.stats()
+    assert stats["frames_decoded"] <= 2 * FRAMES  # image and id, where they are read apart
+    assert anew.stats()["frames_decoded"] > 4 * FRAMES
+    before = stats["bytes_read"]
+    kept.__getitems__(order)
+    assert kept.stats()["bytes_read"] == before
+
+
+@pytest.mark.parametrize("options", [{}, {"ranks": 3}, {"ranks": 2, "memory_limit": "450KiB"}])
+def test_plan_says_what_stays(video: Path, options: dict[str, Any]) -> None:
+    report = seqrecord.plan(video, epochs=4, **CLIPS, **options)
+    ranks = options.pop("ranks", 1)
+    decoded, stats = 0, dict[str, Any]()
+    for rank in range(ranks):
+        pipe = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)
+        for _ in range(4):
+            list(pipe)
+            stats = pipe.stats()
+            decoded += stats["frames_decoded"]
+    assert report.total.frames_decoded == decoded
+    for name in ("features_resident", "features_redecoded"):
+        assert getattr(report, name) == stats[name]
+    stays = "memory_limit" not in options
+    assert (report.features_resident == ["image", "id"]) == stays
+    assert ("  stay " in str(report)) == stays
