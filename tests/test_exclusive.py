@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def frame(number: int) -> dict[str, Any]:
     return {"x": np.full(100, float(number))}
 
 
-def in_fork(function: Callable[[], None]) -> str:
+def in_fork(function: Callable[[], object]) -> str:
     """Call it in a forked process: what it raises, as text, or nothing."""
     reader, writer = os.pipe()
     if not (pid := os.fork()):
@@ -102,7 +103,7 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
                 threading.Event().wait(0.01)
         before = files(tmp_path)
         for name, call in OF[kind].items():
-            said = in_fork(lambda call=call: call(writer, episode) and None)
+            said = in_fork(partial(call, writer, episode))
             assert said.startswith("DestinationError: the "), name
             assert "belongs to another process" in said, name
             assert str(tmp_path) in said, name
@@ -116,6 +117,14 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
 def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, kind: Any) -> None:
     """By the end of the block, by an error, by `sys.exit`, and without a reference to it."""
 
+    writer = kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw")
+    episode = writer.episode("a")
+    for number in range(5):
+        episode.append(frame(number))
+    if kind is SeqRecordRecorder:
+        while writer.stats().safe_frames < 5:
+            threading.Event().wait(0.01)
+
     def leave(error: BaseException | None) -> None:
         nonlocal writer, episode
         try:
@@ -128,13 +137,6 @@ def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, k
             del writer, episode
             gc.collect()
 
-    writer = kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw")
-    episode = writer.episode("a")
-    for number in range(5):
-        episode.append(frame(number))
-    if kind is SeqRecordRecorder:
-        while writer.stats().safe_frames < 5:
-            threading.Event().wait(0.01)
     before = files(tmp_path)
     assert "belongs to another process" in in_fork(lambda: leave(None))
     assert in_fork(lambda: leave(KeyError("mine"))) == "KeyError: 'mine'"

@@ -135,6 +135,7 @@ EARLY: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("name", EARLY)
 def test_a_failure_before_an_episode_has_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
+    destination = tmp_path
     for existing in ("", "there", "there/d"):  # of the folders
         root = tmp_path / f"in {existing.count('/')}{len(existing)}"
         (root / existing).mkdir(parents=True)

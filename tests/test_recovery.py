@@ -213,7 +213,8 @@ DAMAGES: dict[str, Any] = {
 
 def damage(path: Path, name: str) -> bytes:
     """Damages a file; its bytes are then these."""
-    path.write_bytes(damaged := DAMAGES[name](path.read_bytes()))
+    damaged: bytes = DAMAGES[name](path.read_bytes())
+    path.write_bytes(damaged)
     return damaged
 
 
