@@ -292,6 +292,10 @@ def test_clean(dataset: Path) -> None:
     assert "no dataset here" in fail("clean", dataset.parent)
 
 
+def test_reindex_of_originals(tmp_path: Path) -> None:
+    assert "takes the folder of a dataset, not originals" in fail("reindex", tmp_path)
+
+
 def test_reindex(dataset: Path) -> None:
     before = seqrecord.open(dataset).fingerprint
     (dataset / "manifest.json").unlink()

@@ -321,7 +321,8 @@ def test_a_function_of_other_arguments_is_refused(path: Path, loader: Any) -> No
     def three(clip: Any, generator: Any, more: Any) -> Any:
         raise AssertionError
 
-    for function in (lambda clip: clip, three, [pose_of, lambda clip: clip]):
+    one = torch.nn.Identity()  # as transforms of torchvision: called with what `forward` takes
+    for function in (lambda clip: clip, three, [pose_of, lambda clip: clip], one):
         with pytest.raises(ClipError, match="cannot be called with 2 arguments") as caught:
             loader(path, clip_len=2, clip_transform=function)
         assert caught.value.expected == "a function of (clip, generator)"

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -155,7 +156,9 @@ def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command:
     [path] = folder.glob("*.db3")
     log = path.with_name(path.name + ending)
     log.touch()
-    packed(tmp_path / "bags", tmp_path / "empty").close()  # an empty log has nothing
+    path.with_name(path.name + "-shm").write_bytes(b"x")
+    with packed(tmp_path / "bags", tmp_path / "empty") as dataset:  # an empty log has nothing
+        assert not any(".db3" in each.pattern for each in dataset.inventories[0].left_out)
     log.write_bytes(b"x" * 100)
     before = sorted(folder.iterdir())
     with pytest.raises(SourceError, match=f"`sqlite3 {path.name} 'PRAGMA {command}") as caught:
@@ -363,3 +366,10 @@ def test_json_of_a_report_names_no_type_of_sound_files(tmp_path: Path) -> None:
     packed(tmp_path / "bags", tmp_path / "records").close()
     [found] = json.loads(run("info", tmp_path / "records", "--json").stdout)["inventories"]
     assert found["format"] == "mcap"
+
+
+def test_a_pointer_on_a_url_is_named(memory_url: str, tmp_path: Path) -> None:
+    with fsspec.open(f"{memory_url}/run/a.tar", "wb") as file:
+        file.write(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(SourceError, match=r"git lfs pull.*memory://.*a\.tar"):
+        seqrecord.convert(seqrecord.open_source(memory_url), tmp_path / "out", workers=1)

@@ -391,6 +391,17 @@ def test_what_is_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         examine(tmp_path)
     assert caught.value.expected == "meta/info.json"
+    (tmp_path / "x.hdf5").touch()
+    with pytest.raises(SourceError, match="not a LeRobot dataset"):
+        examine(tmp_path / "x.hdf5")
+
+
+def test_a_folder_above_data_sets_and_a_part_of_one(tmp_path: Path) -> None:
+    root = made(tmp_path)
+    with pytest.raises(SourceError, match=r"above 1 dataset \(lerobot\)"):
+        examine(root.parent)
+    with pytest.raises(SourceError, match="a part of a LeRobot dataset"):
+        examine(root / "data")
 
 
 def test_a_url(tmp_path: Path, memory_url: str) -> None:

@@ -118,6 +118,12 @@ def test_causes_are_looked_at() -> None:
     assert isinstance(classify(RuntimeError(ConnectionResetError(104, "x")), FILE), TransientError)
 
 
+def test_a_wait_of_any_length_is_understood() -> None:
+    error = classify(Answer(503, Retry_After="9" * 30), FILE)
+    assert isinstance(error, TransientError)
+    assert error.retry_after == 1e30
+
+
 def test_a_ring_of_causes_ends() -> None:
     first, second = RuntimeError("1"), RuntimeError("2")
     first.__cause__, second.__cause__ = second, first

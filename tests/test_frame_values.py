@@ -60,6 +60,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "masked": (lambda: np.ma.masked_less(np.arange(3), 1), r"mask; .*value\.filled\(0\)"),
     "nothing masked": (lambda: np.ma.array(np.arange(3)), r"value\.filled\(0\)"),
     "the masked constant": (lambda: np.ma.masked, r"value\.filled\(0\)"),
+    "a list of masked": (lambda: [np.zeros(2), np.ma.masked_less(np.arange(2), 1)], "mask"),
+    "nested lists": (lambda: [[1, 2], [3, np.ma.masked]], "mask"),
     "bfloat16": (lambda: ONES.bfloat16(), r"expected: value\.float\(\); .*bfloat16"),
     "float8": (lambda: ONES.to(torch.float8_e4m3fn), r"expected: value\.float\(\)"),
     "a gradient": (lambda: ONES.clone().requires_grad_(), r"expected: value\.detach\(\); "),

@@ -422,6 +422,13 @@ def test_a_key_that_is_too_deep_to_export(tmp_path: Path) -> None:
         to_files(tmp_path / "records", None, tmp_path / "out")
 
 
+def test_a_key_that_is_too_long_to_export(tmp_path: Path) -> None:
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("k" * 300) as e:
+        e.append({"x": np.zeros(3)})
+    with pytest.raises(DestinationError, match=r"too long; .*seqrecord edit rename"):
+        to_files(tmp_path / "records", None, tmp_path / "out")
+
+
 def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"records-\xff")
     with seqrecord.SeqRecordWriter(folder) as writer, writer.episode("a") as episode:

@@ -152,6 +152,20 @@ def test_a_lack_of_descriptors_closes_files(
     storage.close()
 
 
+def test_other_libraries_find_descriptors_where_many_are_used(
+    files: tuple[Path, list[str]],
+) -> None:
+    """Imports, sockets and shared memory of workers do not ask for them to be given back."""
+    folder, names = files
+    storage = LocalStorage(folder)
+    for free in (80, 200):
+        with few_free(free), ExitStack() as others:
+            assert first_bytes(storage, names) == [name.encode() for name in names]
+            for _ in range(min(free - 2, 120)):
+                others.enter_context((folder / "0000").open("rb"))
+    storage.close()
+
+
 def test_other_opens_get_the_descriptors_of_open_files(
     files: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

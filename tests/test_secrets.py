@@ -548,10 +548,12 @@ def test_names_of_folders_that_are_no_urls(name: str, tmp_path: Path) -> None:
     "command", ["info {}", "verify {}", "write --src {} --dst out", "cache info {}"]
 )
 def test_commands_show_nothing_of_what_was_meant_as_a_url(command: str) -> None:
-    for text in (f"http:///{USER}@host/x", f"http//{USER}@host", f"https:host/x?sig={MARK}"):
-        texts = run(*command.format(text).split())
-        assert any("error" in each for each in texts)
-        assert not any(MARK in each for each in texts)
+    texts = [f"{start}{USER}@host/x" for start in ("http:///", "http//", "https;//", "htt ps//")]
+    texts += [f"s3./{USER}@host", f"https:host/x?sig={MARK}", f"--https://{USER}@host/x"]
+    for text in texts:
+        shown = run(*(word.format(text) for word in command.split()))
+        assert any("error" in each for each in shown)
+        assert not any(MARK in each for each in shown)
 
 
 # Any text

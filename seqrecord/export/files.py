@@ -14,6 +14,7 @@ where a frame lacks it. A feature whose name is another file's gets a number beh
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -261,8 +262,10 @@ def disk_errors(what: str, root: Path, episode: str | None = None) -> Iterator[N
     except SeqRecordError:
         raise
     except OSError as error:
+        is_long = episode is not None and error.errno == errno.ENAMETOOLONG
+        remedy = "; give it a shorter key (`seqrecord edit rename`)" if is_long else ""
         raise DestinationError(
-            f"{what} cannot be written: {error.strerror or error}",
+            f"{what} cannot be written: {error.strerror or error}{remedy}",
             file=str(error.filename or root),
             episode=episode,
         ) from error

@@ -15,7 +15,7 @@ from seqrecord.indexing.doctor_report import DoctorReport, Findings
 from seqrecord.indexing.doctor_rows import Rows
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import Camera
-from seqrecord.sources.files import find_root, is_file, read_bytes, size_of
+from seqrecord.sources.files import find_original, is_file, read_bytes, size_of
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -25,6 +25,7 @@ from seqrecord.sources.lerobot_layout import (
     read_info,
 )
 from seqrecord.sources.lerobot_rows import number_column
+from seqrecord.sources.nested import check_nested
 from seqrecord.sources.originals import find_files
 from seqrecord.sources.parquet_tables import ParquetTable
 from seqrecord.sources.remote import RemoteFiles, is_url
@@ -61,7 +62,7 @@ def examine(
         progress: called from this thread, after every file.
         storage_options: for the filesystem that serves the URL.
 
-    Raises `SourceError` where there is no LeRobot dataset, or one whose `meta/info.json` cannot be
+    Raises `SourceError` where there is no LeRobot dataset, which names those below, or one whose `meta/info.json` cannot be
     read, and `StorageError` where the storage does not answer.
     """
     files = None
@@ -69,9 +70,10 @@ def examine(
         files = RemoteFiles(open_storage(location, storage_options))
         root, shown = files.root, files.storage.url
     else:
-        root = find_root(location)
+        root = find_original(location)
         shown = str(location)
     if not is_file(root / INFO):
+        check_nested(root, only_lerobot=True)
         raise SourceError(
             "not a LeRobot dataset; doctor checks no other format. `seqrecord write --src SRC "
             "--strict` reads any original, and refuses data that it cannot pack",

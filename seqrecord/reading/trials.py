@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ClipError
-from seqrecord.text import repr_of
 
 
 def check_signature(what: str, function: Callable[..., Any], *arguments: str) -> None:
     """Raise `ClipError` for a function that does not take these positional arguments."""
+    torch = sys.modules.get("torch")
+    is_module = torch is not None and isinstance(function, torch.nn.Module)
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function.forward if is_module else function)
     except (TypeError, ValueError):  # some built-in functions have none
         return
     try:
@@ -29,7 +30,7 @@ def check_signature(what: str, function: Callable[..., Any], *arguments: str) ->
         raise ClipError(
             f"{what} cannot be called with {count}: {error}",
             expected=f"a function of ({', '.join(arguments)})",
-            got=f"{getattr(function, '__name__', repr_of(function, 100))}{signature}",
+            got=f"{getattr(function, '__name__', type(function).__name__)}{signature}",
         ) from None
 
 

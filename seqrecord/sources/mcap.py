@@ -33,6 +33,7 @@ _logger = logging.getLogger("seqrecord")
 LOG_TIME = "log_time"
 """The feature that holds the clock's times."""
 
+_SIDE_FILES = ("-wal", "-shm", "-journal")  # of a database; with messages it is refused
 _IMAGES = ("Image", "CompressedImage", "RawImage")  # how names of types end
 
 
@@ -168,6 +169,7 @@ class Mcap(Originals):
         taken |= {each.metadata for each in self._recordings.values() if each.metadata}
         unlisted = [path for each in self._recordings.values() for path in each.unlisted]
         yield from group_names(unlisted, self.path, "not listed in metadata.yaml")
+        taken |= {Path(f"{path}{ending}") for path in taken for ending in _SIDE_FILES}
         yield from unread_files(self.path, lambda path: path in taken or path in unlisted)
 
     def _dropped(self) -> Iterator[str]:

@@ -297,7 +297,7 @@ def _seconds(text: str, date: str | None) -> float | None:
 
     A date counts from the answer's own `Date`, if there is one: the clocks may differ.
     """
-    if re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text.strip()):
+    if re.fullmatch(r"\d{1,300}(\.\d{1,9})?", text.strip()):
         return float(text)
     if (until := _timestamp(text)) is None:
         return None

@@ -1,7 +1,9 @@
 """Open files: one LRU cache for all storages of a process, sized by the limit on descriptors.
 
 At most half of the soft limit `RLIMIT_NOFILE` stays open, and no more than 4,096 files. The limit
-is looked up at each open, because it may change. If an open fails with `EMFILE` or `ENFILE`, the
+is looked up at each open, because it may change. A new descriptor is the lowest free number: in the
+last quarter below the limit it shows that others have many, and the least recently used half is
+closed, so that imports, sockets and shared memory find descriptors. If an open fails with `EMFILE` or `ENFILE`, the
 least recently used half is closed and the open is repeated. A file in use by a thread is closed
 after its read. A forked child inherits open files, and closes its own copies.
 
@@ -83,7 +85,7 @@ class OpenFiles:
         handle = _open.get(key)
         if handle is None:
             handle = _open.setdefault(key, open_file())
-            _close_oldest(_most_open())
+            _close_oldest(_most_open(handle.fd))
             return handle
         try:  # noqa: SIM105 - for every read
             _open.move_to_end(key)
@@ -116,8 +118,12 @@ def descriptor_limit() -> int:
     return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else limit
 
 
-def _most_open() -> int:
-    return max(1, min(_MOST, descriptor_limit() // 2))
+def _most_open(newest: int) -> int:
+    limit = descriptor_limit()
+    most = min(_MOST, limit // 2)
+    if newest >= limit - limit // 4:
+        most = min(most, len(_open) // 2)
+    return max(1, most)
 
 
 def _close_oldest(left: int) -> None:

@@ -41,10 +41,12 @@ _KNOWN = (
     r"abfss?|adl|az|blobfile\+az|dbfs|file|ftps?|gc?s|gcs|github|hdfs|hf|https?|memory|oci|oss|r2|"
     r"s3[an]?|sftp|smb|ssh|wasbs?|webdavs?"
 )
-# Text that was meant as a URL: `http:/…`, `http:…`, `http//…`, `user:password@host`, `host?sig=…`.
+# Text that was meant as a URL: `http:/…`, `http:…`, `http//…`, `http;//…`, `user:password@host`,
+# `host?sig=…`.
 _BROKEN = re.compile(
     rf"\s*(?:(?P<a>[a-z][a-z0-9+.-]+):[/\\]|(?P<b>{_KNOWN})(?:[/\\]{{2}}|:(?=.*(?:@|[?&].*=)))|"
-    rf"(?:(?P<c>[a-z][a-z0-9+.-]*)(?::|//)|(?P<d>{_KNOWN})/|//)?[^/\\@]*:[^/\\@]*[^@/]*@|"
+    rf"(?:(?P<c>[a-z][a-z0-9+.-]*)(?::|//)|(?P<d>{_KNOWN})\W?/{{1,3}}|[^/\\@]*//)?"
+    r"[^/\\@]*:[^/\\@]*[^@/]*@|"
     r".*[?&][\w%-]*(?:sig|signature|token|credential)=)",
     re.IGNORECASE,
 )

@@ -287,8 +287,9 @@ def _reindex(
     if passed:
         _pass_over(storage, base, passed, sizes)
     if not sizes:
-        cut = storage.unfinished(RECORDS)
-        more = "; `seqrecord write --resume` continues an interrupted write" if cut else ""
+        more = "; reindex takes the folder of a dataset, not originals"
+        if storage.unfinished(RECORDS):
+            more = "; `seqrecord write --resume` continues an interrupted write"
         raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
     if gone := sorted(set(base.files).difference(sizes)):
         _logger.warning(

@@ -27,7 +27,7 @@ def plain(item: Any, feature: str) -> Any:
         return item
     if item is None or not _is_array_like(item):
         return item  # a source's own, or nothing that can be stored
-    if isinstance(item, np.ma.MaskedArray):
+    if _is_masked(item):
         raise _refused(
             "a masked array would lose its mask", feature, item,
             "an array: value.filled(0), and np.ma.getmaskarray(value) as a feature of its own",
@@ -54,6 +54,16 @@ def _is_array_like(item: Any) -> bool:
     return isinstance(item, (np.ndarray, np.generic, list, tuple, int, float, complex)) or any(
         hasattr(item, name) for name in ("__array__", "__array_interface__", "__dlpack__")
     )
+
+
+def _is_masked(item: Any) -> bool:
+    """Whether this is a masked array, or a list with one."""
+    if not isinstance(item, (list, tuple)):
+        return isinstance(item, np.ma.MaskedArray)
+    types = {*map(type, item)}
+    if any(issubclass(each, np.ma.MaskedArray) for each in types):
+        return True
+    return not types.isdisjoint((list, tuple)) and any(map(_is_masked, item))
 
 
 def _remedy_of_tensor(item: Any) -> str:

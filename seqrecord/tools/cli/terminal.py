@@ -14,7 +14,7 @@ import click
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.lazy import lazy
-from seqrecord.text import one_line
+from seqrecord.text import one_line, without_secrets
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -90,9 +90,10 @@ class Commands(Group):
             sys.exit(code if isinstance(code, int) else 0)
         except click.UsageError as error:
             context = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            _fail(f"{error.format_message().rstrip('.')}{context}", _MISUSED, debug)
+            shown = without_secrets(error.format_message().rstrip("."))
+            _fail(f"{shown}{context}", _MISUSED, debug)
         except click.ClickException as error:
-            _fail(error.format_message(), error.exit_code, debug)
+            _fail(without_secrets(error.format_message()), error.exit_code, debug)
         except click.Abort:
             _fail("interrupted", _INTERRUPTED, debug)
         except SeqRecordError as error:
